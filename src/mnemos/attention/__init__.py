@@ -1,0 +1,1 @@
+"""Attention layers: (x, state) -> (y, state), one file each."""

@@ -1,0 +1,131 @@
+"""Configurations: frozen dataclasses to plain JSON and back, strictly.
+
+A field whose type has several implementations (an attention, a task) is written with the name under which
+its class is registered, so that reading a file imports nothing but what `registry.py` names.
+"""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, ClassVar
+
+from . import registry
+from .types import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Base of the configurations that a registry names: `kind` and `name` say where it is registered."""
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """What the configuration describes."""
+        raise TypeError(f"{type(self).__name__} is only a base: choose one of {registry.names(self.kind)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig(Config):
+    """Base of the registered attentions': `build(dim, num_heads, causal, dropout)` returns the layer."""
+
+    kind: ClassVar[str] = "attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Config):
+    """Base of the registered models': `build()` returns the model."""
+
+    kind: ClassVar[str] = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Config):
+    """Base of the registered tasks': `build()` opens the data and returns a `mnemos.data.batch.Task`."""
+
+    kind: ClassVar[str] = "data"
+
+
+def to_dict(value: Any) -> Any:
+    """A configuration as JSON types: dataclasses become dicts (with "is": name where registered)."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"is": value.name, **fields} if isinstance(value, Config) else fields
+    if isinstance(value, (list, tuple)):
+        return [to_dict(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_dict(cls: Any, value: Any, where: str = "") -> Any:
+    """The configuration that `to_dict` wrote, checked: unknown fields and wrong types raise InputError."""
+    origin, arguments = typing.get_origin(cls), typing.get_args(cls)
+    if origin is typing.Annotated:
+        return from_dict(arguments[0], value, where)
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return from_dict(option, value, where)
+            except InputError as error:
+                problem = error
+        raise problem
+    if cls is type(None) or value is None:
+        if cls is type(None) and value is None:
+            return None
+        raise _wrong(where, cls, value)
+    if origin is typing.Literal:
+        if value in arguments:
+            return value
+        raise InputError(f"{where}: expected one of {', '.join(map(repr, arguments))}, found {value!r}")
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(where, cls, value)
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            raise InputError(f"{where}: expected {len(kinds)} values, found {len(value)}")
+        return tuple(from_dict(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+    if isinstance(cls, type) and issubclass(cls, Path):
+        return cls(value)
+    if dataclasses.is_dataclass(cls):
+        return _dataclass(cls, value, where)
+    if cls is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
+        raise _wrong(where, cls, value)
+    return value
+
+
+def _dataclass(cls: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise _wrong(where, cls, value)
+    value = dict(value)
+    if "is" in value:
+        cls = registry.load(cls.kind, value.pop("is"))
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    for key in value:
+        if key not in known:
+            raise InputError(f"{unknown_field(key, known, where or cls.__name__)}")
+    prefix = f"{where}." if where else ""
+    return cls(**{k: from_dict(hints[k], v, prefix + k) for k, v in value.items()})
+
+
+def unknown_field(name: str, known: Any, where: str) -> str:
+    """The sentence for a field that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"{where} has no field {name!r}; " + (
+        f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(sorted(known))}"
+    )
+
+
+def _wrong(where: str, cls: Any, value: Any) -> InputError:
+    return InputError(f"{where}: expected {getattr(cls, '__name__', cls)}, found {value!r}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file is either the old one or the new one, never half of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    temporary.replace(path)

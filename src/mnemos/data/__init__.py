@@ -1,0 +1,1 @@
+"""What goes in: tasks whose batches are pure functions of their position."""

@@ -1,0 +1,45 @@
+"""What a task gives to the loop: batches that are pure functions of their position."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+IGNORE = -100  # a target that no loss and no metric counts
+
+
+class Batch(NamedTuple):
+    """One step's data.
+
+    inputs [B, T] int64 token ids; targets [B] (a class a row) or [B, T] (the token after each, IGNORE where
+    none counts); mask [B, T] bool, True = valid, or None where nothing is padded; reset [B] bool, True where
+    the row starts a new document and its state must be made fresh first, or None where no state is carried.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+    reset: Tensor | None = None
+
+
+class Task(Protocol):
+    """A data set opened for training and evaluation.
+
+    `train_batch(i, ...)` is a pure function of its arguments: the position in the data is the number i, so a
+    run resumes exactly by asking for the next one, and two models are compared on the same order.
+    """
+
+    kind: Literal["classification", "language"]
+    vocab_size: int
+    classes: int  # 0 for language
+    max_length: int  # the longest T of any batch
+    carries_state: bool  # train batches i and i+1 continue the same streams
+    majority: float | None  # share of the commonest class in the test split; None for language
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch: ...
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]: ...
+
+    def size(self, split: Literal["train", "valid", "test"]) -> int:
+        """Rows (classification) or tokens (language) in a split."""
+        ...

@@ -1,0 +1,1 @@
+"""Metrics, counts and probes of a trained model."""

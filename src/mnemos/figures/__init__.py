@@ -1,0 +1,1 @@
+"""Results in, pictures and one self-contained HTML report out; never trains."""

@@ -1,0 +1,1 @@
+"""What persists across segments and steps."""

@@ -1,0 +1,1 @@
+"""Whole models: model(x, state) -> (logits, state)."""

@@ -1,0 +1,1 @@
+"""What each paper claims, and what we measured."""

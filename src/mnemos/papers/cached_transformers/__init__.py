@@ -1,0 +1,1 @@
+"""Cached Transformers: recipes and claims."""

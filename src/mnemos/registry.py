@@ -1,0 +1,54 @@
+"""Every name a recipe or a command line can say, and the class (or function) it stands for.
+
+Entries are "module:attribute" and are imported when asked for, so that this file imports nothing and
+stands at the top of the house. Adding a memory, a task or a recipe is one file and one line here; an
+attention or a model that is registered is thereby tested (tests/test_contracts.py runs over them all).
+"""
+
+import difflib
+import importlib
+from typing import Any
+
+from .types import InputError
+
+# A configuration class each: a frozen dataclass with `build(...)`, beside the class that it builds.
+ATTENTION = {
+    "softmax": "mnemos.attention.softmax:SoftmaxConfig",
+    "linear": "mnemos.attention.linear:LinearConfig",
+}
+MODELS = {
+    "transformer": "mnemos.models.transformer:TransformerConfig",
+}
+DATA = {
+    "listops": "mnemos.data.listops:ListOpsConfig",
+    "copy": "mnemos.data.copying:CopyConfig",
+    "recall": "mnemos.data.recall:RecallConfig",
+    "digits": "mnemos.data.images:DigitsConfig",
+    "mnist": "mnemos.data.images:MNISTConfig",
+    "text": "mnemos.data.text:TextConfig",
+}
+# Functions without required arguments that return a Recipe.
+RECIPES = {
+    "demo": "mnemos.papers.cached_transformers.recipes:demo",
+    "demo-cached": "mnemos.papers.cached_transformers.recipes:demo_cached",
+    "demo-wider": "mnemos.papers.cached_transformers.recipes:demo_wider",
+    "listops": "mnemos.papers.cached_transformers.recipes:listops",
+    "listops-cached": "mnemos.papers.cached_transformers.recipes:listops_cached",
+}
+KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
+
+
+def names(kind: str) -> list[str]:
+    """The names registered under a kind: "attention", "model", "data" or "recipe"."""
+    return list(KINDS[kind])
+
+
+def load(kind: str, name: str) -> Any:
+    """What a name stands for. Raises InputError, with the nearest right name, where there is none."""
+    entries = KINDS[kind]
+    if name not in entries:
+        near = difflib.get_close_matches(name, entries, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(entries)}"
+        raise InputError(f"no {kind} is called {name!r}; {hint}")
+    module, attribute = entries[name].split(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,1 @@
+"""Recipes, the loop, checkpoints and run folders."""

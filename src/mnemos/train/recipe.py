@@ -1,0 +1,65 @@
+"""A recipe: everything that decides a run, as one frozen dataclass. A named recipe is a function that returns one."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mnemos.config import DataConfig, ModelConfig
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate by update s = 1, 2, …, as a factor of `OptimConfig.rate`, after a linear warm-up.
+
+    constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s) (fairseq's). lra:
+    min(1, s/warmup)/√max(s, warmup) (Long Range Arena's, which multiplies the rate itself). step: 1, then
+    `floor` after `drop_at` updates.
+    """
+
+    name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step"] = "constant"
+    warmup: int = 0
+    floor: float = 0.0
+    drop_at: int = 0
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimiser: `rate` at the top of the schedule; decoupled `decay` on matrices alone (no biases, norms, λ)."""
+
+    name: Literal["adamw", "radam", "adam"] = "adamw"
+    rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decay: float = 0.01
+    clip: float = 1.0  # largest norm of the gradient; 0 = do not clip
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how large, where, and how often to look, all counted in updates."""
+
+    steps: int = 1000
+    batch_size: int = 32
+    accumulate: int = 1  # micro-batches an update; the batch is split, not multiplied
+    seed: int = 0
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    compile: bool = False
+    log_every: int = 50
+    eval_every: int = 500
+    checkpoint_every: int = 500
+    keep: int = 2  # checkpoints kept, newest first
+    accelerator: str = "auto"
+    devices: int = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model, a task, an optimiser and a schedule of work: what `mnemos train NAME` runs."""
+
+    name: str
+    about: str  # one line for `mnemos list`
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)

@@ -1,0 +1,64 @@
+"""What everything else speaks: axis letters, State, Output, and the error of a wrong input.
+
+Axes, in the order they appear in shapes: B batch, T tokens, D width, H heads, M value width a head,
+N sequence length, K memory slots, Tm and Dm length and width of a gated recurrent cache.
+
+A memory is a *state*: a plain pytree of tensors that is passed in and returned, never mutated:
+
+    y, state = layer(x, state)        # any length of x; state=None starts afresh
+
+Two rules make one `select` and one `reset` serve every memory there is. Every leaf leads with the
+batch, and a row of zeros *is* a fresh row: whatever starts elsewhere (a learned start, a stored cache)
+keeps a count of what it has seen and reads its start where that count is zero.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+State = Any  # a pytree (tuples, dicts, dataclasses registered with torch) of [B, ...] tensors, or None
+Output = tuple[Tensor, State]
+
+
+class InputError(ValueError):
+    """The user's input was wrong: one line of what was expected, what was found and what to do."""
+
+
+def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
+    """Apply `function` to every tensor of a state (and to those of others of the same structure)."""
+    return pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)
+
+
+def leaves(state: State) -> list[Tensor]:
+    """The tensors of a state, in a fixed order."""
+    return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
+
+
+def select(state: State, rows: Tensor) -> State:
+    """The state of the given batch rows: `rows` are indices [R] (repeats fork a stream) or a mask [B].
+
+    Cost: one copy of the rows selected.
+    """
+    if rows.dtype == torch.bool:
+        rows = rows.nonzero().squeeze(1)
+    return map_state(lambda leaf: leaf.index_select(0, rows.to(leaf.device)), state)
+
+
+def reset(state: State, rows: Tensor) -> State:
+    """The state with the rows of the mask [B] (True) made fresh; the others keep values and gradient."""
+    if rows.dtype != torch.bool:
+        raise InputError(f"reset: expected a mask [B] of booleans, found {rows.dtype}; build one with rows == value")
+
+    def fresh(leaf: Tensor) -> Tensor:
+        mask = rows.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1))
+        return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
+
+    return map_state(fresh, state)
+
+
+def detach(state: State) -> State:
+    """The same values, cut from the graph that made them: what truncates back-propagation through time."""
+    return map_state(Tensor.detach, state)
