@@ -1,1 +1,37 @@
-"""mnemos: memory for transformers. One idea under all of them: `y, state = layer(x, state)`."""
+"""mnemos: memory for transformers. One idea under all of them: `y, state = layer(x, state)`.
+
+Names are imported when first used, so that `import mnemos` costs little more than `import torch`.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "GRC": "mnemos.memory.grc",
+    "InputError": "mnemos.types",
+    "State": "mnemos.types",
+    "Transformer": "mnemos.models.transformer",
+    "TransformerConfig": "mnemos.models.transformer",
+    "detach": "mnemos.types",
+    "load": "mnemos.models.store",
+    "reset": "mnemos.types",
+    "save": "mnemos.models.store",
+    "select": "mnemos.types",
+}
+_ROOMS = {"attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train"}
+
+__all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"mnemos.{name}")
+    raise AttributeError(f"module 'mnemos' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

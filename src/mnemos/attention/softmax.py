@@ -1,0 +1,144 @@
+"""Softmax attention (eq. 1 of all three papers) on torch's fused kernel, with a key-value state."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.config import AttentionConfig
+from mnemos.memory.key_values import KeyValues
+from mnemos.types import InputError, Output
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig(AttentionConfig):
+    """softmax(q·kᵀ/√(D/H))·v."""
+
+    name: ClassVar[str] = "softmax"
+    rotary: bool = False  # rotate queries and keys by their positions
+
+    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "SoftmaxAttention":
+        """The layer, [B, T, dim] -> [B, T, dim]."""
+        return SoftmaxAttention(dim, num_heads, causal=causal, dropout=dropout, rotary=self.rotary)
+
+
+class SoftmaxAttention(nn.Module):
+    """Multi-head softmax self-attention: `y, state = layer(x, state=None, mask=None)`.
+
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of all N
+    tokens so far and a call costs O(T·(N+T)·D), memory O(N·D) a row. Not causal: there is no state (None).
+    Padded queries get some finite output that means nothing.
+    Raises InputError where D is not divisible by H, or by 2H with rotary positions.
+    """
+
+    rows_independent = True
+    state_gradient = True
+
+    def __init__(
+        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: bool = False
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        if rotary and dim // num_heads % 2:
+            raise InputError(f"rotary positions need an even head width, found {dim // num_heads}; change width or heads")
+        self.dim, self.num_heads, self.causal, self.dropout, self.rotary = dim, num_heads, causal, dropout, rotary
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+
+    @property
+    def splits(self) -> str:
+        """Where a sequence may be cut and resumed: "anywhere", or "never" (there is no state)."""
+        return "anywhere" if self.causal else "never"
+
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> KeyValues | None:
+        """The state of `batch_size` fresh rows; None is short for it."""
+        if not self.causal:
+            return None
+        return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
+
+    def heads(self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None) -> Output:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        b, t, _ = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, self.num_heads, -1).unbind(2)
+        if self.rotary:
+            turn = rotation(t, q.shape[-1], None if state is None else state.seen, x.device)
+            q, k = rotate(q, turn), rotate(k, turn)
+        p = self.dropout if self.training else 0.0
+        if not self.causal:
+            return attend(q, k, v, None if mask is None else _some(mask)[:, None, None], False, p), None
+        valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
+        if state is None or state.k.shape[1] == 0:
+            seen = torch.full((b,), t, device=x.device) if state is None else state.seen + t
+            new = KeyValues(k, v, valid, seen)
+            if mask is None:
+                return attend(q, k, v, None, True, p), new
+        else:
+            new = state.append(k, v, valid)
+        return attend(q, new.k, new.v, _visible(new.valid, t), False, p), new
+
+    def project(self, heads: Tensor) -> Tensor:
+        """[B, T, H, D/H] -> [B, T, D]."""
+        return self.output(heads.flatten(2))
+
+    def forward(self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        heads, state = self.heads(x, state, mask)
+        return self.project(heads), state
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    """Raise InputError unless `num_heads` heads share `dim` channels evenly."""
+    if num_heads < 1 or dim < 1 or dim % num_heads:
+        near = [h for h in range(1, dim + 1) if dim % h == 0]
+        hint = f"; heads may be {', '.join(map(str, near))}" if dim > 0 else ""
+        raise InputError(f"width must be divisible by heads, found width {dim} and {num_heads} heads{hint}")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
+    """softmax(q·kᵀ/√d)·v for q [B, T, H, d], k [B, N, H, d], v [B, N, H, M]; visible [B, 1, T or 1, N] bool."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
+    if more > 0 and q.device.type == "cpu":
+        # The fused CPU kernel wants equal widths; zeros change no score, and are 2 to 3 times faster than without it.
+        q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
+    y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
+    return y.transpose(1, 2)
+
+
+def _some(mask: Tensor) -> Tensor:
+    """The mask, but all True in rows that have no valid token, whose softmax would be 0/0."""
+    return mask | ~mask.any(-1, keepdim=True)
+
+
+def _visible(valid: Tensor, t: int) -> Tensor | None:
+    """Which of N keys each of the last T queries sees, [B, 1, T, N]: valid ones not after it, and itself."""
+    n = valid.shape[1]
+    if t == 1:
+        # One query sees all that is valid. Telling the kernel so when that is everything saves it the mask;
+        # finding out is free where the tensor can be looked at without waiting for a device.
+        if valid.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid.all()):
+            return None
+        itself = torch.arange(n, device=valid.device) == n - 1
+        return (valid | itself)[:, None, None]
+    query = torch.arange(n - t, n, device=valid.device)[:, None]
+    key = torch.arange(n, device=valid.device)
+    return (((key <= query) & valid[:, None]) | (key == query))[:, None]
+
+
+def rotation(t: int, width: int, start: Tensor | None, device: Any) -> Tensor:
+    """Angles' cosines and sines for T positions from start [B] (None: 0), as complex [B or 1, T, 1, width/2]."""
+    frequency = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    position = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+    angle = (position.to(torch.float32)[..., None] * frequency)[:, :, None]
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021): channel pairs (2i, 2i+1) of x [B, T, H, D] turned by their angles."""
+    if x.dtype == torch.float64:
+        pairs, turn = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex128)
+    else:
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)

@@ -1,0 +1,88 @@
+"""GRC: the switches of the gated recurrent cache, and the presets that set them together."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from mnemos.types import InputError
+
+
+@dataclass(frozen=True)
+class GRC:
+    """What a gated recurrent cache is like. A switch left at None takes the preset's value.
+
+    ============ ================ ============================== =========================
+    switch       paper            official (the released module) mnemos (the default)
+    ============ ================ ============================== =========================
+    source       input            output                         input
+    candidate    linear           layernorm_gelu                 layernorm_gelu
+    gate_init    0                -1                             0
+    read         mean             sample                         sample
+    inference    frozen           transient                      transient
+    lift         project          pad                            project
+    convolution  no               where a grid is known          no
+    ============ ================ ============================== =========================
+
+    The default keeps the paper's read and the release's bounded candidate: with the linear candidate the
+    cache is an unbounded linear recurrence, and reading the batch mean makes a row depend on its neighbours.
+    """
+
+    length: int | tuple[int, ...] | Literal["auto"] = "auto"  # slots Tm; one a stage; or the host's own length
+    ratio: float = 0.5  # Dm/D, rounded down to a multiple of the heads
+    preset: Literal["paper", "official", "mnemos"] = "mnemos"
+    gate_init: float | None = None  # λ at the start; σ(λ) is the cached branch's share
+    scope: Literal["shared", "stream"] = "shared"  # one cache for the batch, or one a row, carried as state
+    source: Literal["input", "output"] | None = None  # what is summarised: X, or the attention's projected output
+    candidate: Literal["linear", "layernorm_gelu"] | None = None
+    read: Literal["mean", "sample"] | None = None  # keys and values from the batch mean of C_t, or each row's own
+    inference: Literal["frozen", "transient"] | None = None  # read as stored, or updated by the row, never stored
+    lift: Literal["project", "pad"] | None = None  # how o_mem of Dm/H channels a head becomes D/H
+    convolution: bool | None = None  # add a grouped 3x3 convolution of X (needs a grid and D % Dm = 0)
+    resample: Literal["nearest", "linear", "grid"] = "nearest"  # tokens to slots; grid: 2-D, needs a grid
+    branch: Literal["softmax", "linear"] = "softmax"  # the attention over the slots
+    block: int | None = None  # causal: tokens between two updates; None: Tm
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise InputError(f"no GRC preset is called {self.preset!r}; known: {', '.join(PRESETS)}")
+        if not 0 < self.ratio <= 1:
+            raise InputError(f"GRC ratio must be above 0 and at most 1, found {self.ratio}")
+        for length in self.length if isinstance(self.length, tuple) else (self.length,):
+            if length != "auto" and (not isinstance(length, int) or length < 1):
+                raise InputError(f'GRC length must be "auto" or at least 1, found {length!r}')
+        if self.block is not None and self.block < 1:
+            raise InputError(f"GRC block must be at least 1 token, found {self.block}")
+        if self.scope == "stream" and self.read == "mean":
+            raise InputError('scope="stream" keeps a cache a row, so read="mean" has nothing to average; leave it out')
+
+    def resolved(self) -> "GRC":
+        """The same with every switch set: what was given wins, the preset gives the rest."""
+        switches = dict(PRESETS[self.preset])
+        if self.scope == "stream":  # a row's own cache is read, and carried at inference as in training
+            switches.update(read="sample", inference="transient")
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in switches}
+        return replace(self, **{k: v for k, v in {**switches, **{k: v for k, v in given.items() if v is not None}}.items()})
+
+
+_PAPER = {
+    "source": "input",
+    "candidate": "linear",
+    "gate_init": 0.0,
+    "read": "mean",
+    "inference": "frozen",
+    "lift": "project",
+    "convolution": False,
+}
+PRESETS: dict[str, dict] = {
+    "paper": _PAPER,
+    # convolution: on wherever the host is an image of known grid; a sequence has none (see GatedCacheAttention).
+    "official": {
+        "source": "output",
+        "candidate": "layernorm_gelu",
+        "gate_init": -1.0,
+        "read": "sample",
+        "inference": "transient",
+        "lift": "pad",
+        "convolution": None,
+    },
+    "mnemos": {**_PAPER, "candidate": "layernorm_gelu", "read": "sample", "inference": "transient"},
+}

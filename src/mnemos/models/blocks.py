@@ -1,0 +1,69 @@
+"""The one assembly that the models share: attention, MLP, norms and residuals."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.types import Output, State
+
+Norm = Literal["pre", "post"]
+
+
+class MLP(nn.Module):
+    """W₂·φ(W₁·x) on each token, [.., D] -> [.., D]."""
+
+    def __init__(self, dim: int, hidden: int, activation: Literal["gelu", "relu"] = "gelu", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.activation: nn.Module = nn.GELU() if activation == "gelu" else nn.ReLU()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self.contract(self.dropout(self.activation(self.expand(x))))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a residual and a norm before it ("pre") or after the sum ("post").
+
+    x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state.
+    """
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, dim: int, norm: Norm = "pre", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm, self.dropout = norm, nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        if self.norm == "pre":
+            y, state = self.attention(self.attention_norm(x), state, mask)
+            x = x + self.dropout(y)
+            return x + self.dropout(self.mlp(self.mlp_norm(x))), state
+        y, state = self.attention(x, state, mask)
+        x = self.attention_norm(x + self.dropout(y))
+        return self.mlp_norm(x + self.dropout(self.mlp(x))), state
+
+
+def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Any = None) -> Tensor:
+    """Fixed positions (Vaswani et al. 2017): sines in even channels, cosines in odd, of T positions from `start` [B].
+
+    [1 or B, T, D], float32. Any position there is: no table, no limit.
+    """
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    position = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+    angle = position[..., None].float() * frequency
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim]
+
+
+def init_weights(model: nn.Module) -> None:
+    """The one initialisation: Xavier-uniform matrices, zero biases, embeddings N(0, 1/D)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

@@ -1,0 +1,211 @@
+"""The plain Transformer: any attention of ours, with or without a gated cache, under a language or a class head."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.attention.gated import gated
+from mnemos.attention.softmax import SoftmaxConfig, check_heads
+from mnemos.config import AttentionConfig, ModelConfig
+from mnemos.memory.gated_cache import begin_forward, caches, end_forward
+from mnemos.memory.grc import GRC
+from mnemos.types import InputError, Output, State
+
+from .blocks import MLP, Block, Norm, init_weights, sinusoids
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What the model says: the next token (classes = 0), or one of `classes` for the whole sequence."""
+
+    classes: int = 0
+    hidden: int = 0  # width of a hidden layer before the classes; 0: none
+    pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
+    tied: bool = False  # language: share the embedding's weights
+
+
+@dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
+    """The size and the parts of a `Transformer`."""
+
+    name: ClassVar[str] = "transformer"
+    vocab_size: int = 256
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    mlp: int = 512  # hidden width of the MLP
+    max_length: int = 512  # the longest sequence: what learned positions and a cache of length "auto" are made for
+    causal: bool = True
+    norm: Norm = "pre"
+    position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
+    activation: Literal["gelu", "relu"] = "gelu"
+    dropout: float = 0.0
+    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)
+    cache: GRC | None = None  # a gated cache around every attention
+    head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+
+    def build(self) -> "Transformer":
+        """The model, freshly initialised."""
+        return Transformer(self)
+
+
+class TransformerState(NamedTuple):
+    """seen [B] int64, tokens since a row was fresh (None: not causal, every segment starts at 0), and the layers'."""
+
+    seen: Tensor | None
+    layers: tuple[State, ...]
+
+
+class Transformer(nn.Module):
+    """`logits, state = model(x, state=None, mask=None)`: a Transformer with whatever memory its attention has.
+
+    x [B, T] int64 token ids; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V],
+    logits[:, i] predict the token after x[:, i]. A classifier: logits [B, classes]. The state is that of the
+    attentions (a `TransformerState`; None where none keeps any); T may be anything from 1 up, in any call.
+
+    `Transformer(TransformerConfig(...))` or `Transformer(width=64, ...)` with the configuration's fields.
+    Raises InputError for impossible shapes, tokens out of the vocabulary, sequences longer than learned positions.
+    """
+
+    def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
+        super().__init__()
+        self.config = config = dataclasses.replace(config or TransformerConfig(), **fields)
+        _check(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.cls = nn.Parameter(torch.zeros(config.width)) if self._prefix else None
+        self.positions = None
+        if config.position == "learned":
+            self.positions = nn.Embedding(config.max_length + self._prefix, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(self._block() for _ in range(config.layers))
+        self.final_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        self.head = self._head()
+        init_weights(self)
+        if self.cls is not None:
+            nn.init.normal_(self.cls, std=config.width**-0.5)
+        if config.head.tied and not config.head.classes:
+            self.head.weight = self.embedding.weight
+        # This model says when a forward begins and ends for all its caches; see memory/gated_cache.py.
+        self._caches = caches(self)
+        for cache in self._caches:
+            cache.owned = True
+
+    @property
+    def _prefix(self) -> int:
+        return int(bool(self.config.head.classes) and self.config.head.pool == "cls")
+
+    def _block(self) -> Block:
+        c = self.config
+        kind = c.attention
+        if c.position == "rotary":
+            kind = dataclasses.replace(kind, rotary=True)  # type: ignore[call-arg]  # checked by _check
+        attention = kind.build(c.width, c.heads, causal=c.causal, dropout=c.dropout)
+        if c.cache is not None:
+            # A causal cache as long as the sequence would be updated once, at its end, and never read.
+            length = max(1, c.max_length // 8) if c.causal else c.max_length
+            attention = gated(attention, c.cache, length, prefix=self._prefix)
+        return Block(attention, MLP(c.width, c.mlp, c.activation, c.dropout), c.width, c.norm, c.dropout)
+
+    def _head(self) -> nn.Module:
+        c = self.config
+        if not c.head.classes:
+            return nn.Linear(c.width, c.vocab_size, bias=not c.head.tied)
+        if not c.head.hidden:
+            return nn.Linear(c.width, c.head.classes)
+        activation = nn.GELU() if c.activation == "gelu" else nn.ReLU()
+        return nn.Sequential(nn.Linear(c.width, c.head.hidden), activation, nn.Linear(c.head.hidden, c.head.classes))
+
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> TransformerState | None:
+        """The state of `batch_size` fresh rows; None is short for it."""
+        layers = tuple(block.attention.initial_state(batch_size, device, dtype) for block in self.blocks)
+        return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
+
+    def _state(self, seen: Tensor, layers: tuple[State, ...]) -> TransformerState | None:
+        if all(layer is None for layer in layers):
+            return None
+        return TransformerState(seen if self.config.causal else None, layers)
+
+    def forward(self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        _check_tokens(x, self.config.vocab_size, mask)
+        began = self.training and begin_forward(self._caches)
+        b, t = x.shape
+        seen = None if state is None else state.seen
+        y = self.embedding(x)
+        if self.cls is not None:
+            y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
+            mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)
+        y = self.dropout(self._placed(y, seen))
+        layers: list[State] = []
+        for i, block in enumerate(self.blocks):
+            y, new = block(y, None if state is None else state.layers[i], mask)
+            layers.append(new)
+        logits = self.head(self.final_norm(self._pool(y, mask)))
+        if began:
+            end_forward(self._caches)
+        seen = torch.full((b,), t, device=x.device) if seen is None else seen + t
+        return logits, self._state(seen, tuple(layers))
+
+    def _placed(self, y: Tensor, seen: Tensor | None) -> Tensor:
+        """Token embeddings [B, T, D] with their positions, which count on from `seen` [B]."""
+        t = y.shape[1]
+        if self.config.position == "sinusoidal":
+            return y + sinusoids(t, self.config.width, seen, y.device).to(y.dtype)
+        if self.positions is None:
+            return y
+        limit = self.positions.num_embeddings
+        start = 0 if seen is None or not seen.numel() else int(seen.max())
+        if start + t > limit:
+            raise InputError(
+                f"learned positions end at {limit}, found a sequence of {start + t}; raise max_length, or use sinusoidal"
+            )
+        place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
+        return y + self.positions(place)
+
+    def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, T, D] -> [B, D] for a classifier."""
+        head = self.config.head
+        if not head.classes:
+            return y
+        if head.pool == "cls":
+            return y[:, 0]
+        if head.pool == "mean":
+            if mask is None:
+                return y.mean(1)
+            return (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        if mask is None:
+            return y[:, -1]
+        last = (torch.arange(y.shape[1], device=y.device) * mask).amax(1)
+        return y[torch.arange(y.shape[0], device=y.device), last]
+
+
+def _check(c: TransformerConfig) -> None:
+    check_heads(c.width, c.heads)
+    for name in ("vocab_size", "layers", "mlp", "max_length"):
+        if getattr(c, name) < 1:
+            raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
+    if not 0 <= c.dropout < 1:
+        raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+    if c.head.classes and c.head.pool == "cls" and c.causal:
+        raise InputError('a class token in front of a causal model sees nothing; use head.pool "last" or "mean"')
+    if not c.head.classes and not c.causal:
+        raise InputError("a language model's head needs causal=True; for a classifier set head.classes")
+    if c.position == "rotary" and not hasattr(c.attention, "rotary"):
+        raise InputError(f"rotary positions need softmax attention, found {c.attention.name!r}; use sinusoidal")
+
+
+def _check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
+    if x.dim() != 2 or x.is_floating_point():
+        raise InputError(f"expected token ids [B, T] of integers, found {x.dtype} of shape {tuple(x.shape)}")
+    if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+    # Looking at the values would make a device wait; there the embedding's own check has to do.
+    if x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
+        low, high = torch.aminmax(x)
+        if low < 0 or high >= vocab_size:
+            raise InputError(f"token ids must be 0 to {vocab_size - 1}, found {int(low)} to {int(high)}; raise vocab_size")
