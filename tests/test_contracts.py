@@ -252,10 +252,14 @@ def test_compiled_equals_eager(case):
         torch.testing.assert_close(a, b, msg=name)
 
 
-MODELS = list(itertools.product(registry.names("model"), (None, GRC(length=3, scope="stream"), GRC(length=3)), (True, False)))
+MODELS = list(
+    itertools.product(registry.names("model"), (None, GRC(length=3, scope="stream"), GRC(length=3)), (True, False))
+)
 
 
-@pytest.fixture(params=MODELS, ids=lambda m: f"{m[0]}-{m[1].scope if m[1] else 'plain'}-{'causal' if m[2] else 'whole'}")
+@pytest.fixture(
+    params=MODELS, ids=lambda m: f"{m[0]}-{m[1].scope if m[1] else 'plain'}-{'causal' if m[2] else 'whole'}"
+)
 def model(request: pytest.FixtureRequest) -> torch.nn.Module:
     return make_model(*request.param)
 

@@ -32,6 +32,7 @@ RECIPES = {
     "demo": "mnemos.papers.cached_transformers.recipes:demo",
     "demo-cached": "mnemos.papers.cached_transformers.recipes:demo_cached",
     "demo-wider": "mnemos.papers.cached_transformers.recipes:demo_wider",
+    "demo-linear": "mnemos.papers.cached_transformers.recipes:demo_linear",
     "listops": "mnemos.papers.cached_transformers.recipes:listops",
     "listops-cached": "mnemos.papers.cached_transformers.recipes:listops_cached",
 }

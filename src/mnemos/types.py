@@ -27,6 +27,14 @@ class InputError(ValueError):
     """The user's input was wrong: one line of what was expected, what was found and what to do."""
 
 
+def check_heads(dim: int, num_heads: int) -> None:
+    """Raise InputError unless `num_heads` heads share `dim` channels evenly."""
+    if num_heads < 1 or dim < 1 or dim % num_heads:
+        near = [h for h in range(1, dim + 1) if dim % h == 0]
+        hint = f"; heads may be {', '.join(map(str, near))}" if near else ""
+        raise InputError(f"width must be divisible by heads, found width {dim} and {num_heads} heads{hint}")
+
+
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
     """Apply `function` to every tensor of a state (and to those of others of the same structure)."""
     return pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)

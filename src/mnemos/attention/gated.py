@@ -84,8 +84,8 @@ class GatedCacheAttention(GatedCache):
             )
         if grc.convolution is None and self.grid is not None and self.dim % self.cache_dim:
             raise InputError(
-                f"the official preset's convolution needs width % cache width = 0, found {self.dim} % {self.cache_dim}; "
-                "use ratio 1/n or convolution=False"
+                f"the official preset's convolution needs width % cache width = 0, found "
+                f"{self.dim} % {self.cache_dim}; use ratio 1/n or convolution=False"
             )
 
     @property
@@ -226,25 +226,31 @@ class GatedCacheAttention(GatedCache):
         return attend(query, key, value, None, False)
 
     def _frozen(self, query: Tensor) -> Tensor:
-        """The stored cache, read as it is: its keys and values are projected once, until a tensor behind them changes."""
+        """The stored cache, read as it is: keys and values are projected once, until a tensor behind them changes."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._read(query, self.cache[None])
         tensors = (self.cache, *self.key.parameters(), *self.value.parameters())
         stamp = (query.dtype, *((t.data_ptr(), -1 if t.is_inference() else t._version) for t in tensors))
         if self._projected is None or self._projected[0] != stamp:
-            self._projected = (stamp, self._split(self.key, self.cache[None]), self._split(self.value, self.cache[None]))
+            self._projected = (
+                stamp,
+                self._split(self.key, self.cache[None]),
+                self._split(self.value, self.cache[None]),
+            )
         return self._attend(query, *self._projected[1:])
 
     def _convolve(self, x: Tensor) -> Tensor:
         assert self.convolution is not None
         tokens = x[:, self.prefix :]
         if self.grid is None or tokens.shape[1] != self.grid[0] * self.grid[1]:
-            raise InputError(f"expected the {self.grid} grid of tokens that the layer was built for, found {tokens.shape[1]}")
+            raise InputError(
+                f"expected the {self.grid} grid of tokens that the layer was built for, found {tokens.shape[1]}"
+            )
         image = self.convolution(tokens.transpose(1, 2).unflatten(2, self.grid))
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
 
 
-def gated(attention: nn.Module, grc: GRC, length: int, **where: Any) -> GatedCacheAttention:
+def gated(attention: Any, grc: GRC, length: int, **where: Any) -> GatedCacheAttention:
     """Put a gated cache around an attention; `length` is what "auto" means there."""
     if grc.length == "auto":
         grc = replace(grc, length=length)

@@ -40,9 +40,10 @@ def walk(
 ) -> tuple[list[tuple[int, Tensor]], Walk]:
     """Walk tokens `source` [B, T, Dm] through blocks: pieces (tokens, cache [B, Tm, Dm] they read), and the new state.
 
-    A row that has seen nothing (all of them where `state` is None) starts from `start` [Tm, Dm]; `advance(block tokens, cache, valid)` makes the next
-    cache. Rows may stand at different places of their blocks: the walk stops wherever some row's block ends, so it
-    takes T/block steps for each different place. Padding takes up its place in a block and writes nothing.
+    A row that has seen nothing (all of them where `state` is None) starts from `start` [Tm, Dm];
+    `advance(block tokens, cache, valid)` makes the next cache. Rows may stand at different places of their blocks:
+    the walk stops wherever some row's block ends, so it takes T/block steps for each different place. Padding
+    takes up its place in a block and writes nothing.
     """
     b, t, width = source.shape
     if state is None:  # known without looking at a tensor, which compiling and devices are grateful for

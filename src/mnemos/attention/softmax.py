@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
-from mnemos.types import InputError, Output
+from mnemos.types import InputError, Output, check_heads
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class SoftmaxAttention(nn.Module):
         super().__init__()
         check_heads(dim, num_heads)
         if rotary and dim // num_heads % 2:
-            raise InputError(f"rotary positions need an even head width, found {dim // num_heads}; change width or heads")
+            raise InputError(
+                f"rotary positions need an even head width, found {dim // num_heads}; change width or heads"
+            )
         self.dim, self.num_heads, self.causal, self.dropout, self.rotary = dim, num_heads, causal, dropout, rotary
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
@@ -86,14 +88,6 @@ class SoftmaxAttention(nn.Module):
         """See the class."""
         heads, state = self.heads(x, state, mask)
         return self.project(heads), state
-
-
-def check_heads(dim: int, num_heads: int) -> None:
-    """Raise InputError unless `num_heads` heads share `dim` channels evenly."""
-    if num_heads < 1 or dim < 1 or dim % num_heads:
-        near = [h for h in range(1, dim + 1) if dim % h == 0]
-        hint = f"; heads may be {', '.join(map(str, near))}" if dim > 0 else ""
-        raise InputError(f"width must be divisible by heads, found width {dim} and {num_heads} heads{hint}")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mnemos.ops.gated_cache import Gates, gated_update, resample
-from mnemos.types import InputError
+from mnemos.types import InputError, check_heads
 
 from .grc import GRC
 
@@ -30,20 +30,25 @@ class GatedCache(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, grc: GRC) -> None:
         super().__init__()
+        check_heads(dim, num_heads)
         if not isinstance(grc.length, int):
             raise InputError(f"a single layer needs GRC(length=<number of slots>), found length={grc.length!r}")
+        length = grc.length
         self.grc = grc = grc.resolved()
         self.cache_dim = int(grc.ratio * dim) // num_heads * num_heads
         if self.cache_dim == 0:
-            raise InputError(f"ratio {grc.ratio} of width {dim} leaves no channel for each of {num_heads} heads; raise it")
+            raise InputError(
+                f"ratio {grc.ratio} of width {dim} leaves no channel for each of {num_heads} heads; raise it"
+            )
         d = self.cache_dim
         self.update_gate, self.reset_gate, self.candidate = (nn.Linear(2 * d, d) for _ in range(3))
         self.candidate_norm = nn.LayerNorm(d) if grc.candidate == "layernorm_gelu" else None
         self.mix = nn.Parameter(torch.full((num_heads,), float(grc.gate_init or 0.0)))
-        self.register_buffer("cache", torch.zeros(grc.length, d))
+        self.register_buffer("cache", torch.zeros(length, d))
         # Not buffers: DistributedDataParallel would overwrite every rank's with the first one's.
-        self.pending = torch.zeros(grc.length, d)
-        self.pending_rows = torch.zeros(())
+        self.pending = torch.zeros(length, d)
+        # One element and not none: torch 2.13 compiles a write of a 0-dimensional CPU tensor away.
+        self.pending_rows = torch.zeros(1)
         self.owned = False  # a model above begins and ends the forward
         self.complete = True  # the forward that wrote `pending` came to its end
         self.writes = True
@@ -76,7 +81,9 @@ class GatedCache(nn.Module):
             new, gates = gated_update(
                 slots,
                 cache,
-                *((linear.weight, linear.bias) for linear in (self.update_gate, self.reset_gate, self.candidate)),
+                update=(self.update_gate.weight, self.update_gate.bias),
+                reset=(self.reset_gate.weight, self.reset_gate.bias),
+                candidate=(self.candidate.weight, self.candidate.bias),
                 norm=None if norm is None else (norm.weight, norm.bias),
             )
             if mask is not None:
@@ -193,7 +200,7 @@ def _reduce(found: Sequence[GatedCache]) -> None:
     if not several_processes():
         return
     sums = [cache.pending * cache.pending_rows for cache in found]
-    flat = torch.cat([*(cache.pending_rows[None] for cache in found), *(s.flatten() for s in sums)])
+    flat = torch.cat([*(cache.pending_rows for cache in found), *(s.flatten() for s in sums)])
     dist.all_reduce(flat)
     rows, rest = flat[: len(found)], flat[len(found) :]
     for cache, count, total in zip(found, rows, rest.split([s.numel() for s in sums]), strict=True):
@@ -205,7 +212,7 @@ def _after_load(module: nn.Module, _: Any) -> None:
     # A loaded cache replaces what was pending; load_state_dict(assign=True) may also have changed the device.
     assert isinstance(module, GatedCache)
     module.pending = torch.zeros_like(module.cache)
-    module.pending_rows = module.pending.new_zeros(())
+    module.pending_rows = module.pending.new_zeros(1)
 
 
 def _before_save(module: nn.Module, *_: Any) -> None:

@@ -1,6 +1,6 @@
 """GRC: the switches of the gated recurrent cache, and the presets that set them together."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mnemos.types import InputError
@@ -59,8 +59,10 @@ class GRC:
         switches = dict(PRESETS[self.preset])
         if self.scope == "stream":  # a row's own cache is read, and carried at inference as in training
             switches.update(read="sample", inference="transient")
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in switches}
-        return replace(self, **{k: v for k, v in {**switches, **{k: v for k, v in given.items() if v is not None}}.items()})
+        for name in switches:
+            if (given := getattr(self, name)) is not None:
+                switches[name] = given
+        return replace(self, **switches)
 
 
 _PAPER = {

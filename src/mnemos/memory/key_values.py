@@ -38,8 +38,8 @@ class KeyValues:
         if before == 0:
             return KeyValues(k, v, valid, seen)
         if torch.is_grad_enabled() and (k.requires_grad or self.k.requires_grad):
-            joined = [torch.cat(pair, 1) for pair in ((self.k, k), (self.v, v), (self.valid, valid))]
-            return KeyValues(*joined, seen)
+            k, v, valid = (torch.cat(pair, 1) for pair in ((self.k, k), (self.v, v), (self.valid, valid)))
+            return KeyValues(k, v, valid, seen)
         buffer = self._buffer
         if buffer is None or buffer.used != before or buffer.k.shape[1] < before + new:
             buffer = _Buffer(self, 2 * (before + new))

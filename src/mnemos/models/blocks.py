@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from mnemos.types import Output, State
 
 Norm = Literal["pre", "post"]
+Activation = Literal["gelu", "relu"]
 
 
 class MLP(nn.Module):
     """W₂·φ(W₁·x) on each token, [.., D] -> [.., D]."""
 
-    def __init__(self, dim: int, hidden: int, activation: Literal["gelu", "relu"] = "gelu", dropout: float = 0.0) -> None:
+    def __init__(self, dim: int, hidden: int, activation: Activation = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.activation: nn.Module = nn.GELU() if activation == "gelu" else nn.ReLU()
@@ -30,7 +31,9 @@ class Block(nn.Module):
     x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state.
     """
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, dim: int, norm: Norm = "pre", dropout: float = 0.0) -> None:
+    def __init__(
+        self, attention: nn.Module, mlp: nn.Module, dim: int, norm: Norm = "pre", dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)

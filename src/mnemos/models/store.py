@@ -16,7 +16,9 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
-        raise InputError(f"save takes a model of this library, found {type(model).__name__}; save its state_dict instead")
+        raise InputError(
+            f"save takes a model of this library, found {type(model).__name__}; save its state_dict instead"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     model.state_dict()  # promotes pending caches
@@ -37,11 +39,15 @@ def load(folder: str | Path) -> Any:
     try:
         config = from_dict(ModelConfig, json.loads((folder / "config.json").read_text()))
     except json.JSONDecodeError as error:
-        raise InputError(f"{folder / 'config.json'}: line {error.lineno}: not JSON ({error.msg}); save the model again") from None
+        raise InputError(
+            f"{folder / 'config.json'}: line {error.lineno}: not JSON ({error.msg}); save the model again"
+        ) from None
     model = config.build()
     try:
         load_model(model, str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
         problem = str(error).splitlines()[0]
-        raise InputError(f"{folder / 'model.safetensors'}: not this model's weights ({problem}); save it again") from None
+        raise InputError(
+            f"{folder / 'model.safetensors'}: not this model's weights ({problem}); save it again"
+        ) from None
     return model.eval()

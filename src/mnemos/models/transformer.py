@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.attention.gated import gated
-from mnemos.attention.softmax import SoftmaxConfig, check_heads
+from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
-from mnemos.types import InputError, Output, State
+from mnemos.types import InputError, Output, State, check_heads
 
-from .blocks import MLP, Block, Norm, init_weights, sinusoids
+from .blocks import MLP, Activation, Block, Norm, init_weights, sinusoids
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TransformerConfig(ModelConfig):
     causal: bool = True
     norm: Norm = "pre"
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
-    activation: Literal["gelu", "relu"] = "gelu"
+    activation: Activation = "gelu"
     dropout: float = 0.0
     attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)
     cache: GRC | None = None  # a gated cache around every attention
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         if config.position == "learned":
             self.positions = nn.Embedding(config.max_length + self._prefix, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(self._block() for _ in range(config.layers))
+        self.blocks: Any = nn.ModuleList(self._block() for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.head = self._head()
         init_weights(self)
@@ -160,7 +160,7 @@ class Transformer(nn.Module):
         start = 0 if seen is None or not seen.numel() else int(seen.max())
         if start + t > limit:
             raise InputError(
-                f"learned positions end at {limit}, found a sequence of {start + t}; raise max_length, or use sinusoidal"
+                f"learned positions end at {limit}, found a sequence of {start + t}; raise max_length or use sinusoidal"
             )
         place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
         return y + self.positions(place)
@@ -208,4 +208,6 @@ def _check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
     if x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
         low, high = torch.aminmax(x)
         if low < 0 or high >= vocab_size:
-            raise InputError(f"token ids must be 0 to {vocab_size - 1}, found {int(low)} to {int(high)}; raise vocab_size")
+            raise InputError(
+                f"token ids must be 0 to {vocab_size - 1}, found {int(low)} to {int(high)}; raise vocab_size"
+            )

@@ -1,4 +1,4 @@
-"""The gated recurrent cache from its equations (Cached Transformers, eq. 2 to 5), slowly: a sample, a slot, a head at a time.
+"""The gated recurrent cache from its equations (Cached Transformers, eq. 2 to 5), slowly: by sample, slot and head.
 
 It judges the fast path, so it shares nothing with it: torch's elementary functions alone, and loops.
 """

@@ -57,7 +57,7 @@ def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:
 
 
 def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:
-    b, t, c = tokens.shape
+    t = tokens.shape[1]
     if grid is None or grid[0] * grid[1] != t:
         raise InputError(f'resample="grid" needs the (height, width) of {t} tokens, found {grid}')
     if mask is not None:

@@ -1,0 +1,37 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first.
+
+PYTHON ?= python3
+BIN = .venv/bin
+READY = .venv/ready
+
+.PHONY: help install demo test check clean
+
+help:
+	@echo 'make install  .venv with every tested extra'
+	@echo 'make demo     trains a Transformer with a memory beside its twins without, about five minutes'
+	@echo 'make test     the whole test suite'
+	@echo 'make check    lint, types and fast tests, under two minutes'
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/mnemos compare demo demo-cached demo-wider --out runs/demo
+	$(BIN)/mnemos report runs/demo
+
+# Two test processes share the cores: torch must not start threads of its own beside them.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
+
+clean:
+	rm -rf .venv build dist

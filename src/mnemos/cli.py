@@ -1,0 +1,211 @@
+"""The command line: verbs only. What a verb does stands in the room that does it.
+
+Exit codes: 0 done; 1 the work failed; 2 the input was wrong (one line, no traceback); 130 interrupted, saved.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import registry
+from .types import InputError
+
+USAGE = """mnemos: memory for transformers
+
+  mnemos list                                  what there is: recipes, models, attentions, tasks
+  mnemos show RECIPE [--field value ...]       a recipe, resolved, as JSON
+  mnemos train RECIPE [--field value ...]      train it    [--out DIR]
+  mnemos train --resume RUN                    go on where a run stopped, exactly
+  mnemos eval RUN                              score a run's model, and again with its memory emptied
+  mnemos compare RECIPE RECIPE ... [--field value ...]
+                                               same data, seeds and order    [--seeds N] [--out DIR]
+  mnemos report RUN ...                        one HTML page of runs or a comparison    [--out FILE]
+
+Fields are those of the recipe, for example --model.width 128 --train.steps 500;
+`mnemos train RECIPE --help` lists them all.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line and ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.prog}: {message}; see mnemos --help")
+
+
+def _parser(verb: str) -> _Parser:
+    return _Parser(prog=f"mnemos {verb}", add_help=False, allow_abbrev=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb == "--version":
+        from . import __version__
+
+        print(__version__)
+        return 0
+    try:
+        if verb not in VERBS:
+            raise InputError(f"no verb is called {verb!r}; known: {', '.join(VERBS)}")
+        return VERBS[verb](rest)
+    except InputError as error:
+        print(f"mnemos: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mnemos: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `mnemos list | head -1`
+        sys.stderr.close()
+        return 0
+
+
+def _list(arguments: list[str]) -> int:
+    _parser("list").parse_args(arguments)
+    for kind in registry.KINDS:
+        print(f"{kind}s" if kind != "data" else "tasks (data)")
+        for name in registry.names(kind):
+            entry = registry.load(kind, name)
+            about = entry().about if kind == "recipe" else (entry.__doc__ or "").strip().splitlines()[0]
+            print(f"  {name:16} {about}")
+    return 0
+
+
+def _show(arguments: list[str]) -> int:
+    from .config import to_dict
+
+    name, fields = _recipe_name("show", arguments)
+    print(json.dumps(to_dict(_recipe("show", name, fields)), indent=2))
+    return 0
+
+
+def _train(arguments: list[str]) -> int:
+    from .train.session import run, run_name
+
+    parser = _parser("train")
+    parser.add_argument("--out")
+    parser.add_argument("--resume")
+    options, rest = parser.parse_known_args(arguments)
+    if options.resume is not None:
+        if rest or options.out:
+            raise InputError("a resumed run keeps its recipe and its folder: give --resume RUN alone")
+        return _training(lambda: run(None, Path(options.resume), resume=True))
+    name, fields = _recipe_name("train", rest)
+    recipe = _recipe("train", name, fields)
+    return _training(lambda: run(recipe, Path(options.out) if options.out else Path("runs") / run_name(recipe)))
+
+
+def _eval(arguments: list[str]) -> int:
+    from .train.session import evaluate_run
+
+    parser = _parser("eval")
+    parser.add_argument("run")
+    parser.add_argument("--split", choices=("valid", "test"), default="test")
+    options = parser.parse_args(arguments)
+    return _training(lambda: evaluate_run(Path(options.run), options.split))
+
+
+def _compare(arguments: list[str]) -> int:
+    from .train.compare import compare
+    from .train.session import run_name
+
+    parser = _parser("compare")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out")
+    options, rest = parser.parse_known_args(arguments)
+    first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    names, fields = rest[:first], rest[first:]
+    if len(names) < 2 and "--help" not in fields:
+        raise InputError(f"compare takes two recipes or more, found {len(names)}; mnemos list names them")
+    recipes = [_recipe("compare", name, fields) for name in names]
+    folder = Path(options.out) if options.out else Path("runs") / run_name(recipes[0], "compare")
+    return _training(lambda: compare(recipes, folder, options.seeds))
+
+
+def _report(arguments: list[str]) -> int:
+    from .figures import report
+
+    parser = _parser("report")
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--out")
+    options = parser.parse_args(arguments)
+    print(report([Path(run) for run in options.runs], Path(options.out) if options.out else None))
+    return 0
+
+
+def _training(work: Callable[[], Any]) -> int:
+    """Run what may fail or be interrupted, and say so in one line."""
+    from .train.stopping import Interrupted, TrainingFailed
+
+    try:
+        work()
+    except TrainingFailed as error:
+        print(f"mnemos: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as stop:
+        print(f"mnemos: {stop}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _recipe_name(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
+    if not arguments or arguments[0].startswith("-"):
+        raise InputError(f"mnemos {verb} takes the name of a recipe first; mnemos list names them")
+    return arguments[0], arguments[1:]
+
+
+def _recipe(verb: str, name: str, fields: list[str]) -> Any:
+    """The named recipe with the given fields changed; what tyro refuses becomes one line."""
+    import contextlib
+    import io
+
+    import tyro
+
+    from .train.recipe import Recipe
+
+    default = registry.load("recipe", name)()
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return tyro.cli(
+                Recipe,
+                prog=f"mnemos {verb} {name}",
+                args=fields,
+                default=default,
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+            )
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            print(said.getvalue(), end="")
+            raise
+        raise InputError(_one_line(said.getvalue(), name)) from None
+
+
+def _one_line(said: str, name: str) -> str:
+    """tyro's boxed message as a sentence: what was wrong, and the nearest right name where it gives one."""
+    parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", said))]
+    problem = next((part for part in parts[1:] if part), parts[0])
+    meant = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", said)
+    hint = f"did you mean {meant[1]}?" if meant else f"see mnemos train {name} --help"
+    return f"{problem.rstrip('.')}; {hint}"
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "list": _list,
+    "show": _show,
+    "train": _train,
+    "eval": _eval,
+    "compare": _compare,
+    "report": _report,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,119 @@
+"""Classification from arrays held in memory: rows of one byte a token, and the task made of three sets of them."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mnemos.types import InputError
+
+from .batch import Batch
+from .buckets import Order
+
+
+class Rows(NamedTuple):
+    """N labelled sequences, one after the other: tokens [total] uint8, starts [N + 1] int64, labels [N] uint8.
+
+    Row i is tokens[starts[i] : starts[i + 1]].
+    """
+
+    tokens: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    labels: NDArray[np.uint8]
+
+    @classmethod
+    def ragged(cls, tokens: NDArray[np.uint8], lengths: NDArray[np.int64], labels: NDArray[np.uint8]) -> "Rows":
+        """Rows of the given lengths [N]."""
+        return cls(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), labels)
+
+    @classmethod
+    def fixed(cls, tokens: NDArray[np.uint8], labels: NDArray[np.uint8]) -> "Rows":
+        """Rows of one length: tokens [N, T]."""
+        return cls.ragged(tokens.reshape(-1), np.full(len(tokens), tokens.shape[1]), labels)
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The lengths [N]."""
+        return np.diff(self.starts)
+
+    def row(self, index: int) -> NDArray[np.uint8]:
+        """The tokens of a row, as a view."""
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def part(self, first: int, end: int) -> "Rows":
+        """Rows first … end − 1; the tokens are a view."""
+        starts = self.starts[first : end + 1]
+        return Rows(self.tokens[starts[0] : starts[-1]], starts - starts[0], self.labels[first:end])
+
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        """The rows asked for, padded at their end with token 0 to the longest of them."""
+        lengths = self.starts[rows + 1] - self.starts[rows]
+        longest = int(lengths.max())
+        tokens = np.zeros((len(rows), longest), np.int64)
+        for i, row in enumerate(rows):
+            tokens[i, : lengths[i]] = self.row(row)
+        padded = bool((lengths < longest).any())
+        mask = torch.from_numpy(np.arange(longest) < lengths[:, None]) if padded else None
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(self.labels[rows].astype(np.int64)), mask)
+
+
+class ArrayTask:
+    """A classification `Task` over three `Rows`.
+
+    `bucketed` puts rows of similar length in one batch (see `Order`); evaluation then goes by length too.
+    Evaluation visits every row once, its last batch as short as it must be.
+    Raises InputError for an empty split, a label outside 0 … classes − 1 or a token outside the vocabulary.
+    """
+
+    kind: Literal["classification"] = "classification"
+    carries_state = False
+
+    def __init__(
+        self,
+        train: Rows,
+        valid: Rows,
+        test: Rows,
+        vocab_size: int,
+        classes: int,
+        max_length: int,
+        bucketed: bool = False,
+    ):
+        self._splits = {"train": train, "valid": valid, "test": test}
+        for name, rows in self._splits.items():
+            _check(name, rows, vocab_size, classes)
+        self.vocab_size = vocab_size
+        self.classes = classes
+        self.max_length = max_length
+        self.majority = float(np.bincount(test.labels).max() / test.count)
+        self._bucketed = bucketed
+        self._order = Order(train.count, train.lengths if bucketed else None)
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Batch `index` of the endless training order that `seed` gives. Cost: O(B·T)."""
+        return self._splits["train"].batch(self._order.batch(index, batch_size, seed))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        """Every row of a split once."""
+        rows = self._splits[split]
+        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(rows.count)
+        for first in range(0, rows.count, batch_size):
+            yield rows.batch(order[first : first + batch_size])
+
+    def size(self, split: Literal["train", "valid", "test"]) -> int:
+        """Rows of a split."""
+        return self._splits[split].count
+
+
+def _check(name: str, rows: Rows, vocab_size: int, classes: int) -> None:
+    if not rows.count or not rows.lengths.all():
+        raise InputError(f"{name} split: expected rows of at least one token, found {rows.count} rows; give more data")
+    for what, values, limit in (("labels", rows.labels, classes), ("tokens", rows.tokens, vocab_size)):
+        if values.max() >= limit:
+            raise InputError(f"{name} split: expected {what} below {limit}, found {values.max()}; check the data")

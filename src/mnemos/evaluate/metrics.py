@@ -1,0 +1,76 @@
+"""Loss and accuracy of a model on a split, every counted target weighing the same."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemos.data.batch import IGNORE, Batch
+from mnemos.types import InputError, State, detach, reset
+
+
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], total: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, float]:
+    """{"loss", "accuracy", "count"} of a model over batches: means over all counted targets, and their number.
+
+    loss: mean negative log-likelihood, in nats a target. In eval mode and without gradient; the model is then as it
+    was. Where a batch says which rows start afresh (`reset`), the state is carried from batch to batch.
+    `total` sums a tensor over the processes that share the batches. Raises InputError where nothing is counted.
+    """
+    device = next(model.parameters()).device
+    state: State = None
+    sums = [0.0, 0, 0]
+    with torch.no_grad(), evaluating(model):
+        for batch in batches:
+            batch = to_device(batch, device)
+            if state is not None and batch.reset is not None:
+                state = reset(state, batch.reset)
+            logits, state = model(batch.inputs, state if batch.reset is not None else None, mask=batch.mask)
+            state = detach(state) if batch.reset is not None else None
+            for i, value in enumerate(score(logits, batch.targets)):
+                sums[i] += value.item()
+    # One vector, in the widest type: counts stay exact to 2^53.
+    vector = torch.tensor(sums, dtype=torch.float64)
+    loss, correct, count = (vector if total is None else total(vector)).tolist()
+    if not count:
+        raise InputError("expected at least one target to score, found none; give the split more data")
+    return {"loss": loss / count, "accuracy": correct / count, "count": int(count)}
+
+
+def score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(sum of the negative log-likelihoods, right guesses, targets counted), of logits [..., C] and targets [...]."""
+    logits, targets = logits.flatten(0, -2), targets.flatten()
+    loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+    right = (logits.detach().argmax(-1) == targets).sum()  # no guess is IGNORE, which is negative
+    return loss, right, (targets != IGNORE).sum()
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss): as uncertain as a choice among so many. Infinity where that is past a float."""
+    return math.exp(loss) if loss < 709 else math.inf
+
+
+def bits(loss: float) -> float:
+    """loss / ln 2: bits a target (a token, a byte, a sub-pixel), whatever the targets are."""
+    return loss / math.log(2)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device."""
+    return Batch(*(None if x is None else x.to(device, non_blocking=True) for x in batch))
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; after it, every module is in the mode it was in (some may be frozen)."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

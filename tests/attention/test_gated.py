@@ -1,0 +1,243 @@
+"""GRC attention against float64 oracles written from eq. 2 to 5, for every preset, and its causal walk."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mnemos import GRC, InputError
+from mnemos.attention import GatedCacheAttention, LinearAttention, SoftmaxAttention
+from mnemos.ops.gated_cache import resample
+from mnemos.ops.gated_cache.reference import (
+    reference_attend,
+    reference_mix,
+    reference_resample,
+    reference_update,
+)
+from mnemos.types import reset
+
+D, H, TM = 12, 3, 5
+
+
+def build(causal: bool = False, seed: int = 0, dim: int = D, heads: int = H, **grc) -> GatedCacheAttention:
+    torch.manual_seed(seed)
+    where = {k: grc.pop(k) for k in ("grid", "prefix", "inner") if k in grc}
+    layer = GatedCacheAttention(dim, heads, grc=GRC(**{"length": TM, **grc}), causal=causal, **where).double()
+    with torch.no_grad():
+        for tensor in itertools.chain(layer.parameters(), layer.buffers()):
+            tensor += 0.4 * torch.randn_like(tensor)
+    return layer
+
+
+def weights(layer: GatedCacheAttention) -> dict[str, torch.Tensor]:
+    w = {}
+    for short, linear in (("u", layer.update_gate), ("r", layer.reset_gate), ("c", layer.candidate)):
+        w[f"W_{short}"], w[f"b_{short}"] = linear.weight, linear.bias
+    if layer.candidate_norm is not None:
+        w["gain"], w["shift"] = layer.candidate_norm.weight, layer.candidate_norm.bias
+    return w
+
+
+def linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return x @ module.weight.T + module.bias
+
+
+def oracle(layer: GatedCacheAttention, x: torch.Tensor, mask: torch.Tensor, training: bool):
+    """What a whole, not causal, shared layer gives for x [B, T, D]: outputs and the mean of C_t over the batch."""
+    grc, h, dm = layer.grc, layer.num_heads, layer.cache_dim
+    selves, caches_, projected = [], [], []
+    for sample, valid in zip(x, mask, strict=True):
+        q, k, v = linear(layer.inner.qkv, sample).chunk(3, -1)
+        split = lambda z, n: z.reshape(len(z), n, -1)  # noqa: E731
+        q, k, v = (split(z, h) for z in (q, k, v))
+        o = torch.stack([reference_attend(q[:, i], k[valid][:, i], v[valid][:, i]) for i in range(h)], 1)
+        selves.append(o)
+        projected.append(linear(layer.inner.output, o.flatten(1)))
+        source = (sample if grc.source == "input" else projected[-1])[valid][:, :dm]
+        slots = reference_resample(source, layer.cache.shape[0])
+        caches_.append(reference_update(slots, layer.cache, weights(layer), grc.candidate))
+    mean = torch.stack(caches_).mean(0)
+    outputs = []
+    for i, sample in enumerate(x):
+        read = layer.cache
+        if training and grc.read == "mean":
+            read = mean
+        elif training or grc.inference == "transient":
+            read = caches_[i]
+        q = linear(layer.query, sample[:, :dm]).reshape(len(sample), h, -1)
+        k, v = (linear(m, read).reshape(len(read), h, -1) for m in (layer.key, layer.value))
+        o_mem = torch.stack([reference_attend(q[:, j], k[:, j], v[:, j]) for j in range(h)], 1)
+        if grc.lift == "pad":
+            o_mem = linear(layer.lift, o_mem.flatten(1)).reshape(len(sample), h, -1)
+            o_mem = torch.cat([o_mem, o_mem.new_zeros(len(sample), h, layer.dim // h - dm // h)], -1)
+            outputs.append(reference_mix(o_mem, projected[i].reshape(len(sample), h, -1), layer.mix).flatten(1))
+        else:
+            outputs.append(linear(layer.inner.output, reference_mix(o_mem, selves[i], layer.mix).flatten(1)))
+    return torch.stack(outputs), mean
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("t", [1, 5, 8])
+@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+def test_values_and_gradients_equal_the_equations(preset, t, padded, training):
+    layer = build(preset=preset).train(training)
+    x = torch.randn(2, t, D, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, t, dtype=torch.bool)
+    if padded:
+        mask[1, t // 2 + 1 :] = False
+    expected, mean = oracle(layer, x, mask, training)
+    wanted = torch.autograd.grad(expected[mask].sin().sum(), [x, *layer.parameters()], allow_unused=True)
+    y, _ = layer(x, None, mask if padded else None)
+    torch.testing.assert_close(y[mask], expected[mask], rtol=1e-10, atol=1e-10)
+    found = torch.autograd.grad(y[mask].sin().sum(), [x, *layer.parameters()], allow_unused=True)
+    for a, b in zip(found, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    if training:
+        layer.eval()
+        torch.testing.assert_close(layer.cache, mean.detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+def test_a_closed_gate_is_the_inner_attention(preset):
+    layer = build(preset=preset)
+    with torch.no_grad():
+        layer.mix.fill_(-torch.inf)
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    torch.testing.assert_close(layer(x)[0], layer.inner(x)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_causal_walk_equals_a_slow_one():
+    """Blocks on an absolute grid, each row of its own cache; the last block is incomplete."""
+    layer = build(causal=True, preset="mnemos", block=3).train()
+    x = torch.randn(2, 8, D, dtype=torch.float64)
+    outputs = []
+    for sample in x:
+        o_self, _ = layer.inner.heads(sample[None])
+        cache, rows = layer.cache, []
+        for start in (0, 3, 6):
+            block = sample[start : start + 3]
+            q = linear(layer.query, block[:, : layer.cache_dim]).reshape(len(block), H, -1)
+            k, v = (linear(m, cache).reshape(TM, H, -1) for m in (layer.key, layer.value))
+            rows.append(torch.stack([reference_attend(q[:, j], k[:, j], v[:, j]) for j in range(H)], 1))
+            if len(block) == 3:
+                slots = reference_resample(block[:, : layer.cache_dim], TM)
+                cache = reference_update(slots, cache, weights(layer), layer.grc.candidate)
+        mixed = reference_mix(torch.cat(rows), o_self[0], layer.mix)
+        outputs.append(linear(layer.inner.output, mixed.flatten(1)))
+    torch.testing.assert_close(layer(x)[0], torch.stack(outputs), rtol=1e-10, atol=1e-10)
+
+
+def test_rows_at_different_places_of_their_blocks_walk_on_by_themselves():
+    layer = build(causal=True, scope="stream", block=4)
+    x = torch.randn(3, 11, D, dtype=torch.float64)
+    state, parts = None, []
+    for a, b, rows in ((0, 3, [0]), (3, 5, [2]), (5, 11, [])):
+        y, state = layer(x[:, a:b], state)
+        parts.append(y)
+        fresh = torch.tensor([i in rows for i in range(3)])
+        state = reset(state, fresh)
+    y = torch.cat(parts, 1)
+    torch.testing.assert_close(y[0, 3:], layer(x[:1, 3:])[0][0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(y[1], layer(x[1:2])[0][0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(y[2, 5:], layer(x[2:, 5:])[0][0], rtol=1e-10, atol=1e-10)
+
+
+def test_the_class_token_reads_the_cache_and_is_not_written():
+    x = torch.randn(2, 6, D, dtype=torch.float64)
+    other = x.clone()
+    other[:, 0] += 1
+    outputs, stored = [], []
+    for z in (x, other):
+        layer = build(prefix=1)
+        outputs.append(layer(z)[0])
+        stored.append(layer.eval().cache)
+    torch.testing.assert_close(*stored)
+    assert not torch.allclose(outputs[0][:, 0], outputs[1][:, 0])
+
+
+def test_a_grid_is_resampled_in_two_dimensions_and_convolved():
+    layer = build(dim=8, heads=2, preset="official", grid=(4, 6), length=6, resample="grid", prefix=1)
+    x = torch.randn(2, 25, 8, dtype=torch.float64)
+    with torch.no_grad():
+        layer.mix.fill_(-torch.inf)
+    extra = layer(x)[0] - layer.inner(x)[0]
+    assert extra[:, 0].abs().max() == 0, "the class token is no pixel"
+    image = x[:, 1:].transpose(1, 2).reshape(2, 8, 4, 6)
+    expected = F.conv2d(image, layer.convolution.weight, layer.convolution.bias, padding=1, groups=layer.cache_dim)
+    torch.testing.assert_close(extra[:, 1:], expected.flatten(2).transpose(1, 2))
+    pixels = torch.arange(24.0).reshape(1, 24, 1)
+    small = resample(pixels, 6, method="grid", grid=(4, 6))
+    assert torch.equal(small, F.interpolate(pixels.reshape(1, 1, 4, 6), (2, 3), mode="bilinear").reshape(1, 6, 1))
+
+
+def test_resampling_takes_each_rows_valid_tokens_alone():
+    x = torch.arange(8.0).reshape(1, 8, 1).repeat(3, 1, 1)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0]]).bool()
+    nearest = resample(x, 4, mask).squeeze(-1)
+    assert nearest.tolist() == [[0, 2, 4, 6], [1, 1, 3, 4], [2, 2, 2, 2]]
+    straight = resample(x, 4, mask, "linear").squeeze(-1)
+    whole = F.interpolate(x[:1].transpose(1, 2), 4, mode="linear", align_corners=False).flatten()
+    torch.testing.assert_close(straight[0], whole)
+    three = F.interpolate(torch.tensor([[[1.0, 3.0, 4.0]]]), 4, mode="linear", align_corners=False).flatten()
+    torch.testing.assert_close(straight[1], three)
+    assert resample(x, 8) is x
+
+
+def test_frozen_keys_are_projected_once_and_refreshed():
+    layer = build(inference="frozen", preset="paper").eval()
+    calls = []
+    layer.key.register_forward_hook(lambda *_: calls.append(1))
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    with torch.no_grad():
+        first = layer(x)[0]
+        assert torch.equal(layer(x)[0], first)
+        assert len(calls) == 1
+        layer.cache.add_(1)
+        changed = layer(x)[0]
+        assert len(calls) == 2
+        assert not torch.equal(changed, first)
+        layer.key.weight.mul_(2)
+        assert not torch.equal(layer(x)[0], changed)
+    torch.testing.assert_close(layer(x)[0], layer(x.requires_grad_())[0])
+
+
+def test_presets_give_defaults_and_what_is_given_wins():
+    grc = GRC(preset="official", candidate="linear", gate_init=0.5).resolved()
+    assert (grc.source, grc.candidate, grc.gate_init, grc.lift) == ("output", "linear", 0.5, "pad")
+    assert GRC(preset="paper").resolved().read == "mean"
+    assert GRC(preset="paper", scope="stream").resolved().read == "sample"
+
+
+def test_around_any_attention_of_ours():
+    for inner in (SoftmaxAttention(D, H), LinearAttention(D, H)):
+        layer = GatedCacheAttention(D, H, inner, GRC(length=4))
+        assert layer(torch.randn(2, 9, D))[0].shape == (2, 9, D)
+
+
+def test_widths_that_do_not_divide_are_rounded_down():
+    assert build(dim=410, heads=10).cache_dim == 200  # Transformer-XL base: 205 over 10 heads
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: GatedCacheAttention(10, 3), "divisible by heads"),
+        (lambda: GatedCacheAttention(12, 3), "length"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, ratio=0.1)), "leaves no channel"),
+        (lambda: GatedCacheAttention(12, 3, SoftmaxAttention(12, 4), GRC(length=4)), "must match"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, convolution=True)), "needs a grid"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, prefix=1), "no class token"),
+        (lambda: GRC(preset="papre"), "known: paper"),
+        (lambda: GRC(ratio=0), "ratio"),
+        (lambda: GRC(length=0), "length"),
+        (lambda: GRC(scope="stream", read="mean"), "nothing to average"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(make, words):
+    with pytest.raises(InputError, match=words) as error:
+        make()
+    assert "\n" not in str(error.value)

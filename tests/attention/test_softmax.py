@@ -1,0 +1,111 @@
+"""Softmax attention against eq. 1 written out, its key-value state, and rotary positions."""
+
+import pytest
+import torch
+
+from mnemos import InputError
+from mnemos.attention import SoftmaxAttention
+from mnemos.attention.softmax import attend, rotate, rotation
+from mnemos.types import map_state, select
+
+
+def layer(**kwargs) -> SoftmaxAttention:
+    torch.manual_seed(0)
+    return SoftmaxAttention(12, 3, **{"causal": True, **kwargs}).double()
+
+
+def oracle(module: SoftmaxAttention, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    b, t, d = x.shape
+    qkv = x @ module.qkv.weight.T + module.qkv.bias
+    y = torch.zeros(b, t, d, dtype=x.dtype)
+    width = d // module.num_heads
+    for row in range(b):
+        for h in range(module.num_heads):
+            q, k, v = (qkv[row, :, i * d + h * width : i * d + (h + 1) * width] for i in range(3))
+            for i in range(t):
+                keys = [j for j in range(t) if (j <= i or not module.causal) and mask[row, j]]
+                scores = torch.stack([q[i] @ k[j] / width**0.5 for j in keys]).exp()
+                y[row, i, h * width : (h + 1) * width] = (scores / scores.sum()) @ v[keys]
+    return y @ module.output.weight.T + module.output.bias
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_equals_the_equation(causal):
+    module = layer(causal=causal)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    mask = torch.tensor([[1] * 7, [1, 0, 1, 1, 0, 1, 0]]).bool()
+    expected = oracle(module, x, mask)
+    torch.testing.assert_close(module(x, None, mask)[0][mask], expected[mask])
+    torch.testing.assert_close(module(x)[0][0], expected[0])
+
+
+def test_appending_writes_into_one_buffer_and_forks_copy():
+    module = layer().eval()
+    with torch.no_grad():
+        _, state = module(torch.randn(2, 5, 12, dtype=torch.float64))
+        _, a = module(torch.randn(2, 1, 12, dtype=torch.float64), state)
+        where, moved = a.k.untyped_storage().data_ptr(), 0
+        b = a
+        for _ in range(40):
+            _, new = module(torch.randn(2, 1, 12, dtype=torch.float64), b)
+            moved += new.k.untyped_storage().data_ptr() != b.k.untyped_storage().data_ptr()
+            b = new
+        assert moved <= 3, "room doubles: 41 tokens copy a few times, not 41"
+        kept = map_state(torch.clone, a)
+        _, fork = module(torch.randn(2, 1, 12, dtype=torch.float64), a)
+        assert fork.k.untyped_storage().data_ptr() != where
+        for x, y in zip((a.k, a.v, a.valid), (kept.k, kept.v, kept.valid), strict=True):
+            assert torch.equal(x, y)
+
+
+def test_a_stream_in_inference_mode_and_a_selected_state_go_on():
+    module = layer().eval()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    with torch.no_grad():
+        whole = module(x)[0]
+    with torch.inference_mode():
+        state, parts = None, []
+        for i in range(9):
+            y, state = module(x[:, i : i + 1], state)
+            if i == 4:
+                state = select(state, torch.tensor([0, 1]))
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_rotary_scores_depend_on_distance_alone(start):
+    q, k = torch.randn(2, 1, 6, 2, 8, dtype=torch.float64)
+    turn = rotation(6, 8, None, "cpu")
+    later = rotation(6, 8, torch.tensor([start]), "cpu")
+    scores = torch.einsum("bihd,bjhd->bhij", rotate(q, turn), rotate(k, turn))
+    # The angles are float32: far positions lose digits.
+    torch.testing.assert_close(
+        torch.einsum("bihd,bjhd->bhij", rotate(q, later), rotate(k, later)), scores, atol=1e-4, rtol=1e-4
+    )
+    assert not torch.allclose(scores, torch.einsum("bihd,bjhd->bhij", q, k))
+
+
+def test_rotary_streams():
+    module = layer(rotary=True).eval()
+    x = torch.randn(2, 8, 12, dtype=torch.float64)
+    whole = module(x)[0]
+    state, parts = None, []
+    for i in range(8):
+        y, state = module(x[:, i : i + 1], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-6, rtol=1e-6)
+
+
+def test_wider_values_than_keys():
+    q, k = torch.randn(2, 2, 5, 3, 4, dtype=torch.float64)
+    v = torch.randn(2, 5, 3, 6, dtype=torch.float64)
+    scores = torch.softmax(torch.einsum("bihd,bjhd->bhij", q, k) / 2, -1)
+    torch.testing.assert_close(attend(q, k, v, None, False), torch.einsum("bhij,bjhm->bihm", scores, v))
+
+
+def test_refuses_impossible_widths():
+    with pytest.raises(InputError, match="heads may be 1, 2, 5, 10"):
+        SoftmaxAttention(10, 3)
+    with pytest.raises(InputError, match="even head width"):
+        SoftmaxAttention(9, 3, rotary=True)

@@ -1,0 +1,216 @@
+"""The cache's commit: once a forward and never twice, under everything that runs a forward more than once."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.utils.checkpoint import checkpoint
+
+from mnemos import GRC, Transformer
+from mnemos.attention import GatedCacheAttention
+from mnemos.memory import gated_cache
+from mnemos.memory.gated_cache import accumulate, caches, empty, hold, promote
+
+
+def layer(preset: str = "mnemos", seed: int = 0) -> GatedCacheAttention:
+    torch.manual_seed(seed)
+    return GatedCacheAttention(8, 2, grc=GRC(length=4, preset=preset)).double()
+
+
+def batch(rows: int = 4, seed: int = 1) -> torch.Tensor:
+    return torch.randn(rows, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_forward_is_committed_at_the_next_one_at_eval_and_at_a_save():
+    for end in (lambda m: m(batch(seed=2)), lambda m: m.eval(), lambda m: m.state_dict()):
+        module = layer()
+        module(batch())
+        assert module.cache.abs().max() == 0, "the forward itself commits nothing"
+        pending = module.pending.clone()
+        end(module)
+        assert torch.equal(module.cache, pending)
+
+
+def test_eval_writes_nothing():
+    module = layer().eval()
+    module(batch())
+    module.train().eval()
+    assert module.cache.abs().max() == 0
+
+
+def test_the_buffer_is_copied_into_and_never_replaced():
+    module = layer()
+    where = module.cache.data_ptr()
+    for seed in range(3):
+        module(batch(seed=seed))[0].sum().backward()
+    module.eval()
+    assert module.cache.data_ptr() == where
+    assert module.cache.abs().max() > 0
+    assert "cache" in dict(module.named_buffers())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_commits_once_and_changes_no_gradient(reentrant):
+    plain, checked = layer(), layer()
+    for seed in (1, 2, 3):
+        grads = []
+        for module in (plain, checked):
+            x = batch(seed=seed).requires_grad_()
+            module.zero_grad()
+            y = module(x)[0] if module is plain else checkpoint(lambda x: checked(x)[0], x, use_reentrant=reentrant)
+            y.square().sum().backward()
+            grads.append([x.grad, *(p.grad.clone() for p in module.parameters())])
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(plain.cache, checked.cache)
+        torch.testing.assert_close(plain.pending, checked.pending)
+
+
+def test_two_forwards_before_a_backward_do_not_disturb_each_other():
+    module, other = layer(), layer()
+    losses = [module(batch(seed=s))[0].square().sum() for s in (1, 2)]
+    losses[0].backward()
+    other(batch(seed=1))[0].square().sum().backward()
+    for a, b in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_forward_that_fails_half_way_commits_nothing():
+    torch.manual_seed(0)
+    model = Transformer(vocab_size=7, width=8, layers=3, heads=2, mlp=8, max_length=16, cache=GRC(length=2))
+    x = torch.randint(7, (2, 16))
+    model(x)
+    good = [c.pending.clone() for c in caches(model)]
+    handle = model.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(x)
+    handle.remove()
+    stored = [c.cache.clone() for c in caches(model)]
+    for a, b in zip(stored, good, strict=True):
+        assert torch.equal(a, b), "what the last whole forward left was committed"
+    model.eval()
+    for a, c in zip(stored, caches(model), strict=True):
+        assert torch.equal(a, c.cache), "what the broken one left was not"
+
+
+def test_micro_batches_are_as_many_updates_or_one():
+    whole, parts, several = layer(), layer(), layer()
+    x = batch(6)
+    whole(x)
+    with accumulate(parts):
+        for piece in x.split([1, 3, 2]):
+            parts(piece)
+    for piece in x.split([1, 3, 2]):
+        several(piece)
+    for module in (whole, parts, several):
+        module.eval()
+    torch.testing.assert_close(parts.cache, whole.cache)
+    assert not torch.allclose(several.cache, whole.cache)
+
+
+def test_a_probe_can_be_told_not_to_write():
+    module = layer()
+    module(batch())
+    before = module.pending.clone()
+    with hold(module), torch.no_grad():
+        module(batch(seed=5))
+    assert module.cache.abs().max() == 0
+    module.eval()
+    assert torch.equal(module.cache, before)
+
+
+def test_empty_rows_leave_the_mean():
+    module, alone = layer(), layer()
+    x = batch(3)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1] = False
+    module(x, None, mask)
+    alone(x[[0, 2]])
+    torch.testing.assert_close(module.eval().cache, alone.eval().cache)
+    module.train()(x, None, torch.zeros_like(mask))
+    torch.testing.assert_close(module.eval().cache, alone.cache)
+
+
+def test_a_copy_commits_into_itself():
+    module = layer()
+    module(batch())
+    twin = copy.deepcopy(module)
+    twin(batch(seed=2))
+    assert module.cache.abs().max() == 0
+    assert torch.equal(twin.cache, module.pending)
+    again = pickle.loads(pickle.dumps(module))
+    assert torch.equal(again.eval().cache, module.pending)
+
+
+def test_loading_forgets_what_was_pending():
+    module, fresh = layer(), layer(seed=3)
+    module(batch())
+    fresh(batch(seed=2))
+    fresh.load_state_dict(module.state_dict())
+    torch.testing.assert_close(fresh.eval().cache, module.eval().cache)
+    on_meta = GatedCacheAttention(8, 2, grc=GRC(length=4)).to("meta")
+    on_meta.load_state_dict(module.state_dict(), assign=True)
+    on_meta.train()(batch())
+    on_meta.eval()
+
+
+def test_emptying_forgets():
+    module = layer()
+    module(batch())
+    empty(module)
+    assert module.eval().cache.abs().max() == 0
+
+
+def _rank(rank: int, world: int, preset: str, shares: list[int], port: str, out: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    module = layer(preset)
+    model = torch.nn.parallel.DistributedDataParallel(module)
+    for seed in (1, 2, 3):
+        x = batch(sum(shares), seed).split(shares)[rank]
+        module.zero_grad()
+        # The mean over all rows: each process's share of the sum, undone for DDP's mean over processes.
+        (model(x)[0].square().sum() * world / sum(shares)).backward()
+    if rank == 0:
+        module.eval()  # one process alone: must not wait for the others
+        grads = {name: p.grad for name, p in module.named_parameters()}
+        torch.save({"cache": module.cache, "grads": grads}, out)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["paper", "mnemos"])
+def test_two_processes_equal_one_with_the_whole_batch(preset, tmp_path):
+    shares = [1, 3]  # uneven
+    mp.spawn(_rank, (2, preset, shares, str(tmp_path / "port"), str(tmp_path / "out")), nprocs=2)
+    found = torch.load(tmp_path / "out")
+    module = layer(preset)
+    for seed in (1, 2, 3):
+        module.zero_grad()
+        (module(batch(4, seed))[0].square().sum() / 4).backward()
+    torch.testing.assert_close(module.eval().cache, found["cache"])
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, found["grads"][name], msg=name)
+
+
+@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+def test_gate_activity_can_be_recorded(preset):
+    module = layer(preset)
+    with hold(module), gated_cache.traced(module) as records:
+        module(batch())
+    (record,) = records.values()
+    assert set(record) == {"update_mean", "update_saturated", "reset_mean", "reset_saturated"}
+    assert all(0 <= v <= 1 for v in record.values())
+    assert module.trace is None
+
+
+def test_promotion_happens_once():
+    module = layer()
+    module(batch())
+    promote([module])
+    stored = module.cache.clone()
+    promote([module])
+    assert torch.equal(module.cache, stored)

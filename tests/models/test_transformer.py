@@ -1,0 +1,131 @@
+"""The Transformer's assembly: positions, norms, heads, saving, and what it refuses."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import GRC, InputError, Transformer, TransformerConfig
+from mnemos.models.blocks import sinusoids
+from mnemos.models.transformer import HeadConfig
+
+SMALL = TransformerConfig(vocab_size=11, width=16, layers=2, heads=2, mlp=32, max_length=12)
+
+
+def model(**fields) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(dataclasses.replace(SMALL, **fields)).eval()
+
+
+def ids(t: int = 9) -> torch.Tensor:
+    return torch.randint(11, (2, t), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "none"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_streams_whatever_its_positions_and_norms(position, norm):
+    network = model(position=position, norm=norm)
+    x = ids()
+    whole = network(x)[0]
+    state, parts = None, []
+    for i in range(x.shape[1]):
+        y, state = network(x[:, i : i + 1], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_post_norm_equals_torchs_encoder_layer():
+    torch.manual_seed(0)
+    ours = Transformer(vocab_size=5, width=16, layers=1, heads=2, mlp=32, norm="post", position="none").eval()
+    theirs = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True).eval()
+    block, peer = ours.blocks[0], theirs
+    pairs = [(peer.self_attn.out_proj, block.attention.output), (peer.linear1, block.mlp.expand)]
+    pairs += [(peer.linear2, block.mlp.contract), (peer.norm1, block.attention_norm), (peer.norm2, block.mlp_norm)]
+    with torch.no_grad():
+        peer.self_attn.in_proj_weight.copy_(block.attention.qkv.weight)
+        peer.self_attn.in_proj_bias.copy_(block.attention.qkv.bias)
+        for a, b in pairs:
+            a.load_state_dict(b.state_dict())
+    x = torch.randn(2, 7, 16)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
+    torch.testing.assert_close(block(x)[0], theirs(x, mask, is_causal=True), atol=1e-6, rtol=1e-5)
+
+
+def test_sinusoids_are_the_papers():
+    table = sinusoids(4, 6)[0]
+    for t in range(4):
+        for i in range(3):
+            angle = torch.tensor(t / 10000 ** (2 * i / 6))
+            torch.testing.assert_close(table[t, 2 * i], angle.sin())
+            torch.testing.assert_close(table[t, 2 * i + 1], angle.cos())
+    torch.testing.assert_close(sinusoids(2, 6, torch.tensor([2]))[0], table[2:])
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "last"])
+def test_a_classifier_ignores_padding(pool):
+    network = model(causal=False, head=HeadConfig(classes=4, hidden=8, pool=pool), cache=GRC(length=3))
+    x = ids()
+    mask = torch.ones_like(x, dtype=torch.bool)
+    mask[1, 6:] = False
+    logits = network(x, None, mask)[0]
+    assert logits.shape == (2, 4)
+    torch.testing.assert_close(logits[1], network(x[1:, :6])[0][0], atol=1e-5, rtol=1e-5)
+
+
+def test_tied_weights_are_one_tensor_and_are_saved(tmp_path):
+    network = model(head=HeadConfig(tied=True))
+    assert network.head.weight is network.embedding.weight
+    mnemos.save(network, tmp_path)
+    loaded = mnemos.load(tmp_path)
+    assert loaded.head.weight is loaded.embedding.weight
+    assert torch.equal(loaded(ids())[0], network(ids())[0])
+
+
+def test_a_cache_as_long_as_the_sequence():
+    causal, whole = model(cache=GRC()), model(cache=GRC(), causal=False, head=HeadConfig(classes=3))
+    assert whole.blocks[0].attention.cache.shape[0] == 12
+    assert causal.blocks[0].attention.cache.shape[0] == 1, "a causal one is updated several times a sequence"
+
+
+def test_damaged_and_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected config\.json"):
+        mnemos.load(tmp_path)
+    mnemos.save(model(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match="not this model's weights"):
+        mnemos.load(tmp_path)
+    weights.write_bytes(whole)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"width": 16', '"width": 32'))
+    with pytest.raises(InputError, match="not this model's weights"):
+        mnemos.load(tmp_path)
+    config.write_text(config.read_text().replace('"width"', '"witdh"'))
+    with pytest.raises(InputError, match="did you mean 'width'"):
+        mnemos.load(tmp_path)
+    with pytest.raises(InputError, match="save its state_dict"):
+        mnemos.save(torch.nn.Linear(2, 2), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda: model(heads=3), "heads may be 1, 2, 4"),
+        (lambda: model(layers=0), "layers must be at least 1"),
+        (lambda: model(dropout=1.0), "dropout"),
+        (lambda: model(head=HeadConfig(classes=3)), "class token in front of a causal model"),
+        (lambda: model(causal=False), "set head.classes"),
+        (lambda: model()(torch.tensor([[3, 11]])), "0 to 10, found 3 to 11"),
+        (lambda: model()(torch.tensor([[3, -1]])), "0 to 10, found -1 to 3"),
+        (lambda: model()(torch.zeros(2, 3)), "integers"),
+        (lambda: model()(ids(), None, torch.ones(2, 3).bool()), "mask of booleans"),
+        (lambda: model(position="learned")(ids(13)), "learned positions end at 12, found a sequence of 13"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(use, words):
+    with pytest.raises(InputError, match=words) as error:
+        use()
+    assert "\n" not in str(error.value)

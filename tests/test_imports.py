@@ -1,0 +1,64 @@
+"""The direction of the arrows: a room imports only what stands above it. `__init__.py` files, which re-export, may."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
+# From the top of the house to its door. The registry holds names, imports nothing, and so stands near the top.
+ROOMS = ["types", "registry", "config", "replay", "ops", "memory", "attention", "models", "adapt", "data"]
+ROOMS += ["evaluate", "train", "figures", "papers", "cli", "__main__"]
+FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
+
+
+def room(parts: tuple[str, ...]) -> str:
+    return parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The rooms a file imports, whether at its top or inside a function."""
+    here = ("mnemos", *path.relative_to(SOURCE).with_suffix("").parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("mnemos.")}
+    return found & set(ROOMS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_arrows_point_one_way(path):
+    mine = ROOMS.index(room(path.relative_to(SOURCE).parts))
+    for other in imported(path):
+        assert ROOMS.index(other) <= mine, f"{path.name} of {ROOMS[mine]} imports {other}, which stands below it"
+
+
+def test_every_room_is_known():
+    rooms = {room(p.relative_to(SOURCE).parts) for p in FILES}
+    assert rooms <= set(ROOMS), rooms - set(ROOMS)
+
+
+def test_a_reference_shares_nothing_with_what_it_judges():
+    for path in SOURCE.rglob("reference.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {a.name.split(".")[0] for a in node.names} <= {"math", "torch"}, path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, path
+                assert (node.module or "").split(".")[0] in {"torch", "collections", "typing"}, path
+
+
+def test_importing_mnemos_imports_no_heavy_library():
+    code = "import sys, mnemos, mnemos.cli; print([m for m in ('lightning_fabric', 'matplotlib', 'tyro', 'sklearn')"
+    code += " if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
