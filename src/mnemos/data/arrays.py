@@ -1,7 +1,8 @@
 """Classification from arrays held in memory: rows of one byte a token, and the task made of three sets of them."""
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from .batch import Batch
 from .buckets import Order
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Rows:
     """N labelled sequences, one after the other: tokens [total] uint8, starts [N + 1] int64, labels [N] uint8.
 
     Row i is tokens[starts[i] : starts[i + 1]].
@@ -33,9 +35,16 @@ class Rows(NamedTuple):
         """Rows of one length: tokens [N, T]."""
         return cls.ragged(tokens.reshape(-1), np.full(len(tokens), tokens.shape[1]), labels)
 
-    @property
-    def count(self) -> int:
-        """N."""
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+        """The rows of all parts (at least one), in their order."""
+        return cls.ragged(
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+        )
+
+    def __len__(self) -> int:
         return len(self.labels)
 
     @property
@@ -91,9 +100,9 @@ class ArrayTask:
         self.vocab_size = vocab_size
         self.classes = classes
         self.max_length = max_length
-        self.majority = float(np.bincount(test.labels).max() / test.count)
+        self.majority = float(np.bincount(test.labels).max() / len(test))
         self._bucketed = bucketed
-        self._order = Order(train.count, train.lengths if bucketed else None)
+        self._order = Order(len(train), train.lengths if bucketed else None)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless training order that `seed` gives. Cost: O(B·T)."""
@@ -102,18 +111,18 @@ class ArrayTask:
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
         """Every row of a split once."""
         rows = self._splits[split]
-        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(rows.count)
-        for first in range(0, rows.count, batch_size):
+        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
+        for first in range(0, len(rows), batch_size):
             yield rows.batch(order[first : first + batch_size])
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
         """Rows of a split."""
-        return self._splits[split].count
+        return len(self._splits[split])
 
 
 def _check(name: str, rows: Rows, vocab_size: int, classes: int) -> None:
-    if not rows.count or not rows.lengths.all():
-        raise InputError(f"{name} split: expected rows of at least one token, found {rows.count} rows; give more data")
+    if not len(rows) or not rows.lengths.all():
+        raise InputError(f"{name} split: expected rows of at least one token, found {len(rows)} rows; give more data")
     for what, values, limit in (("labels", rows.labels, classes), ("tokens", rows.tokens, vocab_size)):
         if values.max() >= limit:
             raise InputError(f"{name} split: expected {what} below {limit}, found {values.max()}; check the data")

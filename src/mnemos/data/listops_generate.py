@@ -22,7 +22,7 @@ import os
 import signal
 import struct
 import sys
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,7 +158,7 @@ def _apply(
     )
 
 
-def write_block(stream: BinaryIO, block: Block) -> None:
+def write_block(stream: IO[bytes], block: Block) -> None:
     """Write a block to a pipe; `read_block` reads it."""
     stream.write(HEADER.pack(len(block.lengths), len(block.tokens)))
     for array in block:
@@ -166,7 +166,7 @@ def write_block(stream: BinaryIO, block: Block) -> None:
     stream.flush()
 
 
-def read_block(stream: BinaryIO) -> Block:
+def read_block(stream: IO[bytes]) -> Block:
     """Read what `write_block` wrote. Raises EOFError where the writer has died."""
 
     def exactly(size: int) -> bytes:

@@ -90,7 +90,7 @@ def write_tsv(path: str | Path, rows: Rows) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", newline="") as file:
         file.write(HEADER + "\r\n")
-        for i in range(rows.count):
+        for i in range(len(rows)):
             file.write(f"{to_text(rows.row(i))}\t{rows.labels[i]}\r\n")
     os.replace(temporary, path)
 
@@ -120,7 +120,9 @@ def read_tsv(path: str | Path) -> Rows:
                 raise InputError(f"{where}: expected Source and Target with a tab between, found {len(fields)} fields")
             label = fields[1].strip()
             if len(label) != 1 or not label.isdigit():
-                raise InputError(f"{where}: expected a label from 0 to 9, found {label[:20].decode(errors='replace')!r}")
+                raise InputError(
+                    f"{where}: expected a label from 0 to 9, found {label[:20].decode(errors='replace')!r}"
+                )
             samples.append(_encode(fields[0], where))
             labels += label
     if not samples:
@@ -139,7 +141,9 @@ def _encode(source: bytes, where: str) -> bytes:
         encoded = bytes([_IDS[word] for word in words])
     except KeyError as error:
         word = error.args[0][:20].decode(errors="replace")
-        raise InputError(f"{where}: {word!r} is not a ListOps word; expected digits, ], [MIN, [MAX, [MED, [SM") from None
+        raise InputError(
+            f"{where}: {word!r} is not a ListOps word; expected digits, ], [MIN, [MAX, [MED, [SM"
+        ) from None
     if not encoded:
         raise InputError(f"{where}: expected an expression, found nothing before the tab")
     tokens = np.frombuffer(encoded, np.uint8)

@@ -1,0 +1,98 @@
+"""Distinct accepted ListOps samples a minute at Long Range Arena's lengths, with one and with two processes.
+
+    python benchmarks/listops_speed.py --out results/listops_speed.json
+
+Before it times anything it holds labels against an evaluator that shares no code with the generator.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from mnemos.data.listops_generate import Rules
+from mnemos.data.listops_stream import Stream
+from mnemos.data.listops_text import evaluate, to_text
+
+
+def check(seed: int) -> None:
+    with Stream(Rules(), seed) as stream:
+        rows = stream.take(300)
+    for i in range(len(rows)):
+        if evaluate(to_text(rows.row(i))) != rows.labels[i]:
+            raise SystemExit(f"sample {i} of seed {seed} has a wrong label: nothing was timed")
+
+
+def measure(workers: int, seconds: float, seed: int) -> dict[str, float]:
+    """Samples a minute once the processes run, and how long starting them took."""
+    begun = time.perf_counter()
+    with Stream(Rules(), seed, workers) as stream:
+        stream.take(1)
+        start = time.perf_counter()
+        samples, tokens = 0, 0
+        while time.perf_counter() < start + seconds:
+            rows = stream.take(500)
+            samples, tokens = samples + len(rows), tokens + len(rows.tokens)
+        wall = time.perf_counter() - start
+    return {
+        "workers": workers,
+        "samples_per_minute": round(60 * samples / wall),
+        "samples": samples,
+        "mean_length": round(tokens / samples, 1),
+        "seconds": round(wall, 2),
+        "seconds_to_first_sample": round(start - begun, 2),
+    }
+
+
+def machine() -> dict[str, object]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        processor = platform.processor()
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def commit() -> str:
+    answer = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each measurement takes")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    check(options.seed)
+    rows = [measure(workers, options.seconds, options.seed) for workers in (1, 2)]
+    for row in rows:
+        print(f"{row['workers']} process(es): {row['samples_per_minute']:,} samples a minute")
+    result = {
+        "benchmark": "listops_speed",
+        "metric": "distinct accepted samples a minute",
+        "rules": Rules()._asdict(),
+        "seed": options.seed,
+        "rows": rows,
+        "machine": machine(),
+        "commit": commit(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+import gzip
+import hashlib
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos import config
+from mnemos.data import idx
+from mnemos.data.idx import download_mnist, find_mnist, read_idx, read_images
+from mnemos.data.images import DigitsConfig, MNISTConfig
+from mnemos.types import InputError
+
+REAL = Path(__file__).parents[2] / "../shared/data/mnist"
+
+
+def images(count, seed=0, size=28):
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size)).astype(np.uint8)
+
+
+def pack(array):
+    return struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def labels(count):
+    return (np.arange(count) % 10).astype(np.uint8)
+
+
+def write_mnist(folder, train=60, test=20, ending="", test_name="t10k"):
+    folder.mkdir(exist_ok=True)
+    for name, count in (("train", train), (test_name, test)):
+        for what, array in (("images-idx3", images(count)), ("labels-idx1", labels(count))):
+            data = pack(array)
+            (folder / f"{name}-{what}-ubyte{ending}").write_bytes(gzip.compress(data) if ending else data)
+    return folder
+
+
+@pytest.mark.parametrize(("ending", "test_name"), [("", "t10k"), (".gz", "t10k"), (".gz", "t10k-first5k")])
+def test_mnist(tmp_path, ending, test_name):
+    folder = write_mnist(tmp_path / "mnist", ending=ending, test_name=test_name)
+    task = MNISTConfig(str(folder), valid_size=10).build()
+    assert (task.kind, task.vocab_size, task.classes, task.max_length) == ("classification", 256, 10, 784)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [50, 10, 20]
+    batch = next(task.batches("test", 20))
+    assert batch.mask is None
+    assert np.array_equal(batch.inputs.numpy(), images(20).reshape(20, 784))
+    assert batch.targets.tolist() == labels(20).tolist()
+    rows = [next(task.batches("valid", 10)), *(task.train_batch(i, 10, 0) for i in range(5))]
+    found = torch.cat([b.inputs for b in rows]).numpy()
+    assert sorted(map(bytes, found.astype(np.uint8))) == sorted(map(bytes, images(60).reshape(60, 784)))
+
+
+def test_the_validation_split_is_always_the_same(tmp_path):
+    settings = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10)
+    first, again = (next(settings.build().batches("valid", 10)) for _ in range(2))
+    assert torch.equal(first.inputs, again.inputs)
+    assert first.targets.unique().numel() > 3  # drawn, not the file's last ten
+    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+
+
+def test_official_names_come_first(tmp_path):
+    write_mnist(tmp_path, test=20)
+    write_mnist(tmp_path, test=7, test_name="t10k-first5k")
+    assert [path.name for path in find_mnist(tmp_path, "t10k")] == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+def test_other_names_of_the_kind(tmp_path):
+    for name in ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "train-images-idx3-ubyte.gz.tmp"):
+        (tmp_path / name).touch()
+    assert [path.name for path in find_mnist(tmp_path, "train")] == [
+        "train-images.idx3-ubyte",
+        "train-labels.idx1-ubyte",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "expected a header of 16 bytes, found the end at offset 0"),
+        (pack(images(3))[:10], "found the end at offset 10"),
+        (pack(labels(30)), "offset 0: expected the magic number 2051, found 2049"),
+        (pack(images(3))[:-5], "expected the end at offset 2368, found it at 2363"),
+        (pack(images(3)) + b"x", "expected the end at offset 2368, found it at 2369"),
+        (gzip.compress(pack(images(3)))[:-100], "gzip stream is cut short at offset"),
+        (gzip.compress(pack(images(3)))[:-8] + bytes(8), "gzip stream is damaged"),
+        (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "expected the end at offset 18446744073709551632"),
+    ],
+)
+def test_broken_files(tmp_path, data, words):
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=words) as error:
+        read_idx(path, 3)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(InputError, match="train-images-idx3-ubyte: expected this file") as error:
+            MNISTConfig(str(folder)).build()
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"x: expected a file that can be read.*No such file"):
+        read_idx(tmp_path / "x", 1)
+
+
+def test_labels_that_do_not_fit(tmp_path):
+    (tmp_path / "i").write_bytes(pack(images(12)))
+    (tmp_path / "l").write_bytes(pack(labels(11)))
+    with pytest.raises(InputError, match=r"l: expected 12 labels, one an image of .*i, found 11"):
+        read_images(tmp_path / "i", tmp_path / "l", 10)
+    (tmp_path / "l").write_bytes(pack(np.array([*range(10), 10, 3], np.uint8)))
+    with pytest.raises(InputError, match="l: offset 18: expected a label from 0 to 9, found 10"):
+        read_images(tmp_path / "i", tmp_path / "l", 10)
+    assert (tmp_path / "l").read_bytes()[18] == 10
+
+
+def test_images_of_two_sizes(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20, size=14)))
+    with pytest.raises(InputError, match="expected test images of 784 pixels"):
+        MNISTConfig(str(tmp_path), valid_size=10).build()
+
+
+@pytest.mark.parametrize("size", [0, 60, 100])
+def test_held_out_sizes_that_leave_nothing(tmp_path, size):
+    with pytest.raises(InputError, match="leave some of the 60 images to train on"):
+        MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=size).build()
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A folder that stands for the mirror."""
+    folder = write_mnist(tmp_path / "mirror", ending=".gz")
+    monkeypatch.setattr(idx, "MNIST_URL", folder.as_uri() + "/")
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in idx.MNIST_SHA256}
+    monkeypatch.setattr(idx, "MNIST_SHA256", sums)
+    return folder
+
+
+def test_download(tmp_path, mirror):
+    settings = MNISTConfig(str(tmp_path / "a" / "mnist"), download=True, valid_size=10)
+    assert settings.build().size("test") == 20
+    (mirror / "train-images-idx3-ubyte.gz").unlink()
+    assert settings.build().size("train") == 50  # what is there is not fetched again
+    assert not list((tmp_path / "a" / "mnist").glob("*.tmp"))
+
+
+def test_download_refuses_what_is_not_the_file(tmp_path, mirror):
+    (mirror / "t10k-labels-idx1-ubyte.gz").write_bytes(b"something else")
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz: expected SHA-256 .*nothing was stored"):
+        download_mnist(tmp_path / "new")
+    assert not (tmp_path / "new" / "t10k-labels-idx1-ubyte.gz").exists()
+
+
+def test_download_that_fails(tmp_path, mirror):
+    (mirror / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(InputError, match="could not be fetched") as error:
+        download_mnist(tmp_path / "new")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST files are not here")
+def test_the_real_files():
+    train, test = find_mnist(REAL, "train"), find_mnist(REAL, "t10k")
+    for path in train:
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == idx.MNIST_SHA256[path.name]
+    task = MNISTConfig(str(REAL)).build()
+    assert [task.size(split) for split in ("train", "valid", "test")] == [55_000, 5_000, len(read_idx(test[1], 1))]
+    batch = task.train_batch(0, 4, 0)
+    assert batch.inputs.shape == (4, 784)
+    assert batch.inputs.max() > 200
+    assert 0.1 < task.majority < 0.13
+
+
+def test_digits():
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    task = DigitsConfig().build()
+    assert (task.vocab_size, task.classes, task.max_length) == (17, 10, 64)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [1257, 180, 360]
+    rows = [*task.batches("valid", 64), *task.batches("test", 64), task.train_batch(0, 1257, 0)]
+    found = torch.cat([b.inputs for b in rows])
+    assert (found.shape, found.max().item()) == ((1797, 64), 16)
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    expected = sorted(zip(digits.data.astype(int).tolist(), digits.target.tolist(), strict=True))
+    assert sorted(zip(found.tolist(), torch.cat([b.targets for b in rows]).tolist(), strict=True)) == expected
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'mnemos\[data\]'"):
+        DigitsConfig().build()

@@ -1,0 +1,114 @@
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos import config, registry
+from mnemos.data.listops import FILES, ListOpsConfig
+from mnemos.data.listops_text import evaluate, read_tsv, to_text
+from mnemos.types import InputError
+
+SHORT = ListOpsConfig(4, 25, 3, 4, 0.5, train_size=2000, valid_size=200, test_size=300)
+
+
+def texts(rows):
+    return [rows.row(i).tobytes() for i in range(len(rows))]
+
+
+def test_registered_and_written_as_json():
+    assert registry.load("data", "listops") is ListOpsConfig
+    assert config.from_dict(config.DataConfig, config.to_dict(SHORT)) == SHORT
+
+
+def test_defaults_are_long_range_arenas():
+    fields = dataclasses.asdict(ListOpsConfig())
+    assert (fields["min_length"], fields["max_length"], fields["max_depth"], fields["max_arguments"]) == (
+        500,
+        2000,
+        10,
+        10,
+    )
+    assert (fields["train_size"], fields["valid_size"], fields["test_size"]) == (96_000, 2_000, 2_000)
+    assert fields["digit_probability"] == 0.75
+
+
+def test_the_task():
+    task = dataclasses.replace(SHORT, bucketed=False).build()
+    assert (task.kind, task.vocab_size, task.classes, task.max_length, task.carries_state) == (
+        "classification", 16, 10, 24, False,
+    )  # fmt: skip
+    assert [task.size(split) for split in ("train", "valid", "test")] == [2000, 200, 300]
+    batch = task.train_batch(3, 32, 0)
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert batch.inputs.shape[0] == 32
+    assert batch.targets.shape == (32,)
+    assert batch.reset is None
+    for tokens, label, mask in zip(batch.inputs, batch.targets, batch.mask, strict=True):
+        assert (tokens[~mask] == 0).all()
+        assert (tokens[mask] > 0).all()
+        assert evaluate(to_text(tokens[mask].numpy())) == label
+
+
+def test_majority_is_the_test_splits():
+    task = SHORT.build()
+    labels = torch.cat([batch.targets for batch in task.batches("test", 64)])
+    assert task.majority == pytest.approx(labels.bincount().max().item() / 300)
+
+
+def test_splits_share_nothing_and_a_larger_training_split_changes_no_other():
+    splits = SHORT.generate()
+    everything = [text for rows in splits.values() for text in texts(rows)]
+    assert len(set(everything)) == len(everything) == 2500
+    larger = dataclasses.replace(SHORT, train_size=4000).generate()
+    assert texts(larger["test"]) == texts(splits["test"])
+    assert texts(larger["valid"]) == texts(splits["valid"])
+    assert texts(larger["train"])[:2000] == texts(splits["train"])
+
+
+def test_seeds_and_workers():
+    rows = SHORT.generate()["train"]
+    assert texts(dataclasses.replace(SHORT, workers=2).generate()["train"]) == texts(rows)
+    assert texts(dataclasses.replace(SHORT, seed=1).generate()["train"]) != texts(rows)
+
+
+def test_export_then_read_from_the_folder(tmp_path):
+    SHORT.export(tmp_path / "new")
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == sorted(FILES.values())
+    made, read = SHORT.build(), dataclasses.replace(SHORT, path=str(tmp_path / "new")).build()
+    for a, b in zip(made.batches("valid", 7), read.batches("valid", 7), strict=True):
+        assert torch.equal(a.inputs, b.inputs)
+        assert torch.equal(a.targets, b.targets)
+    assert torch.equal(made.train_batch(5, 16, 2).inputs, read.train_batch(5, 16, 2).inputs)
+    assert read.max_length == max(read_tsv(tmp_path / "new" / file).lengths.max() for file in FILES.values())
+
+
+def test_buckets_save_padding():
+    padded = {}
+    for bucketed in (True, False):
+        task = dataclasses.replace(SHORT, bucketed=bucketed).build()
+        masks = [task.train_batch(i, 32, 0) for i in range(60)]
+        padded[bucketed] = np.mean([0.0 if b.mask is None else 1 - b.mask.float().mean().item() for b in masks])
+    assert padded[True] < 0.1 < padded[False]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train_size": 0}, "train_size of at least 1, found 0"),
+        ({"max_length": 5}, "min_length < length < max_length, found 4 and 5"),
+        ({"seed": -1}, "seed >= 0"),
+        ({"path": "no/such/folder"}, "basic_train.tsv: expected a ListOps file, found none"),
+    ],
+)
+def test_wrong_settings(change, words):
+    with pytest.raises(InputError, match=words) as error:
+        dataclasses.replace(SHORT, **change).build()
+    assert "\n" not in str(error.value)
+
+
+def test_a_hundred_thousand_short_samples_in_a_moment():
+    start = time.perf_counter()
+    dataclasses.replace(SHORT, train_size=100_000, seed=11).build()
+    assert time.perf_counter() - start < 5  # a fifth of a second where this was written

@@ -1,0 +1,150 @@
+import os
+import time
+
+import numpy as np
+import pytest
+
+from mnemos.data import listops_stream
+from mnemos.data.listops_generate import Rules
+from mnemos.data.listops_stream import Position, Stream, generate
+from mnemos.types import InputError
+
+SHORT = Rules(4, 25, 3, 4, 0.5)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in ((a.tokens, b.tokens), (a.starts, b.starts), (a.labels, b.labels)))
+
+
+def texts(rows):
+    return [rows.row(i).tobytes() for i in range(len(rows))]
+
+
+@pytest.mark.parametrize("rules", [SHORT, Rules()])
+def test_samples_do_not_depend_on_the_number_of_workers(rules):
+    alone = generate(rules, 7, 3000, workers=1)
+    for workers in (2, 3):
+        assert same(alone, generate(rules, 7, 3000, workers=workers))
+
+
+def test_samples_do_not_depend_on_how_they_are_taken():
+    with Stream(SHORT, 7) as stream:
+        whole = stream.take(3000)
+    with Stream(SHORT, 7, workers=2) as stream:
+        pieces = [stream.take(n) for n in (1, 999, 1, 1500, 499)]
+    assert texts(whole) == [text for piece in pieces for text in texts(piece)]
+
+
+def test_no_sample_comes_twice():
+    rows = texts(generate(SHORT, 0, 20_000))
+    assert len(set(rows)) == len(rows) == 20_000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("done", [0, 5, 1234, 2999])
+def test_resumes_where_it_stopped(done, workers):
+    expected = texts(generate(SHORT, 3, 3000))
+    with Stream(SHORT, 3) as stream:
+        if done:
+            assert texts(stream.take(done)) == expected[:done]
+        position = stream.position
+    assert len(position.seen) == 16 * done
+    with Stream(SHORT, 3, workers, position=Position(*position)) as stream:
+        assert texts(stream.take(3000 - done)) == expected[done:]
+        resumed = stream.position
+    with Stream(SHORT, 3) as stream:
+        stream.take(3000)
+        assert stream.position == resumed
+
+
+def test_gives_up_where_there_are_no_more(monkeypatch):
+    monkeypatch.setattr(listops_stream, "PATIENCE", 3)
+    with Stream(Rules(0, 2, 1), 0) as stream:
+        assert sorted(stream.take(10).labels) == list(range(10))
+        with pytest.raises(InputError, match="expected 1 more distinct samples, found 0") as error:
+            stream.take(1)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (Rules(-1, 20), "0 <= min_length"),
+        (Rules(10, 11), "found 10 and 11"),
+        (Rules(max_depth=0), "max_depth >= 1"),
+        (Rules(max_arguments=1), "max_arguments >= 2"),
+        (Rules(digit_probability=1.5), "between 0 and 1, found 1.5"),
+        (Rules(500, 2000, max_depth=3, max_arguments=10), "longer than 122 tokens, but min_length is 500"),
+    ],
+)
+def test_rules_that_cannot_be_met(rules, words):
+    with pytest.raises(InputError, match=words) as error:
+        Stream(rules, 0)
+    assert "\n" not in str(error.value)
+
+
+def test_the_longest_sample_there_is_can_be_had():
+    rows = generate(Rules(5, 7, 2, 4, 0.0), 0, 50)
+    assert set(rows.lengths) == {6}
+    with pytest.raises(InputError, match="longer than 6 tokens"):
+        Stream(Rules(6, 9, 2, 4, 0.0), 0)
+
+
+@pytest.mark.parametrize(("seed", "workers"), [(-1, 1), (0, 0)])
+def test_wrong_seed_and_workers(seed, workers):
+    with pytest.raises(InputError, match="seed >= 0 and workers >= 1"):
+        Stream(SHORT, seed, workers)
+
+
+def test_closing_ends_the_processes():
+    with Stream(SHORT, 0, workers=2) as stream:
+        stream.take(10)
+        processes = list(stream._workers)
+        assert [process.poll() for process in processes] == [None, None]
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_a_worker_ends_by_itself_when_nobody_reads():
+    stream = Stream(SHORT, 0, workers=2)
+    stream.take(1)
+    for process in stream._workers:
+        process.stdout.close()
+        assert process.wait(timeout=20) == 0
+    stream.close()
+
+
+def test_a_dead_worker_is_an_error_not_a_short_answer():
+    with Stream(Rules(), 0, workers=2) as stream:
+        stream.take(1)
+        for process in stream._workers:
+            process.kill()
+        with pytest.raises(EOFError, match="ended early"):
+            stream.take(10**6)
+
+
+def test_workers_are_used_where_they_pay(monkeypatch):
+    used = []
+
+    class Spy(Stream):
+        def __init__(self, rules, seed, workers):
+            used.append(workers)
+            super().__init__(Rules(0, 20, 3), seed)
+
+    monkeypatch.setattr(listops_stream, "Stream", Spy)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    for rules in (SHORT, Rules(500_000, 600_000)):
+        generate(rules, 0, 100)
+    assert used == [1, 3]
+
+
+def test_progress_appears_after_two_seconds_on_standard_error(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with listops_stream._Progress("samples", 10) as progress:
+        progress.advance(1)
+        assert progress._bar is None
+        now[0] = 2.5
+        progress.advance(4)
+        assert progress._bar.tasks[0].completed == 5
+    assert progress._bar.live.is_started is False
+    assert capsys.readouterr().out == ""
