@@ -109,3 +109,14 @@ def test_refuses_impossible_widths():
         SoftmaxAttention(10, 3)
     with pytest.raises(InputError, match="even head width"):
         SoftmaxAttention(9, 3, rotary=True)
+
+
+@pytest.mark.parametrize("t", [15, 16, 40, 64, 65])
+@pytest.mark.parametrize("kind", ["whole", "causal", "masked"])
+def test_every_length_takes_the_same_values(t, kind):
+    """Short sequences without gradient go another way than the fused kernel."""
+    q, k, v = torch.randn(3, 2, t, 3, 4, dtype=torch.float64)
+    visible = (torch.rand(2, 1, 1, t) < 0.7) | (torch.arange(t) == 0) if kind == "masked" else None
+    with torch.no_grad():
+        short = attend(q, k, v, visible, kind == "causal")
+    torch.testing.assert_close(short, attend(q, k, v, visible, kind == "causal"))

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.data.batch import IGNORE, Batch
-from mnemos.types import InputError, State, detach, reset
+from mnemos.types import InputError, State, detach
+from mnemos.types import reset as make_fresh
 
 
 def evaluate(
@@ -28,7 +29,7 @@ def evaluate(
         for batch in batches:
             batch = to_device(batch, device)
             if state is not None and batch.reset is not None:
-                state = reset(state, batch.reset)
+                state = make_fresh(state, batch.reset)
             logits, state = model(batch.inputs, state if batch.reset is not None else None, mask=batch.mask)
             state = detach(state) if batch.reset is not None else None
             for i, value in enumerate(score(logits, batch.targets)):
@@ -61,7 +62,14 @@ def bits(loss: float) -> float:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on a device."""
-    return Batch(*(None if x is None else x.to(device, non_blocking=True) for x in batch))
+    return each(batch, lambda x: x.to(device, non_blocking=True))
+
+
+def each(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with a function applied to every tensor that it has."""
+    mask = None if batch.mask is None else function(batch.mask)
+    reset = None if batch.reset is None else function(batch.reset)
+    return Batch(function(batch.inputs), function(batch.targets), mask, reset)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,94 @@
+"""Linear attention (Katharopoulos et al. 2020) as a layer: its memory is a sum, of one size for ever."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.config import AttentionConfig
+from mnemos.ops.linear_attention import LinearState, favor, linear_attention, random_projection
+from mnemos.ops.linear_attention.feature_maps import FeatureMap
+from mnemos.types import Output
+
+from .softmax import check_heads
+
+
+@dataclass(frozen=True)
+class LinearConfig(AttentionConfig):
+    """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + eps)."""
+
+    name: ClassVar[str] = "linear"
+    feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
+    features: int = 128  # favor: random features a head
+    eps: float = 1e-6
+
+    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
+        """The layer, [B, T, dim] -> [B, T, dim]. There are no attention weights, so `dropout` has nothing to drop."""
+        return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps)
+
+
+class LinearAttention(nn.Module):
+    """Multi-head linear self-attention: `y, state = layer(x, state=None, mask=None)`.
+
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `LinearState`, s [B, H, D', M] and
+    z [B, H, D'] in float32 (float64 for float64) with D' = M = D/H for the default map; a call costs O(T·D·D') however
+    much came before, and memory for the backward O(T·D). Not causal: there is no state (None).
+
+    feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
+    Raises InputError where D is not divisible by H, or for an unknown feature map (at the first call).
+    """
+
+    rows_independent = True
+    state_gradient = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool = False,
+        feature_map: str | FeatureMap = "elu",
+        features: int = 128,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.dim, self.num_heads, self.causal, self.feature_map, self.eps = dim, num_heads, causal, feature_map, eps
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+        # Drawn once and saved: sums over one projection's features mean nothing under another's.
+        self.register_buffer("projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None)
+
+    @property
+    def splits(self) -> str:
+        """Where a sequence may be cut and resumed: "anywhere", or "never" (there is no state)."""
+        return "anywhere" if self.causal else "never"
+
+    def _map(self) -> str | FeatureMap:
+        return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
+
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> LinearState | None:
+        """The state of `batch_size` fresh rows; None is short for it."""
+        if not self.causal:
+            return None
+        weight = self.qkv.weight
+        nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads)
+        nothing = nothing.to(device=weight.device if device is None else device, dtype=dtype or weight.dtype)
+        return linear_attention(nothing, nothing, nothing, feature_map=self._map())[1]
+
+    def heads(self, x: Tensor, state: LinearState | None = None, mask: Tensor | None = None) -> Output:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        if not self.causal:
+            return linear_attention(q, k, v, False, self._map(), None, mask, self.eps)[0], None
+        return linear_attention(q, k, v, True, self._map(), state, mask, self.eps)
+
+    def project(self, heads: Tensor) -> Tensor:
+        """[B, T, H, D/H] -> [B, T, D]."""
+        return self.output(heads.flatten(2))
+
+    def forward(self, x: Tensor, state: LinearState | None = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        heads, state = self.heads(x, state, mask)
+        return self.project(heads), state

@@ -1,0 +1,130 @@
+"""The stored cache after training: each layer's [Tm, Dm] matrix, its singular values, how alike its slots are."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .markup import figure, listed, missing, plural
+from .results import Comparison, Run
+from .style import INK, NEGATIVE, POSITIVE, RULE, nothing, panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LARGEST = 192  # slots or channels drawn; beyond, neighbours are averaged
+LAYERS = 6  # drawn; beyond, an even choice of them
+
+
+def section(comparison: Comparison) -> str:
+    """A figure for the first run of each arm that stored its caches, or the line that says none did."""
+    parts = []
+    for index, name in enumerate(comparison.arms):
+        stored = [run for run in comparison.runs.get(name, ()) if run.caches]
+        if stored:
+            parts.append(_arm(index, name, stored))
+        elif name in comparison.with_memory():
+            parts.append(missing(f"{name}: no run stored its caches (caches.safetensors), so there is none to draw."))
+    return "\n".join(parts) or missing("No arm has a gated cache, so there is no cache to draw.")
+
+
+def _arm(index: int, name: str, stored: list[Run]) -> str:
+    caches = stored[0].caches or {}
+    chosen = list(caches)
+    if len(chosen) > LAYERS:
+        chosen = [chosen[i] for i in np.unique(np.linspace(0, len(chosen) - 1, LAYERS).round().astype(int))]
+    panels, pooled = [], False
+    for place, label in enumerate(chosen):
+        cache = caches[label]
+        pooled = pooled or max(cache.shape) > LARGEST
+        titles = (f"{label}, to ±{_reach(cache):.2g}", "Singular values", "Similarity of slots")
+        for title, draw in zip(titles, (draw_values, draw_spectrum, draw_slots), strict=True):
+            slug = f"cache-{index}-{place}-{draw.__name__}"
+            aloud = f"{title}: {label} of {name}"
+            panels.append(panel(slug, title, partial(draw, cache=cache), (2.6, 2.2), 0.36, aloud))
+    return figure(panels, _caption(name, stored, chosen, len(caches), pooled), kind="small", legend=_SCALE)
+
+
+# Drawn by the style sheet as a gradient.
+_SCALE = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'
+
+
+def _caption(name: str, stored: list[Run], chosen: list[str], layers: int, pooled: bool) -> str:
+    kept = "" if len(chosen) == layers else f" {len(chosen)} of its {layers} layers are drawn."
+    shrunk = f" Above {LARGEST} slots or channels, neighbours are averaged." if pooled else ""
+    others = len(stored) - 1
+    rest = f" {plural(others, 'other run')} of this arm stored theirs too." if others else ""
+    return (
+        f"{name}: the cache as stored after training, one row of panels a layer ({listed(chosen)}). Left, the "
+        "matrix of slots (down) by channels (across); colour deepens with size up to the value given, the 99th "
+        "percentile. Middle, its singular values as shares of the largest, on a logarithmic scale: the steeper, the "
+        "fewer directions it uses. Right, cosine similarity between slots: coloured off the diagonal where slots hold "
+        "the same thing."
+        f"{kept}{shrunk} From {stored[0].label}/caches.safetensors.{rest}"
+    )
+
+
+def _reach(cache: np.ndarray) -> float:
+    """The size at which colour is full: the 99th percentile, so that one outlier does not bleach the rest."""
+    finite = np.abs(cache[np.isfinite(cache)])
+    return float(np.percentile(finite, 99)) if finite.size else 0.0
+
+
+def draw_values(axes: "Axes", cache: np.ndarray) -> None:
+    """The matrix [Tm, Dm] in diverging colours, which fade to the page's own at zero."""
+    _image(axes, pool(cache), _reach(cache))
+
+
+def draw_slots(axes: "Axes", cache: np.ndarray) -> None:
+    """Cosine similarity between slots [Tm, Tm]; a slot of zeros is like none."""
+    norms = np.linalg.norm(cache, axis=1, keepdims=True)
+    units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
+    # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
+    units = pool(units, channels=units.shape[1])
+    _image(axes, units @ units.T, 1.0)
+
+
+def draw_spectrum(axes: "Axes", cache: np.ndarray) -> None:
+    """Singular values over the largest, with the effective rank."""
+    if not np.isfinite(cache).all():
+        nothing(axes, "not finite")
+        return
+    values = np.linalg.svd(cache, compute_uv=False)
+    if not values.size or values[0] == 0:
+        nothing(axes, "all zero")
+        return
+    shares = values / values[0]
+    axes.set_yscale("log")
+    axes.set_ylim(1e-4, 1.6)
+    axes.plot(np.arange(1, len(shares) + 1), np.maximum(shares, 1e-4), color=INK[0], linewidth=1.2)
+    axes.grid(axis="y", color=RULE[0])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.text(1, 1, f"effective rank {effective_rank(values):.1f}", transform=axes.transAxes, ha="right", va="top")
+
+
+def effective_rank(values: np.ndarray) -> float:
+    """exp of the entropy of σ/Σσ over the singular values σ: how many directions the slots span."""
+    shares = values / values.sum()
+    return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
+
+
+def pool(matrix: np.ndarray, channels: int = LARGEST) -> np.ndarray:
+    """At most LARGEST rows and `channels` columns, each the mean of its neighbours."""
+    rows = np.array_split(np.arange(matrix.shape[0]), min(LARGEST, matrix.shape[0]))
+    columns = np.array_split(np.arange(matrix.shape[1]), min(channels, matrix.shape[1]))
+    matrix = np.stack([matrix[r].mean(0) for r in rows]) if len(rows) < matrix.shape[0] else matrix
+    return np.stack([matrix[:, c].mean(1) for c in columns], 1) if len(columns) < matrix.shape[1] else matrix
+
+
+def _image(axes: "Axes", matrix: np.ndarray, end: float) -> None:
+    """Sign as hue and size as opacity, so that zero is the page, light or dark; not finite is drawn as zero."""
+    from matplotlib.colors import to_rgb
+
+    scaled = np.nan_to_num(np.clip(matrix / (end or 1.0), -1, 1))
+    colours = np.where((scaled < 0)[..., None], to_rgb(NEGATIVE[0]), to_rgb(POSITIVE[0]))
+    rgba = np.concatenate([colours, np.abs(scaled)[..., None]], -1)
+    axes.imshow((rgba * 255).round().astype(np.uint8), aspect="auto", interpolation="none")
+    axes.spines[["top", "right"]].set_visible(True)
+    axes.spines[:].set_color(RULE[0])
+    axes.tick_params(length=0)

@@ -1,0 +1,129 @@
+"""Learning curves: loss and accuracy by step, a thin line a seed and a thick one for their mean."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .markup import figure, legend, listed, missing, plural
+from .results import Columns, Comparison, Run
+from .style import ARMS, MARKERS, MUTED, arm, curve, nothing, panel, steps_axis, thin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANELS = (("valid", "accuracy"), ("valid", "loss"), ("train", "accuracy"), ("train", "loss"))
+_WORDS = {"valid": "validation", "train": "training"}
+
+
+def section(comparison: Comparison) -> str:
+    """The figure of learning curves of every arm, or the line that says there are none."""
+    runs = comparison.all_runs()
+    wanted = [p for p in PANELS if any(_has(getattr(run, p[0]), p[1]) for run in runs)]
+    if not wanted:
+        return missing("No run recorded a loss or an accuracy, so there is no curve to draw.")
+    panels = [
+        panel(f"curve-{kind}-{name}", title(kind, name), partial(draw, comparison=comparison, kind=kind, name=name))
+        for kind, name in wanted
+    ]
+    drawn = [name for name in comparison.arms if comparison.runs.get(name)]
+    keys = legend([(f"arm-{comparison.arms.index(name) % len(ARMS)}", name) for name in drawn])
+    return figure(panels, _caption(comparison, wanted), legend=keys) + "".join(
+        missing(line) for line in _notes(comparison, wanted)
+    )
+
+
+def title(kind: str, name: str) -> str:
+    """Validation accuracy, training loss, …"""
+    return f"{_WORDS[kind].capitalize()} {name}"
+
+
+def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
+    """One panel: `name` ("loss", "accuracy") of the `kind` ("train", "valid") records of every arm."""
+    steps_axis(axes)
+    for index, label in enumerate(comparison.arms):
+        series = [getattr(run, kind) for run in comparison.runs.get(label, ())]
+        series = [s for s in series if _has(s, name)]
+        colour, marker = arm(index), MARKERS[index % len(MARKERS)]
+        if len(series) > 1:
+            for one in series:
+                curve(axes, *thin(one["step"], one[name]), color=colour, linewidth=0.6, alpha=0.45)
+        step, value = mean_curve(series, name)
+        few: dict[str, Any] = {"marker": marker, "markersize": 3.4} if len(step) <= 25 else {}
+        curve(axes, *thin(step, value), color=colour, **few)
+    if not axes.lines:
+        nothing(axes, f"no {name} recorded")
+    elif name == "accuracy" and comparison.majority is not None:
+        axes.axhline(comparison.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "majority class",
+            (1, comparison.majority),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            color=MUTED[0],
+            fontsize=8,
+        )
+
+
+def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over seeds at the steps that every seed has; NaN where one of them is not finite."""
+    if not series:
+        return np.array([]), np.array([])
+    common = series[0]["step"]
+    for one in series[1:]:
+        common = np.intersect1d(common, one["step"])
+    values = np.stack([one[name][np.isin(one["step"], common)] for one in series])
+    return common, np.where(np.isfinite(values).all(0), values.sum(0) / len(series), np.nan)
+
+
+def _has(columns: Columns, name: str) -> bool:
+    return bool(np.isfinite(columns[name]).any())
+
+
+def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
+    several = any(len(runs) > 1 for runs in comparison.runs.values())
+    lines = "A thin line is one seed, the thick line their mean" if several else "One run an arm"
+    majority = ""
+    if comparison.majority is not None and any(name == "accuracy" for _, name in wanted):
+        majority = " The dotted line is the share of the most frequent class."
+    what = listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]).capitalize()
+    long = any(len(run.train["step"]) > 400 for run in comparison.all_runs())
+    means = " Long curves are drawn as means over 400 stretches." if long else ""
+    source = f"From metrics.jsonl of {plural(len(comparison.all_runs()), 'run')}."
+    return f"{what} by update. {lines}.{majority}{means} {source}"
+
+
+def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
+    """What the picture cannot show: values that are not finite, and curves nobody recorded."""
+    notes = []
+    for run in comparison.all_runs():
+        notes += [line for kind in ("train", "valid") if (line := _broken(run, kind))]
+    absent = [f"{_WORDS[kind]} {name}" for kind, name in PANELS if (kind, name) not in wanted]
+    if absent:
+        notes.append(f"No run recorded a {listed(absent).replace(' and ', ' or a ')}.")
+    return notes
+
+
+def _broken(run: Run, kind: str) -> str:
+    columns = getattr(run, kind)
+    loss = columns["loss"]
+    bad = ~np.isfinite(loss)
+    if not bad.any():
+        return ""
+    first = int(columns["step"][np.argmax(bad)])
+    return (
+        f"{run.label}: the {_WORDS[kind]} loss is missing, NaN or infinite in {int(bad.sum())} of {len(loss)} records, "
+        f"first at step {first:,}; the curve has gaps there."
+    )
+
+
+def extent(values: np.ndarray, least: float) -> tuple[float, float]:
+    """Limits of an axis that hold all finite values and span at least `least`, so that noise is not magnified."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    pad = max(0.06 * (high - low), (least - (high - low)) / 2)
+    return low - pad, high + pad

@@ -1,0 +1,165 @@
+"""What the gates did: the cache's share σ(λ) by layer and head, the gates' activity, and the cache's size and rank."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .curves import extent
+from .markup import figure, legend, missing, paragraph, plural
+from .results import Comparison, Gates, Run
+from .style import MUTED, RULE, curve, layer, layer_variable, nothing, panel, steps_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ACTIVITY = (
+    ("update.mean", "Update gate, mean"),
+    ("update.saturated", "Update gate, saturated share"),
+    ("cache.rms", "Cache, root mean square"),
+    ("reset.mean", "Reset gate, mean"),
+    ("reset.saturated", "Reset gate, saturated share"),
+    ("cache.rank", "Cache, effective rank"),
+)
+
+
+def section(comparison: Comparison) -> str:
+    """Two figures for each arm with a memory, or the line that says there is none."""
+    parts = []
+    for index, name in enumerate(comparison.arms):
+        runs = [run for run in comparison.runs.get(name, ()) if run.gates]
+        if runs:
+            parts.append(_arm(index, name, runs))
+        elif name in comparison.with_memory():
+            parts.append(missing(f"{name}: no run recorded its gates."))
+    return "\n".join(parts) or missing("No arm has a gated cache, so there is no gate to show.")
+
+
+def _arm(index: int, name: str, runs: list[Run]) -> str:
+    layers = runs[0].gates.layers if runs[0].gates else ()
+    gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
+    keys = legend([(layer_variable(i, len(layers)), label) for i, label in enumerate(layers)])
+    seeds, files = plural(len(gates), "seed"), _files(runs)
+    mix = figure(
+        [
+            panel(f"mix-{index}", "Share of the cache, σ(λ)", partial(draw_mix, gates=gates)),
+            panel(f"mix-{index}-end", "σ(λ) by layer, at the end", partial(draw_by_layer, gates=gates)),
+        ],
+        f"{name}: the share σ(λ) of the cached branch in each head's output. Left, over training: a thin line a head "
+        f"and seed, a thick line a layer's mean. Right, at the end: a dot a head and seed ({seeds}), the bar "
+        f"the layer's mean, the dotted line the share at the first record. From {files}.",
+        legend=keys,
+    )
+    recorded = [(key, title) for key, title in ACTIVITY if any(np.isfinite(g.values[key]).any() for g in gates)]
+    activity = figure(
+        [
+            panel(
+                f"gate-{index}-{key.replace('.', '-')}",
+                title,
+                partial(draw_activity, gates=gates, key=key),
+                (2.6, 1.75),
+            )
+            for key, title in recorded
+        ],
+        f"{name}: activity of the gates and state of the cache by update, layer by layer: thin a seed, thick the mean. "
+        "The mean of a gate is how much is rewritten (update) or let through to the candidate (reset); the saturated "
+        "share is the part of its entries at either end of the sigmoid, which learn no more; the effective rank is how "
+        f"many directions the slots span. From {files}.",
+        kind="small",
+        legend=keys,
+    )
+    left_out = len(runs) - len(gates)
+    notes = [f"{plural(left_out, 'run')} of {name} with other layers left out."] if left_out else []
+    if len(recorded) < len(ACTIVITY):
+        absent = [title.lower() for key, title in ACTIVITY if (key, title) not in recorded]
+        notes.append(f"Not recorded for {name}: {'; '.join(absent)}.")
+    parts = [paragraph(_summary(name, gates)), mix, activity if recorded else "", *map(missing, notes)]
+    return "\n".join(parts)
+
+
+def _files(runs: list[Run]) -> str:
+    if len(runs) == 1:
+        return f"{runs[0].label}/metrics.jsonl"
+    return f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
+
+
+def _summary(name: str, gates: list[Gates]) -> str:
+    """One sentence of numbers: how far the shares moved."""
+    starts = np.concatenate([g.mix[0].ravel() for g in gates])
+    ends = np.concatenate([g.mix[-1].ravel() for g in gates])
+    starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
+    if not starts.size or not ends.size:
+        return f"{name}: σ(λ) was not recorded."
+    return (
+        f"{name}: over training the cache's share σ(λ) went from a mean of {starts.mean():.3f} to {ends.mean():.3f}; "
+        f"at the end the heads lie between {ends.min():.3f} and {ends.max():.3f}."
+    )
+
+
+def draw_mix(axes: "Axes", gates: list[Gates]) -> None:
+    """σ(λ) over training: a thin line a head and seed, thick a layer's mean. One run's gates each, same layers."""
+    steps_axis(axes)
+    count = len(gates[0].layers)
+    for one in gates:
+        for i in range(count):
+            for h in range(one.mix.shape[2]):
+                curve(axes, one.step, one.mix[:, i, h], color=layer(i, count), linewidth=0.6, alpha=0.5)
+    for i in range(count):
+        step, value = _mean(gates, [_row_means(g.mix[:, i]) for g in gates])
+        curve(axes, step, value, color=layer(i, count), linewidth=1.8)
+    low, high = extent(np.concatenate([g.mix.ravel() for g in gates]), 0.2)
+    axes.set_ylim(max(low, 0.0), min(high, 1.0))
+    if not axes.lines:
+        nothing(axes, "σ(λ) was not recorded")
+
+
+def draw_by_layer(axes: "Axes", gates: list[Gates]) -> None:
+    """σ(λ) against layer at the end, a dot a head and seed: the view of Cached Transformers' Figure 5."""
+    from matplotlib.ticker import MaxNLocator
+
+    count = len(gates[0].layers)
+    axes.set_ylim(0, 1)
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+    axes.grid(axis="y", color=RULE[0])
+    start = np.concatenate([g.mix[0].ravel() for g in gates])
+    if np.isfinite(start).any():
+        axes.axhline(np.nanmean(start), color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    for i in range(count):
+        ends = np.concatenate([g.mix[-1, i] for g in gates])
+        ends = ends[np.isfinite(ends)]
+        if not ends.size:
+            continue
+        across = i + (np.linspace(-0.22, 0.22, len(ends)) if len(ends) > 1 else np.zeros(1))
+        axes.plot(across, ends, "o", markersize=3.6, color=layer(i, count), alpha=0.75, markeredgewidth=0)
+        axes.plot([i - 0.32, i + 0.32], [ends.mean()] * 2, color=layer(i, count), linewidth=1.2)
+
+
+def draw_activity(axes: "Axes", gates: list[Gates], key: str) -> None:
+    """One of ACTIVITY over training: thick a layer's mean over seeds, thin each seed."""
+    steps_axis(axes)
+    count = len(gates[0].layers)
+    everything = np.concatenate([g.values[key].ravel() for g in gates])
+    for i in range(count):
+        if len(gates) > 1:
+            for one in gates:
+                curve(axes, one.step, one.values[key][:, i], color=layer(i, count), linewidth=0.6, alpha=0.5)
+        curve(axes, *_mean(gates, [g.values[key][:, i] for g in gates]), color=layer(i, count))
+    low, high = extent(everything, 0.1)
+    axes.set_ylim(0.0 if key.startswith("cache") else max(low, 0.0), high)
+
+
+def _row_means(values: np.ndarray) -> np.ndarray:
+    """The mean of each row's finite values, NaN for a row that has none."""
+    finite = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(finite, values, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
+
+
+def _mean(gates: list[Gates], values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over seeds at the steps that all of them recorded."""
+    common = gates[0].step
+    for one in gates[1:]:
+        common = np.intersect1d(common, one.step)
+    stacked = np.stack([v[np.isin(g.step, common)] for g, v in zip(gates, values, strict=True)])
+    return common, stacked.mean(0)

@@ -1,0 +1,132 @@
+"""The few HTML pieces that sections are made of, and numbers as a paper prints them. All text is escaped here."""
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def escape(text: Any) -> str:
+    """Text for HTML content and quoted attributes."""
+    return html.escape(str(text), quote=True)
+
+
+def prose(text: str) -> str:
+    """Sentences for HTML content: escaped, with a typeset apostrophe."""
+    return escape(text.replace("'", "\u2019"))
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """A paragraph of plain text."""
+    return f"<p{_class(kind)}>{prose(text)}</p>"
+
+
+def missing(text: str) -> str:
+    """The one line of a section, or a part of one, that has no data."""
+    return paragraph(text, "missing")
+
+
+def figure(panels: Sequence[str], caption: str, kind: str = "", legend: str = "") -> str:
+    """Panels side by side where there is room, their legend, and a numbered caption of plain text."""
+    body = "\n".join(f'<div class="panel">{p}</div>' for p in panels)
+    return (
+        f'<figure{_class(kind)}>{legend}\n<div class="panels">{body}</div>\n'
+        f"<figcaption>{prose(caption)}</figcaption></figure>"
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]], symbol: str = "line") -> str:
+    """Names beside their colour: (a style sheet variable, a name) each."""
+    keys = "".join(
+        f'<li><i class="{symbol}" style="color:var(--{escape(variable)})"></i>{escape(name)}</li>'
+        for variable, name in entries
+    )
+    return f'<ul class="legend">{keys}</ul>'
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A numbered table. `head` and `caption` are plain text; cells are HTML, the first names the row.
+
+    On a narrow screen a row becomes a block, each cell under its heading (`data-head`).
+    """
+    names = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
+    body = "\n".join(
+        f'<tr><th scope="row">{row[0]}</th>'
+        + "".join(f'<td data-head="{escape(h)}">{cell}</td>' for h, cell in zip(head[1:], row[1:], strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<table{_class(kind)}><caption>{prose(caption)}</caption>\n"
+        f"<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+    )
+
+
+def _class(kind: str) -> str:
+    return f' class="{escape(kind)}"' if kind else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def short(name: str, most: int = 24) -> str:
+    """A name that fits where there is no second line."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def plural(count: int, noun: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def decimal(value: float, signed: bool = False) -> str:
+    """A measured value to three decimals, fewer as it grows, with a true minus; an en dash for none."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    places = 3 if size < 10 else 2 if size < 100 else 1
+    if 0 < size < 0.0005:
+        return f"{value:{'+' if signed else ''}.2g}".replace("-", "−")
+    text = f"{value:{'+' if signed else ''}.{places}f}"
+    return text.replace("-", "−")
+
+
+def count(value: float) -> str:
+    """A whole number with thousands apart."""
+    return f"{value:,.0f}" if math.isfinite(value) else "–"
+
+
+def scaled(value: float, units: Sequence[str], base: float) -> str:
+    """Three digits and a unit: scaled(1.2e9, ("", "K", "M", "G"), 1000) is "1.2 G"."""
+    if not math.isfinite(value):
+        return "–"
+    power = 0
+    while abs(value) >= base and power < len(units) - 1:
+        value, power = value / base, power + 1
+    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{text} {units[power]}".strip()
+
+
+def operations(value: float) -> str:
+    """Floating point operations."""
+    return scaled(value, ("", "K", "M", "G", "T", "P", "E"), 1000)
+
+
+def memory(value: float) -> str:
+    """Bytes."""
+    return scaled(value, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+
+
+def duration(value: float) -> str:
+    """Seconds, as hours and minutes once they are long."""
+    if not math.isfinite(value):
+        return "–"
+    if value < 100:
+        return f"{value:.3g} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"

@@ -1,0 +1,80 @@
+"""One PNG of a comparison, for a page that shows it in passing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .curves import draw, title
+from .gates import draw_mix
+from .markup import short
+from .read import read
+from .results import Comparison
+from .style import MARKERS, arm, layer, nothing, raster
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TYPE = {
+    "font.size": 13.0,
+    "lines.linewidth": 2.0,
+    "axes.linewidth": 0.8,
+    "grid.linewidth": 0.7,
+}
+
+
+def picture(folder: Path, out_png: Path) -> Path:
+    """A PNG of 1600 × 700: left every arm's validation curve, right σ(λ) by head of the first arm with a cache.
+
+    folder: a comparison folder (or a run folder). The file is replaced whole. Raises InputError as `report` does.
+    """
+    comparison = read([Path(folder)])
+    out_png = Path(out_png)
+    out_png.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out_png.with_name(out_png.name + ".tmp")
+    temporary.write_bytes(raster((10.0, 4.375), 160, lambda figure: _lay_out(figure, comparison), _TYPE))
+    temporary.replace(out_png)
+    return out_png
+
+
+def _lay_out(figure: Any, comparison: Comparison) -> None:
+    left = figure.add_axes((0.055, 0.13, 0.42, 0.68))
+    name = comparison.metric if comparison.metric in ("accuracy", "loss") else "loss"
+    draw(left, comparison, "valid", name)
+    arms = [
+        (arm(i), short(n), MARKERS[i % len(MARKERS)]) for i, n in enumerate(comparison.arms) if comparison.runs.get(n)
+    ]
+    _head(left, title("valid", name), arms)
+    right = figure.add_axes((0.565, 0.13, 0.42, 0.68))
+    for label in comparison.arms:
+        recorded = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
+        if recorded:
+            layers = recorded[0].layers
+            draw_mix(right, [gates for gates in recorded if gates.layers == layers])
+            shown = sorted({0, len(layers) // 2, len(layers) - 1})
+            keys = [(layer(i, len(layers)), f"layer {i}", None) for i in shown]
+            _head(right, f"Cache share σ(λ) by head, {short(label, 20)}", keys)
+            return
+    nothing(right, "no arm recorded gates")
+
+
+def _head(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]]) -> None:
+    """Title and keys above the axes, where they hide no line."""
+    from matplotlib.lines import Line2D
+
+    axes.set_xlabel("updates")
+    axes.text(0, 1.16, text, transform=axes.transAxes, fontsize=15, va="bottom")
+    handles = [
+        Line2D([], [], color=colour, marker=marker, markersize=5, label=name) for colour, name, marker in entries
+    ]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.02),
+        ncol=len(handles),
+        borderpad=0,
+        borderaxespad=0,
+        frameon=False,
+        fontsize=12,
+        handlelength=1.5,
+        columnspacing=1.6,
+    )

@@ -1,0 +1,143 @@
+"""Where the numbers come from: what every run shares, what differs between arms and runs, and the commands."""
+
+import json
+import shlex
+from pathlib import PurePath
+from typing import Any
+
+from .markup import count, escape, missing, paragraph, plural, table
+from .results import Comparison
+
+_PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv"}
+_MOST = 80  # characters of a value in a table
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested objects as dotted names: {"train": {"steps": 5}} is {"train.steps": 5}."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    out: dict[str, Any] = {}
+    for key, part in value.items():
+        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
+    return out
+
+
+def section(comparison: Comparison) -> str:
+    """What the arms are, what ran where, and how to run it again."""
+    return "\n".join([_recipes(comparison), _shared(comparison), _runs(comparison), _reproduce(comparison)])
+
+
+def _recipes(comparison: Comparison) -> str:
+    """The fields in which the arms' recipes differ, and every recipe in full, folded."""
+    recipes = {name: runs[0].recipe for name in comparison.arms if (runs := comparison.runs.get(name))}
+    if not recipes:
+        return missing("No run folder is at hand, so the arms' recipes are not known.")
+    flattened = {name: flat(recipe) for name, recipe in recipes.items()}
+    fields = dict.fromkeys(key for one in flattened.values() for key in one)
+    skip = {"name", "about", "train.seed"}
+    absent = object()
+    differing = [f for f in fields if f not in skip and len({repr(o.get(f, absent)) for o in flattened.values()}) > 1]
+    parts = []
+    if len(recipes) > 1 and differing:
+        rows = [
+            [f"<code>{escape(f)}</code>", *(_cell(one.get(f, absent), absent) for one in flattened.values())]
+            for f in differing
+        ]
+        caption = "All in which the arms' recipes differ. From recipe.json of each arm's first run."
+        parts.append(table(caption, ["field", *recipes], rows, "fields"))
+    elif len(recipes) > 1:
+        parts.append(missing("The arms' recipes do not differ."))
+    for name, recipe in recipes.items():
+        text = json.dumps(recipe, indent=2, ensure_ascii=False)
+        about = recipe.get("about")
+        title = f"{escape(name)}: {escape(about)}" if about else escape(name)
+        parts.append(f"<details><summary>{title}</summary><pre>{escape(text)}</pre></details>")
+    return "\n".join(parts)
+
+
+def _cell(value: Any, absent: object) -> str:
+    if value is absent:
+        return "–"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return escape(text if len(text) <= _MOST else text[: _MOST - 1] + "…")
+
+
+def _shared(comparison: Comparison) -> str:
+    """What all runs have in common, and a warning for each thing that weakens the numbers."""
+    runs = comparison.all_runs()
+    known = [flat({k: v for k, v in r.provenance.items() if k not in _PER_RUN}) for r in runs if r.provenance]
+    if not known and comparison.provenance:
+        known = [flat({k: v for k, v in comparison.provenance.items() if k not in _PER_RUN})]
+    if not known:
+        return missing("No run.json is at hand: these numbers have no provenance.")
+    fields = dict.fromkeys(key for one in known for key in one)
+    common = {f: known[0].get(f) for f in fields if len({repr(one.get(f)) for one in known}) == 1}
+    items = "".join(
+        f"<dt>{escape(f)}</dt><dd>{_cell(v, None)}</dd>" for f, v in common.items() if v not in (None, [], {})
+    )
+    parts = [f'<dl class="facts">{items}</dl>'] if items else []
+    without = sum(not run.provenance for run in runs)
+    if without:
+        parts.append(missing(f"{plural(without, 'run')} of {len(runs)} without run.json: no provenance for those."))
+    if any(one.get("dirty") for one in known):
+        parts.append(
+            missing("The working tree had uncommitted changes: the commit alone does not give back these numbers.")
+        )
+    apart = [f for f in fields if f not in common]
+    if apart:
+        values = "; ".join(f"{f}: {', '.join(dict.fromkeys(str(o.get(f, '–')) for o in known))}" for f in apart)
+        parts.append(missing(f"Not the same in every run, so compare times with care. {values}."))
+    return "\n".join(parts)
+
+
+def _runs(comparison: Comparison) -> str:
+    rows = []
+    for name in comparison.arms:
+        for run in comparison.runs.get(name, ()):
+            about, result = run.provenance or {}, run.result or {}
+            resumed = about.get("resumed") or []
+            rows.append(
+                [
+                    f"<code>{escape(run.label)}</code>",
+                    escape(name),
+                    escape(run.seed),
+                    count(float(result.get("steps") or (run.train["step"][-1] if run.train["step"].size else 0))),
+                    escape(_moment(about.get("started"))),
+                    escape(_moment(about.get("finished")) if run.result else "not finished"),
+                    escape(len(resumed) if isinstance(resumed, list) else resumed),
+                ]
+            )
+    if not rows:
+        return missing("No run folder is named in comparison.json.")
+    head = ["run", "arm", "seed", "steps", "started", "finished", "resumed"]
+    return table("The runs. From run.json and result.json of each.", head, rows, "runs")
+
+
+def _moment(value: Any) -> str:
+    """A time to the minute, as written."""
+    return "–" if value in (None, "") else str(value)[:16].replace("T", " ")
+
+
+def command(value: Any) -> str:
+    """A command line as one would type it, from a string or from a process's words (without where it is installed)."""
+    if not isinstance(value, list) or not value:
+        return str(value)
+    program = PurePath(str(value[0]))
+    first = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    return shlex.join([*first, *map(str, value[1:])])
+
+
+def _reproduce(comparison: Comparison) -> str:
+    about = [comparison.provenance, *(run.provenance or {} for run in comparison.all_runs())]
+    commands = [command(about[0]["command"])] if about[0].get("command") else []
+    commands = commands or list(dict.fromkeys(command(a["command"]) for a in about if a.get("command")))
+    if not commands:
+        return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so it cannot be repeated here.")
+    commits = list(dict.fromkeys(str(a["commit"]) for a in about if a.get("commit")))
+    lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
+    note = "The same commit, versions and seeds give the same numbers on the same machine"
+    return (
+        "<h3>How to reproduce</h3>"
+        + paragraph(f"{note}; elsewhere they differ by rounding, and times do not carry over.")
+        + f"<pre>{escape(chr(10).join([*lines, *commands]))}</pre>"
+    )

@@ -1,0 +1,241 @@
+"""Read run folders and comparison folders, and refuse with file and line what is missing or malformed."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mnemos.types import InputError
+
+from .metrics import number, read_metrics
+from .results import Comparison, Control, Row, Run, spread
+
+COSTS = ("parameters", "flops", "seconds", "peak_bytes")
+
+
+def read(folders: Sequence[Path]) -> Comparison:
+    """One comparison from any number of run folders and at most one comparison folder.
+
+    Runs that no comparison names become arms of their own: those whose recipes differ in the seed alone are
+    one arm, and its numbers are computed from their results. Raises InputError.
+    """
+    if not folders:
+        raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
+    comparison: Comparison | None = None
+    runs: list[Run] = []
+    for folder in dict.fromkeys(Path(f).resolve() for f in folders):
+        if (folder / "comparison.json").is_file():
+            if comparison is not None:
+                raise InputError(f"{folder}: expected one comparison, found a second; make a report for each")
+            comparison = read_comparison(folder)
+        elif (folder / "recipe.json").is_file():
+            runs.append(read_run(folder, folder.name))
+        else:
+            raise InputError(
+                f"{folder}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
+                f"found {'neither file' if folder.is_dir() else 'no such folder'}; name the folder that a run wrote"
+            )
+    if comparison is None:
+        return compare(runs)
+    known = {run.folder for run in comparison.all_runs()}
+    return _joined(comparison, [run for run in runs if run.folder not in known])
+
+
+def read_run(folder: Path, label: str) -> Run:
+    """One run folder. recipe.json and metrics.jsonl must be there; what else is missing is None."""
+    train, valid, gates = read_metrics(folder / "metrics.jsonl")
+    result = _json(folder / "result.json", required=False)
+    if result is not None:
+        where = str(folder / "result.json")
+        for part in ("test", "valid"):
+            _numbers(result.get(part) or {}, where, part)
+        for name, control in _object(result.get("controls") or {}, where, "controls").items():
+            _numbers(control, where, f"controls.{name}")
+        for name in (*COSTS, "majority", "steps"):
+            number(result.get(name), where, name)
+    return Run(
+        folder=folder,
+        label=label,
+        recipe=_json(folder / "recipe.json") or {},
+        provenance=_json(folder / "run.json", required=False),
+        train=train,
+        valid=valid,
+        gates=gates,
+        result=result,
+        caches=_caches(folder / "caches.safetensors"),
+    )
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """A comparison folder: comparison.json and the runs that it names, relative to it."""
+    path = folder / "comparison.json"
+    where = str(path)
+    found = _json(path) or {}
+    if not isinstance(found.get("metric"), str):
+        raise InputError(f'{where}: expected "metric" to be a name, found {found.get("metric")!r}; compare again')
+    if not isinstance(found.get("higher_is_better", True), bool):
+        raise InputError(f'{where}: expected "higher_is_better" to be true or false; compare again')
+    if not isinstance(found.get("rows"), list) or not found["rows"]:
+        raise InputError(f'{where}: expected "rows" to be a list of arms, found {found.get("rows")!r}; compare again')
+    rows = tuple(_row(row, f"{where}, row {i}") for i, row in enumerate(found["rows"], start=1))
+    controls = found.get("controls") or []
+    if not isinstance(controls, list):
+        raise InputError(f'{where}: expected "controls" to be a list, found {controls!r}; compare again')
+    runs = {}
+    for name, places in _object(found.get("runs") or {}, where, "runs").items():
+        if not isinstance(places, list) or not all(isinstance(p, str) for p in places):
+            raise InputError(f'{where}: expected "runs" to name folders, found {places!r} for {name!r}; compare again')
+        for place in places:
+            if not (folder / place / "recipe.json").is_file():
+                raise InputError(f"{where}: expected the run {place!r} beside it, found none; move it back")
+        runs[name] = tuple(read_run((folder / place).resolve(), place) for place in places)
+    majority = number(found.get("majority"), where, "majority")
+    return Comparison(
+        metric=found["metric"],
+        higher_is_better=found.get("higher_is_better", True),
+        majority=majority if math.isfinite(majority) else None,
+        rows=rows,
+        controls=tuple(_control(c, f"{where}, control {i}") for i, c in enumerate(controls, start=1)),
+        runs=runs,
+        source=f"{folder.name}/comparison.json",
+        provenance=_object(found.get("provenance") or {}, where, "provenance"),
+    )
+
+
+def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
+    """Arms made from runs alone: by accuracy where every finished run has one, by loss otherwise."""
+    if metric is None:
+        finished = [run for run in runs if run.result]
+        accurate = bool(finished) and all(math.isfinite(run.tested("accuracy")) for run in finished)
+        metric = "accuracy" if accurate else "loss"
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(_recipe_key(run.recipe), []).append(run)
+    names: dict[str, tuple[Run, ...]] = {}
+    for alike in arms.values():
+        base = str(alike[0].recipe.get("name", alike[0].label))
+        name = base if base not in names else f"{base} ({sum(n.split(' (')[0] == base for n in names) + 1})"
+        names[name] = tuple(alike)
+    rows, controls = [], []
+    for name, members in names.items():
+        costs: dict[str, Any] = {
+            c: spread([number((r.result or {}).get(c), r.label, c) for r in members])[0] for c in COSTS
+        }
+        rows.append(Row(name, *spread([run.tested(metric) for run in members]), **costs))
+        kinds = dict.fromkeys(kind for run in members for kind in (run.result or {}).get("controls") or {})
+        controls += [Control(name, kind, *spread([run.tested(metric, kind) for run in members])) for kind in kinds]
+    majority = spread([number((run.result or {}).get("majority"), run.label, "majority") for run in runs])[0]
+    return Comparison(
+        metric=metric,
+        higher_is_better=metric == "accuracy",
+        majority=majority if metric == "accuracy" and math.isfinite(majority) else None,
+        rows=tuple(rows),
+        controls=tuple(controls),
+        runs=names,
+        source="the runs' result.json",
+    )
+
+
+def _joined(comparison: Comparison, extra: list[Run]) -> Comparison:
+    """The comparison with further runs as arms after its own."""
+    if not extra:
+        return comparison
+    more = compare(extra, comparison.metric)
+    for name in more.arms:
+        if name in comparison.arms:
+            raise InputError(
+                f"{comparison.source}: expected new arms beside it, found {name!r} twice; compare them again"
+            )
+    return Comparison(
+        metric=comparison.metric,
+        higher_is_better=comparison.higher_is_better,
+        majority=comparison.majority,
+        rows=comparison.rows + more.rows,
+        controls=comparison.controls + more.controls,
+        runs={**comparison.runs, **more.runs},
+        source=f"{comparison.source} and {more.source}",
+        provenance=comparison.provenance,
+    )
+
+
+def _recipe_key(recipe: dict[str, Any]) -> str:
+    training = recipe.get("train")
+    training = {k: v for k, v in training.items() if k != "seed"} if isinstance(training, dict) else training
+    return json.dumps({**recipe, "train": training}, sort_keys=True)
+
+
+def _json(path: Path, required: bool = True) -> dict[str, Any] | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if not required:
+            return None
+        raise InputError(f"{path}: expected a JSON file, found none; name a folder that a run wrote") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected a JSON file, found {error}; repair it") from None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}: expected JSON, found {error.msg}; repair the file") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}, line 1: expected a JSON object, found {type(value).__name__}; repair the file")
+    return value
+
+
+def _object(value: Any, where: str, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f'{where}: expected "{name}" to be an object, found {value!r}; repair the file')
+    return value
+
+
+def _numbers(value: Any, where: str, name: str) -> None:
+    for key, found in _object(value, where, name).items():
+        number(found, where, f"{name}.{key}")
+
+
+def _row(row: Any, where: str) -> Row:
+    fields = _measured(row, where)
+    return Row(**fields | {name: number(row.get(name), where, name) for name in COSTS})
+
+
+def _control(control: Any, where: str) -> Control:
+    measured = _measured(control, where)
+    if not isinstance(control.get("control"), str):
+        raise InputError(f'{where}: expected "control" to be a name, found {control.get("control")!r}; compare again')
+    return Control(**measured, control=control["control"])
+
+
+def _measured(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        raise InputError(f'{where}: expected an object with a "name", found {row!r}; compare again')
+    seeds = row.get("seeds", 1)
+    seeds = len(seeds) if isinstance(seeds, list) else seeds
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 0:
+        raise InputError(f'{where}: expected "seeds" to be a count or a list, found {seeds!r}; compare again')
+    mean, std = number(row.get("mean"), where, "mean"), number(row.get("std"), where, "std")
+    return {"name": row["name"], "mean": mean, "std": std if seeds > 1 else math.nan, "seeds": seeds}
+
+
+def _caches(path: Path) -> dict[str, np.ndarray] | None:
+    """The stored caches, layer -> [Tm, Dm]; None where there is no file."""
+    if not path.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found = load_file(path)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path}: expected safetensors, found {error}; train again to write it") from None
+    for name, cache in found.items():
+        if cache.ndim != 2 or not np.issubdtype(cache.dtype, np.floating):
+            raise InputError(f"{path}: expected {name!r} as floats [Tm, Dm], found {cache.dtype} {list(cache.shape)}")
+    return {name: found[name].astype(np.float64) for name in sorted(found, key=_natural)}
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Sorts blocks.2 before blocks.10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]

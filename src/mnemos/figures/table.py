@@ -1,0 +1,131 @@
+"""The comparison in numbers: every arm's metric and cost, what happens without the memory, and a dot a seed."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
+from .results import Comparison
+from .style import ARMS, INK, MUTED, RULE, arm, panel
+from .verdict import effect, mean_and_spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CONTROLS = {
+    "emptied": "cache emptied",
+    "exchanged": "cache exchanged for noise",
+    "closed": "gate closed",
+}
+
+
+def section(comparison: Comparison) -> str:
+    """The table of arms, the figure of seeds and the table of controls, or the lines that say what is missing."""
+    return "\n".join([_arms(comparison), _seeds(comparison), _controls(comparison)])
+
+
+def _arms(comparison: Comparison) -> str:
+    head = ["arm", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "peak memory"]
+    rows = [
+        [
+            f'<i class="dot" style="color:var(--arm-{i % len(ARMS)})"></i>{escape(row.name)}',
+            mean_and_spread(row),
+            str(row.seeds),
+            count(row.parameters),
+            operations(row.flops),
+            duration(row.seconds),
+            memory(row.peak_bytes),
+        ]
+        for i, row in enumerate(comparison.rows)
+    ]
+    if comparison.majority is not None:
+        rows.append(["most frequent class", decimal(comparison.majority), *[""] * 5])
+    better = "higher" if comparison.higher_is_better else "lower"
+    caption = (
+        f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
+        f"cost of a run. From {comparison.source}."
+    )
+    return table(caption, head, rows)
+
+
+def _seeds(comparison: Comparison) -> str:
+    arms = [
+        n
+        for n in comparison.arms
+        if any(math.isfinite(r.tested(comparison.metric)) for r in comparison.runs.get(n, ()))
+    ]
+    if not arms:
+        return missing(f"No result.json gives a test {comparison.metric}, so single seeds cannot be drawn.")
+    emptied = any(math.isfinite(r.tested(comparison.metric, "emptied")) for r in comparison.all_runs())
+    drawn = panel(
+        "seeds",
+        "",
+        lambda axes: draw_seeds(axes, comparison, arms),
+        size=(4.1, 0.4 + 0.3 * len(arms)),
+        left=min(2.0, 0.1 + 0.075 * max(len(short(a)) for a in arms)),
+        label=f"Test {comparison.metric} by arm and seed",
+    )
+    caption = (
+        f"Test {comparison.metric}: a filled mark a seed, the bar their mean"
+        + (", a ring the same trained model with its cache emptied" if emptied else "")
+        + (", the dotted line the most frequent class" if comparison.majority is not None else "")
+        + f". From result.json of {plural(len(comparison.all_runs()), 'run')}."
+    )
+    return figure([drawn], caption, kind="wide")
+
+
+def draw_seeds(axes: "Axes", comparison: Comparison, arms: list[str]) -> None:
+    """A row an arm: a dot a seed, a bar for the mean, a ring for the emptied cache."""
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.set_yticks(range(len(arms)), [short(name) for name in arms])
+    axes.tick_params(axis="y", labelcolor=INK[0], pad=6)
+    axes.margins(x=0.08)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", color=RULE[0])
+    if comparison.majority is not None:
+        axes.axvline(comparison.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    for y, name in enumerate(arms):
+        index = comparison.arms.index(name)
+        runs = comparison.runs[name]
+        values = np.array([run.tested(comparison.metric) for run in runs])
+        emptied = np.array([run.tested(comparison.metric, "emptied") for run in runs])
+        finite = values[np.isfinite(values)]
+        axes.plot([finite.mean()] * 2, [y - 0.36, y + 0.2], color=arm(index), linewidth=1.4, zorder=1)
+        marks: dict[str, Any] = {"linestyle": "none", "color": arm(index), "marker": "o", "clip_on": False}
+        axes.plot(values, [y - 0.08] * len(values), markersize=5.2, alpha=0.8, markeredgewidth=0, **marks)
+        axes.plot(emptied, [y + 0.26] * len(values), markersize=4, markerfacecolor="none", markeredgewidth=0.9, **marks)
+
+
+def _controls(comparison: Comparison) -> str:
+    if not comparison.controls:
+        return missing("No control was run: whether the models use their memory is not known from these results.")
+    rows = []
+    for control in comparison.controls:
+        difference = effect(comparison, control.name, control.control)
+        sign = 1 if comparison.higher_is_better else -1
+        change = math.nan if difference is None else sign * difference.value
+        interval = ""
+        if difference is not None and math.isfinite(difference.low):
+            low, high = sorted((sign * difference.low, sign * difference.high))
+            interval = f"{decimal(low, signed=True)} to {decimal(high, signed=True)}"
+        index = comparison.arms.index(control.name) if control.name in comparison.arms else 0
+        rows.append(
+            [
+                f'<i class="dot" style="color:var(--arm-{index % len(ARMS)})"></i>{escape(control.name)}',
+                escape(CONTROLS.get(control.control, control.control)),
+                mean_and_spread(control),
+                str(control.seeds),
+                decimal(change, signed=True),
+                interval or "–",
+            ]
+        )
+    caption = (
+        f"Controls: the same trained models, evaluated with the memory taken away. The change is in test "
+        f"{comparison.metric} against the intact model, its 95% interval from the spread between seeds. "
+        "Emptied: every slot zero; exchanged: noise of the cache's own mean and spread a channel; closed: the branch "
+        f"shut off, which takes away its parameters too and so proves nothing alone. From {comparison.source}."
+    )
+    return table(
+        caption, ["arm", "control", f"test {comparison.metric}", "seeds", "change", "95% interval"], rows, "controls"
+    )

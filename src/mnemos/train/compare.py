@@ -1,0 +1,157 @@
+"""Two recipes or more on the same data, seeds and order: which is better, by how much, and what it costs."""
+
+import json
+import multiprocessing
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mnemos.config import from_dict, to_dict, write_json
+from mnemos.types import InputError
+
+from .recipe import Recipe
+from .stopping import Interrupted, TrainingFailed
+
+
+def compare(recipes: list[Recipe], folder: Path, seeds: int = 1, quiet: bool = False) -> dict[str, Any]:
+    """Train every recipe with every seed in folder/RECIPE/seed-N and write folder/comparison.json (returned).
+
+    {"metric", "higher_is_better", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one seed),
+    "seeds", "parameters", "flops", "seconds", "peak_bytes"}], "controls": [{"name", "control", "mean", "std",
+    "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric is the test split's accuracy; seconds (in
+    updates) and peak bytes are means over seeds.
+
+    Each run has a process of its own, so that none finds another's memory or threads; the seeds' rounds alternate
+    between recipes, so that a machine that slows down slows all of them. A comparison that was interrupted goes on
+    where it was; one that is finished is only read again. Raises InputError where the recipes cannot be compared.
+    """
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, found {seeds}")
+    _check(recipes, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
+    for offset in range(seeds):
+        for recipe in recipes:
+            seed = recipe.train.seed + offset
+            place = folder / recipe.name / f"seed-{seed}"
+            _run(replace(recipe, train=replace(recipe.train, seed=seed)), place, quiet)
+            runs[recipe.name].append(place)
+    comparison = summarise(runs, folder)
+    write_json(folder / "comparison.json", comparison)
+    if not quiet:
+        show(comparison)
+        print(folder)
+    return comparison
+
+
+def _check(recipes: list[Recipe], folder: Path) -> None:
+    names = [recipe.name for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise InputError(f"compare takes different recipes, found {', '.join(names)}; change one's --name")
+    first = recipes[0]
+    for other in recipes[1:]:
+        for part in ("data", "train"):
+            if getattr(other, part) != getattr(first, part):
+                raise InputError(
+                    f"{first.name} and {other.name} differ in {part}: nothing could be told from comparing them; "
+                    f"make them equal with --{part}.FIELD"
+                )
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder for the comparison, found a file; name another with --out")
+    stray = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    stray = [name for name in stray if name not in {*names, "comparison.json", "comparison.json.tmp", "report.html"}]
+    if stray:
+        raise InputError(f"{folder}: expected a new folder or this comparison, found {stray[0]!r} in it; name another")
+
+
+def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
+    """Run one recipe to its end in a process of its own; nothing is done where it has been run."""
+    done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
+    resume = (place / "recipe.json").is_file()
+    if resume and json.loads((place / "recipe.json").read_text()) != json.loads(json.dumps(to_dict(recipe))):
+        raise InputError(
+            f"{place}: a run of another recipe is here; name another folder with --out, or remove this one"
+        )
+    if done:
+        return
+    child = multiprocessing.get_context("spawn").Process(
+        target=_child, args=(to_dict(recipe), str(place), resume, quiet)
+    )
+    child.start()
+    while child.is_alive():
+        try:
+            child.join()
+        except KeyboardInterrupt:  # the terminal has told the child too, which saves first
+            continue
+    if child.exitcode == 130:
+        raise Interrupted(f"{place}: interrupted and saved; the same command goes on from there")
+    if child.exitcode == 2:
+        raise InputError(f"{place}: could not be run; see the line above")
+    if child.exitcode:
+        raise TrainingFailed(f"{place}: failed with exit code {child.exitcode}; see the lines above")
+
+
+def _child(recipe: dict[str, Any], place: str, resume: bool, quiet: bool) -> None:
+    from .session import run
+
+    try:
+        run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
+    except (InputError, TrainingFailed, Interrupted) as error:
+        print(f"mnemos: {error}", file=sys.stderr)
+        raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None
+
+
+def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
+    """What comparison.json says of finished runs."""
+    rows, controls, majority = [], [], None
+    for name, places in runs.items():
+        results = [json.loads((place / "result.json").read_text()) for place in places]
+        majority = results[0]["majority"]
+        spread = _spread([result["test"]["accuracy"] for result in results])
+        cost = {key: results[0][key] for key in ("parameters", "flops")}
+        cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
+        rows.append({"name": name, **spread, **cost})
+        for control in results[0].get("controls", {}):
+            accuracies = [result["controls"][control]["accuracy"] for result in results]
+            controls.append({"name": name, "control": control, **_spread(accuracies)})
+    some = json.loads((next(iter(runs.values()))[0] / "run.json").read_text())
+    return {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "majority": majority,
+        "rows": rows,
+        "controls": controls,
+        "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},
+        "provenance": {**some, "command": sys.argv},
+    }
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "seeds": len(values)}
+
+
+def show(comparison: dict[str, Any]) -> None:
+    """Print a comparison as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def score(row: dict[str, Any]) -> str:
+        spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
+        return f"{row['mean']:.4f}{spread}"
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", comparison["metric"], "seeds", "parameters", "MFLOP/sample", "seconds", "peak MiB"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in comparison["rows"]:
+        costs = (f"{row['flops'] / 1e6:.2f}", f"{row['seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}")
+        table.add_row(row["name"], score(row), str(row["seeds"]), f"{row['parameters']:,}", *costs)
+        for control in comparison["controls"]:
+            if control["name"] == row["name"]:
+                table.add_row(f"  cache {control['control']}", score(control), str(control["seeds"]))
+    if comparison["majority"] is not None:
+        table.add_row("majority class", f"{comparison['majority']:.4f}")
+    # Wide enough for its columns even where the output is a file, which has no width.
+    Console(width=max(100, Console().width)).print(table)

@@ -1,0 +1,128 @@
+"""From a recipe's name to a finished, assessed run: what `mnemos train` and `mnemos eval` do."""
+
+import json
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from mnemos.config import from_dict, write_json
+from mnemos.data.batch import Task
+from mnemos.evaluate.controls import CONTROLS, controls
+from mnemos.evaluate.flops import forward_flops
+from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.probe import probe
+from mnemos.memory.gated_cache import GatedCache, hold
+from mnemos.types import InputError
+
+from . import checkpoint
+from .loop import train
+from .recipe import Recipe
+from .sharding import load_model_state
+
+
+def run_name(recipe: Recipe, verb: str = "") -> str:
+    """A folder's name for a new run: what and when."""
+    return "-".join(filter(None, (verb, recipe.name, datetime.now().strftime("%Y%m%d-%H%M%S"))))
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a run folder. Raises InputError where there is none, or it does not fit this version."""
+    path = folder / "recipe.json"
+    try:
+        return from_dict(Recipe, json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise InputError(f"{folder}: expected a run, found no recipe.json in it; mnemos train makes one") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def run(recipe: Recipe | None, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
+
+    To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length)
+    and, for a model with gated caches, "controls"; the stored caches go to caches.safetensors.
+    """
+    if resume:
+        recipe = read_recipe(folder)
+    assert recipe is not None
+    first = next(iter(recipe.data.build().batches("valid", recipe.train.batch_size)))
+    # The probe runs the model, which several processes would have to do together.
+    watch = (lambda model, _: probe(model, first)) if recipe.train.devices == 1 else None
+    result = train(recipe, folder, resume=resume, watch=watch, quiet=quiet)
+    if not _alone():
+        return result
+    if "flops" not in result:
+        result = assess(folder, result)
+    if not quiet:
+        _say(result, folder)
+    return result
+
+
+def _alone() -> bool:
+    """Part from the other processes, if there are any; whether this is the one that goes on."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return True
+    first = torch.distributed.get_rank() == 0
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return first
+
+
+def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Count the finished run's model and score it without its memory; writes and returns the fuller result."""
+    recipe, task, model = open_run(folder)
+    sample = torch.zeros(1, task.max_length, dtype=torch.int64)
+    model.train()
+    with hold(model):
+        result = {**result, "flops": forward_flops(model, sample)}
+    found = controls(model, partial(task.batches, "test", recipe.train.batch_size))
+    if found:
+        from safetensors.torch import save_file
+
+        stored = {name: m.cache.contiguous() for name, m in model.named_modules() if isinstance(m, GatedCache)}
+        save_file(stored, str(folder / "caches.safetensors"))
+        result["controls"] = found
+    write_json(folder / "result.json", result)
+    return result
+
+
+def open_run(folder: Path) -> tuple[Recipe, Task, nn.Module]:
+    """The recipe, the task and the trained model (in eval mode, on the CPU) of a run's newest good checkpoint."""
+    recipe = read_recipe(folder)
+    found = checkpoint.newest(folder / "checkpoints")
+    if found is None:
+        raise InputError(f"{folder}: expected a checkpoint, found none; train it first")
+    model = recipe.model.build()
+    load_model_state(model, found[1]["model"])
+    return recipe, recipe.data.build(), model.eval()
+
+
+def evaluate_run(folder: Path, split: Literal["valid", "test"] = "test") -> dict[str, Any]:
+    """Score a run's model on a split, and again with its memory emptied, exchanged and shut off; prints it."""
+    recipe, task, model = open_run(folder)
+    batches = partial(task.batches, split, recipe.train.batch_size)
+    score = evaluate(model, batches())
+    scores = {"as trained": {k: score[k] for k in ("loss", "accuracy")}, **controls(model, batches)}
+    print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
+    for name, found in scores.items():
+        note = CONTROLS.get(name, "")
+        print(f"  {name:11} loss {found['loss']:.4f}  accuracy {found['accuracy']:.4f}  {note}".rstrip())
+    if task.majority is not None:
+        print(f"  {'majority':11} {'':11}  accuracy {task.majority:.4f}  always the commonest class")
+    return scores
+
+
+def _say(result: dict[str, Any], folder: Path) -> None:
+    test = result["test"]
+    line = f"test loss {test['loss']:.4f}, accuracy {test['accuracy']:.4f}"
+    if result.get("majority") is not None:
+        line += f" (majority class {result['majority']:.4f})"
+    if "controls" in result:
+        line += "; " + ", ".join(f"{name} {score['accuracy']:.4f}" for name, score in result["controls"].items())
+    print(f"{result['recipe']}: {line}\n{folder}")

@@ -1,0 +1,68 @@
+import math
+
+import numpy as np
+import pytest
+
+from mnemos.figures.caches import LARGEST, effective_rank, pool
+from mnemos.figures.curves import extent, mean_curve
+from mnemos.figures.markup import decimal, duration, listed, memory, operations, short
+from mnemos.figures.provenance import command, flat
+from mnemos.figures.style import thin
+
+
+def test_mean_over_the_steps_that_every_seed_has():
+    one = {"step": np.array([1, 2, 3]), "loss": np.array([1.0, math.nan, 3.0])}
+    two = {"step": np.array([2, 3, 4]), "loss": np.array([5.0, 5.0, 9.0])}
+    step, value = mean_curve([one, two], "loss")
+    np.testing.assert_array_equal(step, [2, 3])
+    np.testing.assert_array_equal(value, [math.nan, 4.0])
+
+
+def test_long_curves_are_means_of_stretches():
+    step = np.arange(4000)
+    value = step.astype(float)
+    value[5] = math.inf
+    x, y = thin(step, value)
+    assert len(x) == len(y) == 400
+    assert x[1] == y[1] == 14.5
+    assert y[0] == pytest.approx((45 - 5) / 9)  # the infinite one is left out
+
+
+def test_axis_does_not_magnify_noise():
+    low, high = extent(np.array([0.5, 0.5001]), 0.2)
+    assert high - low == pytest.approx(0.2)
+    assert extent(np.array([math.nan]), 0.2) == (0.0, 1.0)
+
+
+def test_pooling_averages_blocks_and_cosines_stay_cosines():
+    matrix = np.random.default_rng(0).normal(size=(2 * LARGEST, 3))
+    np.testing.assert_allclose(pool(matrix), matrix.reshape(LARGEST, 2, 3).mean(1))
+    np.testing.assert_array_equal(pool(matrix[:5]), matrix[:5])
+    units = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    cosines = (units @ units.T).reshape(LARGEST, 2, LARGEST, 2).mean((1, 3))
+    np.testing.assert_allclose(pool(units, 3) @ pool(units, 3).T, cosines, atol=1e-12)
+    assert pool(np.ones((4, 3 * LARGEST))).shape == (4, LARGEST)
+
+
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_effective_rank_of_equal_directions_is_their_number(n):
+    assert effective_rank(np.r_[np.full(n, 2.0), np.zeros(3)]) == pytest.approx(n)
+
+
+def test_numbers_as_a_paper_prints_them():
+    assert [decimal(v) for v in (0.5594, -0.002, 12.345, 345.67, math.nan, -math.inf)] == [
+        "0.559", "−0.002", "12.35", "345.7", "–", "−∞",
+    ]  # fmt: skip
+    assert decimal(0.047, signed=True) == "+0.047"
+    assert decimal(-0.0001) == "−0.0001"
+    assert [duration(v) for v in (1.234, 119.6, 7322, math.nan)] == ["1.23 s", "2 min 00 s", "2 h 02 min", "–"]
+    assert [memory(311 * 2**20), operations(4.2e9), operations(950)] == ["311 MiB", "4.2 G", "950"]
+    assert [listed(["a"]), listed(["a", "b", "c"]), listed([])] == ["a", "a, b and c", ""]
+    assert short("x" * 30) == "x" * 23 + "…"
+
+
+def test_commands_read_as_one_types_them():
+    assert command(["/opt/somewhere/bin/mnemos", "train", "a b"]) == "mnemos train 'a b'"
+    assert command(["/lib/mnemos/__main__.py", "train"]) == "python -m mnemos train"
+    assert command("mnemos train demo") == "mnemos train demo"
+    assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}

@@ -1,0 +1,162 @@
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from synthetic_runs import write_comparison, write_run
+
+from mnemos.figures.metrics import read_metrics
+from mnemos.figures.read import read
+from mnemos.types import InputError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run", "demo-cached")
+
+
+def refused(folder, *words):
+    with pytest.raises(InputError) as caught:
+        read([folder])
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{oops", "JSON"),
+        ("[1, 2]", "object"),
+        ('{"kind": "train", "loss": 1.0}', "step"),
+        ('{"kind": "train", "step": -1}', "step"),
+        ('{"kind": "train", "step": 60, "loss": "low"}', '"loss"'),
+        ('{"kind": "valid", "step": 60, "accuracy": true}', '"accuracy"'),
+        ('{"kind": "gates", "step": 60}', "layers"),
+        ('{"kind": "gates", "step": 60, "layers": [{"mix": [0.5]}]}', "name"),
+        ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "mix": 0.5}]}', "mix"),
+        ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean": "x"}}]}', "update.mean"),
+    ],
+)
+def test_malformed_metrics_name_file_and_line(run, line, word):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
+    refused(run, f"{path}, line 3", word)
+
+
+def test_a_last_line_that_is_cut_off_is_left_alone(run):
+    path = run / "metrics.jsonl"
+    before = len(read([run]).all_runs()[0].train["step"])
+    path.write_text(path.read_text() + '{"kind": "train", "st')
+    assert len(read([run]).all_runs()[0].train["step"]) == before
+    path.write_text(path.read_text() + "\n")
+    refused(run, "metrics.jsonl, line")
+
+
+def test_of_a_step_written_twice_the_later_stands(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    losses = [(50, 3.0), (100, 2.0), (150, 9.0), (100, 1.5)]
+    path.write_text("".join(json.dumps({"kind": "train", "step": s, "loss": v}) + "\n" for s, v in losses))
+    train, valid, gates = read_metrics(path)
+    np.testing.assert_array_equal(train["step"], [50, 100, 150])
+    np.testing.assert_array_equal(train["loss"], [3.0, 1.5, 9.0])
+    assert np.isnan(train["accuracy"]).all()
+    assert valid["step"].size == 0
+    assert gates is None
+
+
+def test_gates_of_layers_with_different_heads(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    layers = [{"name": "a", "mix": [0.1, 0.2]}, {"name": "b", "mix": [0.3], "cache": {"rms": 2.0}}]
+    path.write_text(json.dumps({"kind": "gates", "step": 7, "layers": layers}) + "\n")
+    gates = read_metrics(path)[2]
+    np.testing.assert_array_equal(gates.mix, [[[0.1, 0.2], [0.3, math.nan]]])
+    np.testing.assert_array_equal(gates.values["cache.rms"], [[math.nan, 2.0]])
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "run.json", "result.json"])
+def test_malformed_json_names_file_and_line(run, name):
+    (run / name).write_text('{\n "name": "x",\n oops\n}')
+    refused(run, f"{run / name}, line 3")
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "metrics.jsonl"])
+def test_missing_file_is_named(run, name):
+    (run / name).unlink()
+    refused(run, str(run))
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    refused(tmp_path, "neither file")
+    refused(tmp_path / "nowhere", "no such folder")
+    with pytest.raises(InputError, match="at least one"):
+        read([])
+
+
+def test_two_comparisons_are_refused(tmp_path):
+    folders = [write_comparison(tmp_path / n, arms=("demo",)) for n in "ab"]
+    with pytest.raises(InputError, match="one comparison"):
+        read(folders)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"rows": []}, '"rows"'),
+        ({"rows": [{"mean": 1.0}]}, "row 1"),
+        ({"rows": [{"name": "a", "mean": "x"}]}, '"mean"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"seeds"'),
+        ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "control 1"),
+        ({"runs": {"demo": ["gone"]}}, "'gone'"),
+        ({"metric": None}, '"metric"'),
+        ({"majority": "most"}, '"majority"'),
+    ],
+)
+def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
+    folder = write_comparison(tmp_path / "cmp", arms=("demo",), **fields)
+    refused(folder, str(folder / "comparison.json"), word)
+
+
+def test_seeds_may_be_listed(tmp_path):
+    rows = [{"name": "a", "mean": 0.5, "std": 0.1, "seeds": [3, 4, 5]}]
+    comparison = read([write_comparison(tmp_path / "cmp", arms=("demo",), with_runs=False, rows=rows)])
+    assert comparison.rows[0].seeds == 3
+
+
+def test_malformed_caches_are_refused(run):
+    path = run / "caches.safetensors"
+    save_file({"a": np.zeros(3, np.float32)}, path)
+    refused(run, str(path), "[Tm, Dm]")
+    path.write_bytes(b"not safetensors")
+    refused(run, str(path))
+
+
+def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
+    folders = [write_run(tmp_path / f"a{s}", "demo", s) for s in (0, 1)]
+    folders.append(write_run(tmp_path / "longer", "demo", 0, steps=3000))
+    comparison = read(folders)
+    assert comparison.arms == ["demo", "demo (2)"]
+    assert [row.seeds for row in comparison.rows] == [2, 1]
+    tested = [json.loads((f / "result.json").read_text())["test"]["accuracy"] for f in folders[:2]]
+    assert comparison.rows[0].mean == pytest.approx(np.mean(tested))
+    assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
+
+
+def test_runs_without_accuracy_are_compared_by_loss(run):
+    result = json.loads((run / "result.json").read_text())
+    del result["test"]["accuracy"]
+    (run / "result.json").write_text(json.dumps(result))
+    comparison = read([run])
+    assert (comparison.metric, comparison.higher_is_better, comparison.majority) == ("loss", False, None)
+
+
+def test_caches_come_in_the_order_of_the_layers(run):
+    names = ["blocks.10.attention", "blocks.2.attention", "blocks.1.attention"]
+    save_file({n: np.zeros((2, 3), np.float32) for n in names}, run / "caches.safetensors")
+    numbers = [int(re.findall(r"\d+", n)[0]) for n in read([run]).all_runs()[0].caches]
+    assert numbers == [1, 2, 10]

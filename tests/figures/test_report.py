@@ -1,0 +1,211 @@
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from synthetic_runs import LAYERS, write_comparison, write_run
+
+from mnemos.figures import picture, report
+from mnemos.types import InputError
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    return write_comparison(tmp_path_factory.mktemp("runs") / "demo")
+
+
+@pytest.fixture(scope="module")
+def page(comparison):
+    return report([comparison]).read_text()
+
+
+class Parsed(html.parser.HTMLParser):
+    """The tags, ids and references of a page, and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.ids, self.references, self.text, self.open = [], [], [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.open.append(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.references.append(value)
+            self.references += re.findall(r"url\(['\"]?([^)'\"]+)", value or "")
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text.append(data)
+
+
+def test_report_holds_every_section_and_number(page):
+    text = re.sub(r"\s+", " ", " ".join(Parsed(page).text))
+    for section in (
+        "In short",
+        "Results",
+        "Learning curves",
+        "The gates",
+        "The caches",
+        "Provenance",
+        "How to reproduce",
+    ):
+        assert section in text
+    assert "0.559 ± 0.007" in text.replace("\xa0", " ")
+    assert "70,282" in text
+    assert "mnemos compare demo demo-cached demo-wider" in text
+    assert "git checkout" not in text.split("mnemos compare")[1]
+    for layer in LAYERS:
+        assert layer in text
+    assert page.count("<figure") == page.count("<figcaption>") == 5
+    assert all("From" in caption for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page, re.S))
+
+
+def test_report_needs_nothing_but_itself(page):
+    parsed = Parsed(page)
+    assert parsed.references
+    assert all(r.startswith(("#", "data:image/png;base64,")) for r in parsed.references)
+    assert not {"script", "link", "iframe", "object", "base"} & set(parsed.tags)
+    assert "://" not in page
+    assert "@import" not in page
+    assert len(parsed.ids) == len(set(parsed.ids)), "ids of different pictures collide"
+    assert {r[1:] for r in parsed.references if r.startswith("#")} <= set(parsed.ids)
+
+
+def test_report_follows_the_reader_s_colours(page):
+    assert "prefers-color-scheme:dark" in page.replace(" ", "")
+    drawings = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(drawings) >= 15
+    # Every colour of a line or a letter is the style sheet's: a fixed one would vanish on the other background.
+    assert not [c for d in drawings for c in re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", d)]
+
+
+def test_same_input_gives_the_same_bytes(comparison, tmp_path):
+    first = report([comparison], tmp_path / "a.html").read_bytes()
+    assert report([comparison], tmp_path / "b.html").read_bytes() == first
+    assert picture(comparison, tmp_path / "a.png").read_bytes() == picture(comparison, tmp_path / "b.png").read_bytes()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_single_runs_are_grouped_by_recipe(tmp_path):
+    folders = [write_run(tmp_path / f"r{s}", "demo", s) for s in range(3)] + [write_run(tmp_path / "c", "demo-cached")]
+    text = report(folders).read_text()
+    assert (folders[0] / "report.html").is_file()
+    assert "0.512\xa0±\xa0" in text
+    assert "demo-cached was run with one seed" in text
+
+
+def test_a_run_beside_a_comparison_is_an_arm_of_its_own(tmp_path):
+    folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), arms=("demo",))
+    extra = write_run(tmp_path / "x", "demo-cached", 5)
+    path = report([extra, folder, folder / "demo-0"])
+    assert path == folder / "report.html"
+    assert "demo and demo-cached on listops" in path.read_text()
+    assert path.read_text().count('<th scope="row"><code>demo-0</code>') == 1
+
+
+def test_unfinished_run_says_what_is_missing(tmp_path):
+    records = [
+        {"kind": "train", "step": 1, "loss": float("nan")},
+        {"kind": "train", "step": 2, "loss": 2.0},
+        {"kind": "train", "step": 3, "loss": float("inf")},
+        {"kind": "valid", "step": 2, "loss": None},
+        {"kind": "gates", "step": 2, "layers": [{"name": "only", "mix": [0.5, float("inf")]}]},
+        {"kind": "something else", "step": 2},
+    ]
+    run = write_run(tmp_path / "run", "demo-cached", metrics=records, finished=False, caches=False)
+    (run / "run.json").unlink()
+    text = report([run]).read_text()
+    for sentence in (
+        "No arm has a test result yet",
+        "No control was run",
+        "run: the training loss is missing, NaN or infinite in 2 of 3 records, first at step 1",
+        "no run stored its caches",
+        "Not recorded for demo-cached: update gate, mean",
+        "these numbers have no provenance",
+        "No run.json gives the command",
+        "not finished",
+    ):
+        assert sentence in text
+    assert picture(run, tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_plain_run_says_that_it_has_no_gates(tmp_path):
+    text = report([write_run(tmp_path / "run", "demo")]).read_text()
+    assert "No arm has a gated cache, so there is no gate to show." in text
+    assert "No arm has a gated cache, so there is no cache to draw." in text
+
+
+def test_comparison_without_its_runs_still_has_a_table(tmp_path):
+    text = report([write_comparison(tmp_path / "cmp", with_runs=False)]).read_text()
+    assert "0.559\xa0±\xa00.007" in text
+    assert "No run folder is named in comparison.json." in text
+    assert "No run recorded a loss or an accuracy" in text
+
+
+def test_all_text_is_escaped(tmp_path):
+    run = write_run(tmp_path / "<b>run</b>", "demo-cached")
+    bad = '<script>alert("1")</script>&'
+    for file, change in {
+        "recipe.json": lambda d: {**d, "name": bad, "about": bad, bad: bad},
+        "run.json": lambda d: {**d, "command": bad, "device": bad, "started": bad, "versions": {bad: bad}},
+    }.items():
+        (run / file).write_text(json.dumps(change(json.loads((run / file).read_text()))))
+    lines = (run / "metrics.jsonl").read_text().replace(LAYERS[0], "<i>layer</i>")
+    (run / "metrics.jsonl").write_text(lines)
+    page = report([run]).read_text()
+    assert not {"script", "b"} & set(Parsed(page).tags)
+    assert "<i>layer" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_figures_draw_nothing_until_asked():
+    code = "import sys, mnemos.figures; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_picture_is_a_wide_png(comparison, tmp_path):
+    written = picture(comparison, tmp_path / "deep" / "p.png").read_bytes()
+    assert written[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [int.from_bytes(written[i : i + 4], "big") for i in (16, 20)] == [1600, 700]
+
+
+def test_failed_report_leaves_the_old_one(tmp_path):
+    run = write_run(tmp_path / "run", "demo")
+    old = report([run]).read_bytes()
+    (run / "recipe.json").write_text("{")
+    with pytest.raises(InputError, match=r"recipe\.json, line 1"):
+        report([run])
+    assert (run / "report.html").read_bytes() == old
+
+
+@pytest.mark.slow
+def test_browser_asks_for_nothing_and_reports_no_error(comparison, page, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium here to open the report with")
+    # What the page would load or run against this policy is a console error, so one look sees both.
+    allowed = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+    (tmp_path / "page.html").write_text(page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">{policy}'))
+    switches = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    switches += " --disable-component-update --disable-sync --enable-logging=stderr --v=0 --dump-dom"
+    done = subprocess.run(
+        [browser, *switches.split(), f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path / 'page.html'}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "The caches" in done.stdout
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -1,0 +1,204 @@
+"""The command line as a user meets it: exit codes, one-line errors, and a small comparison from end to end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mnemos import registry
+from mnemos.cli import main
+
+QUICK = "--train.steps 20 --train.batch-size 8 --train.eval-every 10 --train.log-every 5 --train.checkpoint-every 10"
+QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.width 16 --train.accelerator cpu"
+QUICK = QUICK.split()
+
+
+def mnemos(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "mnemos", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mnemos: ")
+    assert said.count("\n") == 1, f"one line, found: {said}"
+    assert "Traceback" not in said
+    return said
+
+
+def test_help_lists_every_verb(capsys):
+    from mnemos.cli import VERBS
+
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"mnemos {verb}" in said
+
+
+def test_list_names_every_entry(capsys):
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            assert f"  {name}" in said
+
+
+@pytest.mark.parametrize("name", registry.names("recipe"))
+def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
+    from mnemos.config import from_dict
+    from mnemos.train.recipe import Recipe
+
+    assert main(["show", name, "--train.steps", "7"]) == 0
+    shown = from_dict(Recipe, json.loads(capsys.readouterr().out))
+    default = registry.load("recipe", name)()
+    assert shown.train.steps == 7
+    assert (shown.model, shown.data, shown.name) == (default.model, default.data, name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian", "demo"], "known: list"),
+        (["train"], "name of a recipe"),
+        (["train", "dmeo"], "did you mean 'demo'"),
+        (["train", "demo", "--modl.width", "7"], "did you mean --model.width"),
+        (["train", "demo", "--model.width", "seven"], "--model.width"),
+        (["train", "demo", "--optim.name", "sgd"], "'adamw'"),
+        (["train", "demo-cached", "--model.cache.preset", "papre"], "'paper'"),
+        (["show", "demo-cached", "--model.cache.ratio", "2"], "ratio"),
+        (["train", "--resume", "nowhere"], "no recipe.json"),
+        (["train", "demo", "--resume", "nowhere"], "give --resume RUN alone"),
+        (["eval", "nowhere"], "no recipe.json"),
+        (["eval"], "required: run"),
+        (["compare", "demo"], "two recipes or more"),
+        (["compare", "demo", "demo"], "different recipes"),
+        (["compare", "demo", "listops"], "differ in data"),
+        (["compare", "demo", "demo-wider", "--seeds", "0"], "at least 1"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (["--model.heads", "3"], "heads may be"),
+        (["--model.vocab-size", "5"], "model.vocab_size 16"),
+        (["--model.head.classes", "4"], "10 classes"),
+        (["--model.max-length", "10"], "max_length"),
+        (["--train.steps", "0"], "steps must be at least 1"),
+        (["--data.train-size", "0"], "train_size"),
+        (["--data.path", "nowhere"], "nowhere"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(fields, words, capsys, tmp_path):
+    assert words in refused(capsys, "train", "demo", "--out", str(tmp_path / "run"), *QUICK, *fields)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("compare") / "run"
+    done = mnemos("compare", "demo", "demo-cached", "demo-wider", "--seeds", "2", "--out", str(folder), *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert "majority class" in done.stdout
+    assert "cache emptied" in done.stdout
+    return folder
+
+
+@pytest.mark.slow
+def test_compare_writes_what_it_promises(comparison):
+    found = json.loads((comparison / "comparison.json").read_text())
+    assert found["metric"] == "accuracy"
+    assert found["higher_is_better"] is True
+    assert 0 < found["majority"] < 1
+    assert [row["name"] for row in found["rows"]] == ["demo", "demo-cached", "demo-wider"]
+    for row in found["rows"]:
+        assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "seconds", "peak_bytes"}
+        assert row["seeds"] == 2
+        assert row["std"] >= 0
+        assert min(row[key] for key in ("mean", "parameters", "flops", "seconds", "peak_bytes")) > 0
+    controls = {(c["name"], c["control"]) for c in found["controls"]}
+    assert controls == {("demo-cached", c) for c in ("emptied", "exchanged", "closed")}
+    for places in found["runs"].values():
+        for place in places:
+            run = comparison / place
+            kinds = {json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()}
+            assert kinds == ({"train", "valid", "gates"} if "cached" in place else {"train", "valid"})
+
+
+@pytest.mark.slow
+def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, capsys):
+    before = (comparison / "demo/seed-0/metrics.jsonl").stat().st_mtime_ns
+    arguments = ["compare", "demo", "demo-cached", "demo-wider", "--seeds", "2", "--out", str(comparison), *QUICK]
+    assert main(arguments) == 0
+    assert (comparison / "demo/seed-0/metrics.jsonl").stat().st_mtime_ns == before
+    capsys.readouterr()
+    assert "another recipe" in refused(capsys, *arguments, "--train.steps", "30")
+
+
+@pytest.mark.slow
+def test_report_and_eval_of_the_comparison(comparison, capsys):
+    assert main(["report", str(comparison)]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    assert page.parent == comparison
+    assert "demo-cached" in page.read_text()
+    assert main(["eval", str(comparison / "demo-cached/seed-0")]) == 0
+    said = capsys.readouterr().out
+    for name in ("as trained", "emptied", "exchanged", "closed", "majority"):
+        assert name in said
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_exits_130_and_goes_on_exactly(tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    fields = [*QUICK, "--train.steps", "400", "--train.log-every", "1"]
+    assert mnemos("train", "demo-cached", "--out", str(whole), *fields).returncode == 0
+    command = [sys.executable, "-m", "mnemos", "train", "demo-cached", "--out", str(stopped), *fields]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    metrics = stopped / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") > 15):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    assert not (stopped / "result.json").exists()
+    done = mnemos("train", "--resume", str(stopped))
+    assert done.returncode == 0, done.stderr
+
+    def lines(folder: Path) -> list[dict]:
+        found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
+
+    assert lines(stopped) == lines(whole)
+    results = [json.loads((f / "result.json").read_text()) for f in (whole, stopped)]
+    assert results[0]["test"] == results[1]["test"]
+    assert results[0]["controls"] == results[1]["controls"]
+
+
+def test_the_version_and_a_closed_pipe():
+    assert mnemos("--version").stdout.strip().count(".") == 2
+    shell = f"{sys.executable} -m mnemos list | head -1"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_help_is_quick():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        mnemos("--help")
+        times.append(time.perf_counter() - start)
+    assert min(times) < 3.0
