@@ -16,7 +16,9 @@ def machine() -> dict[str, object]:
     git = ["git", "-C", str(root)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     dirty = bool(subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip())
-    cpu = next((line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")), platform.machine()
+    )
     return {
         "commit": commit,
         "dirty": dirty,

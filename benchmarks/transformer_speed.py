@@ -90,7 +90,9 @@ class HuggingFace(nn.Module):
             attn_implementation="sdpa",
         )
         whole = ViTModel(config, add_pooling_layer=False)
-        holder = next(m for m in whole.modules() if isinstance(getattr(m, "layers", getattr(m, "layer", None)), nn.ModuleList))
+        holder = next(
+            m for m in whole.modules() if isinstance(getattr(m, "layers", getattr(m, "layer", None)), nn.ModuleList)
+        )
         self.layers = getattr(holder, "layers", getattr(holder, "layer", None))
         for block, peer in zip(ours.blocks, self.layers, strict=True):
             self._copy(block, peer)
@@ -189,12 +191,19 @@ def main() -> None:
             best = min((n for n in medians if n != "mnemos"), key=medians.__getitem__)
             ratios = sorted(a / b for a, b in zip(times["mnemos"], times[best], strict=True))
             quarters = statistics.quantiles(ratios, n=4)
-            rows.append({"shape": name, "mode": mode, "ms": {n: 1e3 * m for n, m in medians.items()}, "fastest peer": best})
+            rows.append(
+                {"shape": name, "mode": mode, "ms": {n: 1e3 * m for n, m in medians.items()}, "fastest peer": best}
+            )
             rows[-1]["ratio to it"] = {"median": statistics.median(ratios), "quartiles": [quarters[0], quarters[2]]}
             cells = "  ".join(f"{n} {1e3 * m:8.2f} ms" for n, m in medians.items())
-            print(f"{name:6} {mode:8} {cells}  ratio {quarters[1]:.3f} ({quarters[0]:.3f} to {quarters[2]:.3f})", flush=True)
+            print(
+                f"{name:6} {mode:8} {cells}  ratio {quarters[1]:.3f} ({quarters[0]:.3f} to {quarters[2]:.3f})",
+                flush=True,
+            )
     if options.out:
-        options.out.write_text(json.dumps({"pairs": options.pairs, "shapes": SHAPES, "rows": rows, **machine()}, indent=2) + "\n")
+        options.out.write_text(
+            json.dumps({"pairs": options.pairs, "shapes": SHAPES, "rows": rows, **machine()}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear_attention import LinearState, favor, linear_attention, random_projection
-from mnemos.ops.linear_attention.feature_maps import FeatureMap
+from mnemos.ops.linear_attention import LinearState, linear_attention
+from mnemos.ops.linear_attention.feature_maps import FeatureMap, favor, find, random_projection
 from mnemos.types import Output
 
 from .softmax import check_heads
@@ -37,11 +37,12 @@ class LinearAttention(nn.Module):
     much came before, and memory for the backward O(T·D). Not causal: there is no state (None).
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
-    Raises InputError where D is not divisible by H, or for an unknown feature map (at the first call).
+    Raises InputError where D is not divisible by H, or for an unknown feature map.
     """
 
     rows_independent = True
     state_gradient = True
+    projection: Tensor | None
 
     def __init__(
         self,
@@ -54,11 +55,15 @@ class LinearAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(dim, num_heads)
+        if feature_map != "favor":
+            find(feature_map)
         self.dim, self.num_heads, self.causal, self.feature_map, self.eps = dim, num_heads, causal, feature_map, eps
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
         # Drawn once and saved: sums over one projection's features mean nothing under another's.
-        self.register_buffer("projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None)
+        self.register_buffer(
+            "projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None
+        )
 
     @property
     def splits(self) -> str:

@@ -125,7 +125,9 @@ class GatedCache(nn.Module):
             mean, rows = mean.detach(), rows.detach()
             if self.accumulates:
                 total = self.pending_rows + rows
-                mean = self.pending + (mean - self.pending) * (rows / total.clamp(min=1))
+                joined = self.pending + (mean - self.pending) * (rows / total.clamp(min=1))
+                # The first one is taken as it is: p + (m − p) rounds by a p that means nothing, and differs after a load.
+                mean = torch.where(self.pending_rows > 0, joined, mean)
                 rows = total
             self.pending.copy_(mean)
             self.pending_rows.copy_(rows)

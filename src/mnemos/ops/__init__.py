@@ -1,1 +1,18 @@
 """Pure functions of tensors; a folder an algorithm, each with its equations in reference.py."""
+
+import importlib
+
+from mnemos.types import InputError
+
+from .linear_attention import linear_attention
+
+__all__ = ["backends", "linear_attention"]
+
+_WITH_BACKENDS = ("linear_attention",)
+
+
+def backends(operation: str) -> list[str]:
+    """What can compute an operation on this machine, best first: backends("linear_attention")."""
+    if operation not in _WITH_BACKENDS:
+        raise InputError(f"no choice of backends for {operation!r}; there is one for {', '.join(_WITH_BACKENDS)}")
+    return importlib.import_module(f"{__name__}.{operation}").backends()

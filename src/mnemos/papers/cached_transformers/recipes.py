@@ -47,12 +47,16 @@ def _with_model(recipe: Recipe, name: str, about: str, **fields: object) -> Reci
 
 def demo_cached() -> Recipe:
     """The demo's twin, with a gated recurrent cache around every attention."""
-    return _with_model(demo(), "demo-cached", "the demo with a gated recurrent cache around every attention", cache=GRC())
+    return _with_model(
+        demo(), "demo-cached", "the demo with a gated recurrent cache around every attention", cache=GRC()
+    )
 
 
 def demo_wider() -> Recipe:
     """The demo with a wider MLP: as many parameters as the cached twin, and no memory."""
-    return _with_model(demo(), "demo-wider", "the demo with a wider MLP: the cached twin's parameters, no memory", mlp=210)
+    return _with_model(
+        demo(), "demo-wider", "the demo with a wider MLP: the cached twin's parameters, no memory", mlp=210
+    )
 
 
 def demo_linear() -> Recipe:

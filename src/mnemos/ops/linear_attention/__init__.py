@@ -1,0 +1,164 @@
+"""Linear attention (Katharopoulos et al. 2020): one function for training, prefill and decoding. See README.md.
+
+A backend is a file here that is cheap to import, says whether it `runs_here()` and whether it `takes(q, k, v)`, and
+computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, best first.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos.types import InputError
+
+from . import chunked
+from .feature_maps import FeatureMap, Pointwise, find, nearest
+
+__all__ = ["LinearState", "backends", "linear_attention"]
+
+BACKENDS: dict[str, ModuleType] = {"chunked": chunked}
+
+
+class LinearState(NamedTuple):
+    """What linear attention remembers: s [B, H, D', M] = Σ φ(k)·vᵀ and z [B, H, D'] = Σ φ(k) (eq. 10, 11).
+
+    float32 whatever the inputs (float64 for float64): in bfloat16 a sum stops growing after some hundred tokens.
+    """
+
+    s: Tensor
+    z: Tensor
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = True,
+    feature_map: str | FeatureMap = "elu",
+    state: tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: str = "auto",
+) -> tuple[Tensor, LinearState]:
+    """y_i = φ(q_i)·S / (φ(q_i)·z + eps) with S = Σ φ(k_j)·v_jᵀ and z = Σ φ(k_j), and the state after the call.
+
+    causal: the sums run over j ≤ i (eq. 8 to 12; eq. 16 to 20 when called token by token), on top of `state`; T may be
+    anything from 0 up, and a sequence may be cut anywhere. Not causal: over all keys of the call, on top of `state`
+    (eq. 3 to 6); then q may have another length T than the N of k and v, and a second call with the returned state
+    reads everything so far.
+
+    q [B, T, H, D], k [B, N, H, D], v [B, N, H, M]; N = T if causal. y [B, T, H, M] in v's dtype.
+    feature_map: "elu", "relu", "polynomial" (exact, degree 2), or any function [.., D] -> [.., D'].
+    state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed, gradient flows through it; None is zeros.
+    mask [B, N] bool, True = valid: what is not valid enters neither s nor z, whatever it holds.
+    eps is added to every denominator; with it, scaling φ by a constant is not without effect.
+    backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls with T > 1 go through.
+
+    Cost: O((T + N)·H·D'·M) time; beside inputs and output, memory for the backward of O(T·H) and a few states.
+    Differentiable once. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.
+    """
+    _check(q, k, v, causal, mask, eps)
+    phi = find(feature_map)
+    chosen = _backend(backend, q, k, v)
+    if not isinstance(phi, Pointwise):
+        q, k = phi(q), phi(k)
+        _check_features(q, k, v)
+    b, _, h, d = k.shape
+    wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+    with _full_precision(v.device.type):
+        if state is None:
+            s, z = v.new_zeros(b, h, d, v.shape[-1], dtype=wide), v.new_zeros(b, h, d, dtype=wide)
+        else:
+            s, z = _check_state(state, (b, h, d, v.shape[-1]))
+            s, z = s.to(wide), z.to(wide)
+        if causal and q.shape[1] > 1 and k.numel():
+            y, s, z = chosen(q, k, v, s, z, mask, phi if isinstance(phi, Pointwise) else None, eps)
+            return y, LinearState(s, z)
+        if isinstance(phi, Pointwise):
+            q, k = phi(q.to(wide)), phi(k.to(wide))
+        if mask is not None:
+            k, v = k.masked_fill(~mask[..., None, None], 0), v.masked_fill(~mask[..., None, None], 0)
+        sums = _token if causal and q.shape[1] == 1 else _everything
+        y, s, z = sums(q.to(wide), k.to(wide), v.to(wide), s, z, eps)
+        return y.to(v.dtype), LinearState(s, z)
+
+
+def _token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """One token, eq. 18 to 20, in as few operations as there are: what decoding waits for is their number."""
+    s = torch.addcmul(s, k.transpose(1, 2).mT, v.transpose(1, 2))
+    z = z + k[:, 0]
+    q = q.transpose(1, 2)  # [B, H, 1, D]
+    y = (q @ s) / (q @ z[..., None] + eps)
+    return y.transpose(1, 2), s, z
+
+
+def _everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """All queries see all keys, eq. 5 and 6; and where there are none, causal or not."""
+    s = s + torch.einsum("bnhd,bnhm->bhdm", k, v)
+    z = z + k.sum(1)
+    y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
+    return y, s, z
+
+
+def backends() -> list[str]:
+    """The backends that can run on this machine, best first."""
+    return [name for name, module in BACKENDS.items() if module.runs_here()]
+
+
+def _backend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    if name == "auto":
+        for module in BACKENDS.values():
+            if module.runs_here() and module.takes(q, k, v):
+                return module.causal
+    if name not in BACKENDS:
+        raise InputError(f"linear_attention has no backend {name!r}; {nearest(name, ('auto', *BACKENDS))}")
+    module = BACKENDS[name]
+    if not module.runs_here():
+        raise InputError(f"backend {name!r} cannot run on this machine; use 'auto' or one of {', '.join(backends())}")
+    if not module.takes(q, k, v):
+        raise InputError(f"backend {name!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
+    return module.causal
+
+
+def _full_precision(device: str) -> AbstractContextManager:
+    """Autocast would round the float32 sums; leaving it alone where it is off keeps a decoding step short."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, eps: float) -> None:
+    if not (
+        q.dim() == k.dim() == v.dim() == 4 and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
+    ):
+        found = ", ".join(f"{name} {x.dtype} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        raise InputError(f"expected floating q, k [B, T, H, D] and v [B, T, H, M], found {found}")
+    b, t, h, d = q.shape
+    n = t if causal else k.shape[1]
+    if k.shape != (b, n, h, d) or v.shape[:3] != (b, n, h):
+        raise InputError(
+            f"expected k {(b, n, h, d)} and v {(b, n, h)} + (M,) for q {tuple(q.shape)}, found {tuple(k.shape)} and "
+            f"{tuple(v.shape)}; another length than q's needs causal=False"
+        )
+    if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
+        raise InputError(f"expected a mask of booleans {(b, n)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
+    if not eps >= 0:
+        raise InputError(f"eps is added to a sum of positive numbers and must be at least 0, found {eps}")
+
+
+def _check_features(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if q.dim() != 4 or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
+        raise InputError(
+            f"a feature map must keep all axes but the last, found φ(q) {tuple(q.shape)}, φ(k) {tuple(k.shape)}"
+        )
+
+
+def _check_state(state: tuple[Tensor, Tensor], shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+    s, z = state
+    if s.shape != shape or z.shape != shape[:3]:
+        raise InputError(
+            f"expected a state of s {shape} and z {shape[:3]} for these inputs, found {tuple(s.shape)} and "
+            f"{tuple(z.shape)}"
+        )
+    return s, z

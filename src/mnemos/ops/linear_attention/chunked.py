@@ -1,0 +1,197 @@
+"""Causal linear attention in pure PyTorch: chunk by chunk, with a backward whose memory does not grow with D·M·T.
+
+With o = num/den, den = φ(q)·z + eps, values v' = [v, 1] carry the normaliser along: num' = [num, den − eps] is plain
+causal linear attention of v', whose state S' = [S, z] is [D', M+1]. Within a chunk it is a masked product, across
+chunks a running sum:
+
+    num'_i = Σ_{j≤i in the chunk} (q_i·k_j) v'_j + S'ᵀ q_i                 S' = Σ_{j before the chunk} k_j v'_jᵀ
+
+and, with ĝ = g/den, γ = −(ĝ·o), g' = [ĝ, γ] and R' = Σ_{i after the chunk} q_i g'_iᵀ (at the end: dS, dz),
+
+    dq_i = Σ_{j≤i} (g'_i·v'_j) k_j + S' g'_i
+    dk_j = Σ_{i≥j} (g'_i·v'_j) q_i + R' v'_j
+    dv_j = Σ_{i≥j} (q_i·k_j) ĝ_i + Rᵀ k_j            dS_0, dz_0 = R' at the start
+
+A *segment* is as many chunks as fit the processor's caches; its temporaries are all that is alive beside the inputs,
+the output, one denominator a token and head, and one S' a segment.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .feature_maps import Pointwise
+
+# Measured on CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels and of 64
+# above; a segment's tensors are best kept to about a megabyte each (see README.md). A device likes few large steps.
+NARROW, CHUNK_NARROW, CHUNK_WIDE = 32, 32, 64
+SEGMENT_NUMBERS = {"cpu": 2**18}
+SEGMENT_NUMBERS_ELSEWHERE = 2**25
+
+
+def runs_here() -> bool:
+    """PyTorch runs everywhere."""
+    return True
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Any device, any floating type."""
+    return True
+
+
+def causal(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
+
+    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens.
+    """
+    return _Causal.apply(q, k, v, s, z, mask, phi, eps)
+
+
+def plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:
+    """Tokens of a chunk and of a segment."""
+    chunk = CHUNK_NARROW if width <= NARROW else CHUNK_WIDE
+    numbers = SEGMENT_NUMBERS.get(device, SEGMENT_NUMBERS_ELSEWHERE)
+    chunks = max(1, numbers // max(1, b * h * width * chunk))
+    if torch.compiler.is_compiling():
+        chunks = -(-t // chunk)  # a loop would be unrolled into the graph
+    return chunk, chunk * chunks
+
+
+class _Causal(torch.autograd.Function):
+    """See the top of the file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        s: Tensor,
+        z: Tensor,
+        mask: Tensor | None,
+        phi: Pointwise | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        b, t, h, d = q.shape
+        m = v.shape[-1]
+        c, length = plan(b, t, h, max(d, m), q.device.type)
+        state = torch.cat([s, z.unsqueeze(-1)], -1).flatten(0, 1)
+        y, den = v.new_empty(b, t, h, m), s.new_empty(b, t, h, 1)
+        starts = []
+        for a in range(0, t, length):
+            here = slice(a, min(a + length, t))
+            rows = _Rows(b, here.stop - a, h, c, s.dtype)
+            qs, ks, vs = rows.inputs(q[:, here], k[:, here], v[:, here], _part(mask, here), phi)
+            starts.append(state)
+            before, state = _sums(ks, vs, state)
+            num = torch.bmm(torch.bmm(qs, ks.mT).tril_(), vs).baddbmm_(qs, before)
+            num = rows.back(num)
+            den[:, here] = num[..., m:] + eps
+            y[:, here] = num[..., :m] / den[:, here]
+        ctx.save_for_backward(q, k, v, mask, y, den, *starts)
+        ctx.phi = phi
+        state = state.unflatten(0, (b, h))
+        return y, state[..., :m].contiguous(), state[..., m].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, y, den, *starts = ctx.saved_tensors
+        # The caller's autocast may be on again, and would round the float32 products.
+        with torch.autocast(q.device.type, enabled=False):
+            return (*_backward(q, k, v, mask, y, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
+
+
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    den: Tensor,
+    starts: list[Tensor],
+    phi: Pointwise | None,
+    upstream: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, ...]:
+    gy, gs, gz = upstream
+    b, t, h, d = q.shape
+    m = v.shape[-1]
+    c, length = plan(b, t, h, max(d, m), q.device.type)
+    state = torch.cat([gs, gz.unsqueeze(-1)], -1).flatten(0, 1).to(den.dtype)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    for index in reversed(range(len(starts))):
+        here = slice(index * length, min((index + 1) * length, t))
+        valid = _part(mask, here)
+        rows = _Rows(b, here.stop - here.start, h, c, den.dtype)
+        qs, ks, vs = rows.inputs(q[:, here], k[:, here], v[:, here], valid, phi)
+        g = gy[:, here] / den[:, here]
+        gs = rows.split(torch.cat([g, -(g * y[:, here]).sum(-1, keepdim=True)], -1))
+        before, _ = _sums(ks, vs, starts[index])
+        after, state = _sums(qs, gs, state, backwards=True)
+        weights = torch.bmm(gs, vs.mT).tril_()
+        grad = rows.back(torch.bmm(weights, ks).baddbmm_(gs, before.mT))
+        dq[:, here] = grad if phi is None else grad * phi.slope(rows.back(qs))
+        grad = rows.back(torch.bmm(weights.mT, qs).baddbmm_(vs, after.mT))
+        if phi is not None:
+            grad = grad * phi.slope(rows.back(ks))
+        dk[:, here] = grad if valid is None else grad.masked_fill(~valid[..., None, None], 0)
+        weights = torch.bmm(qs, ks.mT).tril_()
+        dv[:, here] = rows.back(torch.bmm(weights.mT, gs[..., :m]).baddbmm_(ks, after[..., :m]))
+    state = state.unflatten(0, (b, h))
+    return dq, dk, dv, state[..., :m], state[..., m]
+
+
+class _Rows:
+    """[B, T, H, ·] to chunks [B·H·n, c, ·] of the working type, the last one filled with zeros, and back."""
+
+    def __init__(self, b: int, t: int, h: int, c: int, dtype: torch.dtype) -> None:
+        self.b, self.t, self.h, self.c, self.n, self.dtype = b, t, h, c, -(-t // c), dtype
+
+    def split(self, x: Tensor, phi: Pointwise | None = None, valid: Tensor | None = None, ones: int = 0) -> Tensor:
+        """φ(x), zero where not valid [B, T], with `ones` columns of 1 behind."""
+        d = x.shape[-1]
+        out = torch.empty(self.b, self.h, self.n * self.c, d + ones, dtype=self.dtype, device=x.device)
+        out[:, :, : self.t, :d] = x.transpose(1, 2)
+        if phi is not None:
+            out = phi.value(out)
+        if valid is not None:
+            out[:, :, : self.t].masked_fill_(~valid[:, None, :, None], 0)
+        if self.n * self.c > self.t:
+            out[:, :, self.t :] = 0
+        if ones:
+            out[..., d:] = 1
+        return out.view(-1, self.c, d + ones)
+
+    def inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, phi: Pointwise | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """φ(q), φ(k) and v'. A value that is not valid is zero as well: 0·NaN would be NaN."""
+        return self.split(q, phi), self.split(k, phi, valid), self.split(v, None, valid, ones=1)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Chunks [B·H·n, c, ·] as [B, T, H, ·], without a copy."""
+        return x.view(self.b, self.h, self.n * self.c, -1)[:, :, : self.t].transpose(1, 2)
+
+
+def _sums(a: Tensor, b: Tensor, start: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
+    """Σ aᵀb over the chunks before each one (after, if backwards) [B·H·n, ·, ·], and over all, on top of `start`."""
+    new = torch.bmm(a.mT, b).unflatten(0, (start.shape[0], -1))
+    if start.device.type == "cpu" and not torch.compiler.is_compiling():
+        # On a CPU a scan of few large matrices costs several times their additions.
+        parts = new.unbind(1)
+        sums = [start]
+        for part in reversed(parts) if backwards else parts:
+            sums.append(sums[-1] + part)
+        *before, last = sums
+        return torch.stack(before[::-1] if backwards else before, 1).flatten(0, 1), last
+    scan = torch.cat([start[:, None], new.flip(1) if backwards else new], 1).cumsum(1)
+    stacked = scan[:, :-1].flip(1) if backwards else scan[:, :-1]
+    return stacked.flatten(0, 1), scan[:, -1]
+
+
+def _part(mask: Tensor | None, here: slice) -> Tensor | None:
+    return None if mask is None else mask[:, here]

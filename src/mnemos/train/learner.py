@@ -1,0 +1,242 @@
+"""A model in training: one update, and everything a checkpoint must hold to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mnemos.config import to_dict
+from mnemos.data.batch import IGNORE, Batch, Task
+from mnemos.evaluate.metrics import each, evaluating, score, to_device
+from mnemos.memory.gated_cache import accumulate, caches
+from mnemos.types import InputError, State, map_state, reset
+
+from . import devices, generators
+from .checks import check_batch
+from .optim import load_optimiser_state, make_optimiser, optimiser_state, set_rate
+from .recipe import Recipe
+from .sharding import load_model_state, model_state
+from .stopping import TrainingFailed
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+class Carry:
+    """A state on its way in and out of a wrapped model: wrappers convert and copy what they know, but not this."""
+
+    __slots__ = ("state", "weight")
+
+    def __init__(self, state: State, weight: float) -> None:
+        self.state, self.weight = state, weight
+
+
+class Scored(nn.Module):
+    """Model and loss in one forward: what DDP and FSDP wrap."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, carry: Carry) -> tuple[Tensor, Tensor]:
+        """(weight × sum of the negative log-likelihoods, right guesses); the new state is left in `carry`."""
+        logits, carry.state = self.model(batch.inputs, carry.state, mask=batch.mask)
+        loss, right, _ = score(logits, batch.targets)
+        return loss * carry.weight, right
+
+
+@dataclass
+class Tally:
+    """What updates have added up since the last line of metrics."""
+
+    updates: int = 0
+    loss: float = 0.0
+    right: float = 0.0
+    counted: int = 0
+
+
+@dataclass
+class Counters:
+    """What the whole run has added up."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # in updates: not in looking at the model, not in saving it
+    peak_bytes: int = 0
+
+
+class Learner:
+    """The model, its optimiser, its carried state and its place in the data, on one process of possibly several."""
+
+    def __init__(self, fabric: Fabric, recipe: Recipe, task: Task) -> None:
+        self.fabric, self.recipe, self.task = fabric, recipe, task
+        self.count, self.tally = Counters(), Tally()
+        self._memory_before = devices.peak_bytes(fabric.device) if fabric.device.type != "cuda" else 0
+        generators.seed(recipe.train.seed)  # the same weights on every process
+        self.model: nn.Module = recipe.model.build()
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self._wrapped = fabric.setup_module(Scored(self.model))
+        # One kernel over all gradients cannot be told to skip a step, nor does every device have it for shards.
+        fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
+        self.optimiser = make_optimiser(self.model, recipe.optim, fused)
+        self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
+        self._caches = caches(self.model)
+        if recipe.train.compile:
+            self.model.compile()  # in place: the parameters keep their names
+        self._states: list[State] = [None] * recipe.train.accumulate  # of each micro-batch's rows
+        generators.seed_process(recipe.train.seed, fabric.global_rank)  # other dropout on every process
+
+    def update(self) -> dict[str, float]:
+        """One update of the weights: {"loss", "rate", "grad_norm"} of the whole batch.
+
+        The loss is the mean over the batch's counted targets, however the batch is split over processes and
+        micro-batches. Raises TrainingFailed, with the weights as they were, where loss or gradient is not finite.
+        """
+        began = time.perf_counter()
+        config, fabric, step = self.recipe.train, self.fabric, self.count.step + 1
+        batch = self.task.train_batch(step - 1, config.batch_size, config.seed)
+        check_batch(batch, self.task, f"training batch {step - 1}")
+        counted = int((batch.targets != IGNORE).sum())
+        # DDP and FSDP average gradients over processes; each has a part of the sum.
+        weight = fabric.world_size / max(1, counted)
+        sums = []
+        pieces = self._pieces(batch)
+        with self._one_cache_update():
+            for i, piece in enumerate(pieces):
+                with fabric.no_backward_sync(self._wrapped, enabled=i + 1 < len(pieces)):
+                    loss, right = self._forward(i, to_device(piece, fabric.device), weight)
+                    fabric.backward(loss)
+                sums.append(torch.stack([loss.detach(), right.to(loss.dtype)]))
+        total: Any = fabric.all_reduce(torch.stack(sums).sum(0), reduce_op="sum")
+        loss_mean, right_sum = total.tolist()
+        loss_mean /= fabric.world_size
+        norm: Any = fabric.clip_gradients(
+            self._wrapped, self._optimiser, max_norm=self.recipe.optim.clip or math.inf, error_if_nonfinite=False
+        )
+        norm = getattr(norm, "full_tensor", lambda: norm)().item()
+        rate = set_rate(self.optimiser, self.recipe.optim, step, config.steps)
+        self._check_finite(step, loss_mean, norm, rate)
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+
+        tokens = batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
+        seconds = self.count.seconds + time.perf_counter() - began
+        self.count = Counters(step, self.count.tokens + tokens, seconds, self._peak())
+        before = self.tally
+        self.tally = Tally(
+            before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + counted
+        )
+        return {"loss": loss_mean, "rate": rate, "grad_norm": norm}
+
+    def _forward(self, i: int, piece: Batch, weight: float) -> tuple[Tensor, Tensor]:
+        carry = Carry(None, weight)
+        if self.task.carries_state and self._states[i] is not None:
+            assert piece.reset is not None
+            carry.state = reset(self._states[i], piece.reset)
+        result = self._wrapped(piece, carry)
+        if self.task.carries_state:
+            # Contiguous, as a checkpoint gives it back: kernels may round differently for other strides.
+            self._states[i] = map_state(lambda leaf: leaf.detach().contiguous(), carry.state)
+        return result
+
+    def _pieces(self, batch: Batch) -> list[Batch]:
+        """This process's micro-batches: its share of the rows, in order, split in as many."""
+        parts = self.fabric.world_size * self.recipe.train.accumulate
+        if batch.inputs.shape[0] != self.recipe.train.batch_size:
+            raise InputError(f"expected a batch of {self.recipe.train.batch_size} rows, found {batch.inputs.shape[0]}")
+        rows = batch.inputs.shape[0] // parts
+        first = self.fabric.global_rank * self.recipe.train.accumulate
+        spans = [slice((first + i) * rows, (first + i + 1) * rows) for i in range(self.recipe.train.accumulate)]
+        return [each(batch, lambda x, span=span: x[span]) for span in spans]  # type: ignore[misc]
+
+    def _one_cache_update(self) -> contextlib.AbstractContextManager[None]:
+        """Splitting a batch must not change what gated caches learn from it."""
+        return accumulate(self.model) if self._caches and len(self._states) > 1 else contextlib.nullcontext()
+
+    def _check_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
+        # In float16, a gradient that overflows is business as usual: the scaler skips the step and scales less.
+        if math.isfinite(loss) and (math.isfinite(norm) or self.recipe.train.precision == "16-mixed"):
+            return
+        what = f"loss is {loss:.4g}" + (f" but its gradient's norm {norm}" if math.isfinite(loss) else "")
+        raise TrainingFailed(f"update {step}: the {what}, at rate {rate:.3g}; lower optim.rate or clip more")
+
+    def _peak(self) -> int:
+        return max(self.count.peak_bytes, devices.peak_bytes(self.fabric.device) - self._memory_before)
+
+    def line(self, update: dict[str, float]) -> dict[str, Any]:
+        """The line of metrics after an update: loss and accuracy are means over the updates since the line before."""
+        tally, self.tally = self.tally, Tally()
+        return {
+            "kind": "train",
+            "step": self.count.step,
+            "loss": tally.loss / tally.updates,
+            "accuracy": tally.right / max(1, tally.counted),
+            "rate": update["rate"],
+            "grad_norm": update["grad_norm"],
+            "seconds": round(self.count.seconds, 3),
+            "tokens": self.count.tokens,
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the next update depends on. Collective: every process must call; all get it."""
+        carried = [pytree.tree_leaves(state) for state in self._states] if self.task.carries_state else []
+        own = {"generators": generators.take(), "state": _join(carried, "cpu")}
+        everyone = devices.gather(self.fabric, own)
+        return {
+            "recipe": to_dict(self.recipe),
+            "counters": asdict(self.count),
+            "tally": asdict(self.tally),
+            "model": model_state(self.model),
+            "optimiser": optimiser_state(self.model, self.optimiser),
+            "scaler": dict(self.fabric.strategy.precision.state_dict()),
+            "state": _join([one["state"] for one in everyone], "cpu"),
+            "generators": [one["generators"] for one in everyone],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go back to a `snapshot`. Raises InputError where it is of another model or number of processes."""
+        taken = saved["generators"]
+        if len(taken) != self.fabric.world_size:
+            raise InputError(f"the run has {len(taken)} process(es), found {self.fabric.world_size}; use as many")
+        self.count, self.tally = Counters(**saved["counters"]), Tally(**saved["tally"])
+        load_model_state(self.model, saved["model"])
+        load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
+        self.fabric.strategy.precision.load_state_dict(saved["scaler"])
+        if saved["state"]:
+            self._states = self._split(saved["state"])
+        generators.put(taken[self.fabric.global_rank])  # last: nothing after it may draw
+
+    def _split(self, joined: list[Tensor | None]) -> list[State]:
+        """The states of this process's micro-batches, from the leaves of the whole batch's."""
+        config = self.recipe.train
+        first = self._pieces(self.task.train_batch(0, config.batch_size, config.seed))[0]
+        # A file holds no classes. What the model makes of fresh rows has the structure that its states have.
+        with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
+            piece = to_device(first, self.fabric.device)
+            _, fresh = self.model(piece.inputs, None, mask=piece.mask)
+        structure = pytree.tree_structure(fresh)
+        if structure.num_leaves != len(joined):
+            wanted = f"{structure.num_leaves} tensors"
+            raise InputError(f"expected a carried state of {wanted}, found {len(joined)}; use the run's own recipe")
+        rows, offset = piece.inputs.shape[0], self.fabric.global_rank * config.accumulate
+        states = []
+        for i in range(offset, offset + config.accumulate):
+            own = [x if x is None else x[i * rows : (i + 1) * rows].to(self.fabric.device, copy=True) for x in joined]
+            states.append(pytree.tree_unflatten(own, structure))
+        return states
+
+
+def _join(states: list[list[Tensor | None]], device: str) -> list[Tensor | None]:
+    """The leaves of several states' rows as those of one state, of all the rows."""
+    joined: list[Tensor | None] = []
+    for rows in zip(*states, strict=True):
+        tensors = [x.to(device) for x in rows if x is not None]
+        joined.append(torch.cat(tensors) if tensors else None)
+    return joined

@@ -1,0 +1,244 @@
+"""The loop: a recipe in, a run folder out, stopped and resumed at any moment without a trace.
+
+    update → line of metrics → checkpoint → look at the model (validation, gates) → next
+
+**Resume is exact.** A run that was killed, at any moment, and resumed gives the losses and weights that the run
+would have given, bit for bit: a checkpoint holds the weights, the optimiser, the carried state, the sums behind
+the next line of metrics and every random generator; the place in the data is the number of the update; and looking
+at the model puts all generators back. It takes the same code and libraries on the same kind of machine, the same
+number of processes and of threads within operations (`torch.get_num_threads()`, noted in run.json: sums over
+other splits round differently), and, on a GPU, operations that are themselves deterministic
+(`torch.use_deterministic_algorithms`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from mnemos.config import to_dict
+from mnemos.data.batch import IGNORE, Batch, Task
+from mnemos.evaluate.metrics import each, evaluate
+from mnemos.types import InputError
+
+from . import checkpoint, devices, generators
+from .checks import check_batch, check_settings, check_task
+from .learner import Learner
+from .progress import Silent, progress
+from .recipe import Recipe
+from .run import Run
+from .stopping import Interrupted, StopSignals, TrainingFailed
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+Watch = Callable[[nn.Module, int], dict[str, Any] | None]
+
+
+def train(
+    recipe: Recipe, folder: str | Path, resume: bool = False, watch: Watch | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
+
+    {"recipe", "seed", "steps", "test": {"loss", "accuracy"}, "valid": {...}, "majority", "parameters", "seconds" (in
+    updates), "peak_bytes" (of the GPU, or by how much the process grew since before the model), "tokens"}
+
+    `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
+    `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
+    "gates". With several processes it must not run the model. `quiet`: no progress.
+
+    With several devices and no torchrun, the other processes run this same program from its start.
+    Raises InputError where recipe, data, machine or folder do not fit; TrainingFailed for a loss or gradient that
+    is not finite, the last checkpoint untouched; Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
+    """
+    fabric = devices.connect(recipe.train)
+    check_settings(recipe, fabric.world_size)
+    task = recipe.data.build()
+    check_task(recipe, task)
+    run, saved, result = _open(fabric, recipe, Path(folder), resume)
+    try:
+        if result is not None:
+            return result
+        learner = Learner(fabric, recipe, task)
+        if saved is not None:
+            learner.restore(saved)
+        voice = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
+        with StopSignals() as signals, voice:
+            return _Session(fabric, learner, run, voice, signals, watch).work()
+    finally:
+        if run is not None:
+            run.close()
+
+
+class _Session:
+    """The loop itself, with what it needs at hand. `run` is None on all processes but the first."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        learner: Learner,
+        run: Run | None,
+        voice: Silent,
+        signals: StopSignals,
+        watch: Watch | None,
+    ) -> None:
+        self.fabric, self.learner, self.run, self.voice, self.signals = fabric, learner, run, voice, signals
+        self.recipe: Recipe = learner.recipe
+        self.task: Task = learner.task
+        self.watch = watch
+        self.saved = learner.count.step
+        self.valid: dict[str, float] = {}
+
+    def work(self) -> dict[str, Any]:
+        """Train to the end and return the result; where a signal asks for an end, save first."""
+        config = self.recipe.train
+        try:
+            if self.step and self._due(config.eval_every):
+                self._look()  # a checkpoint is older than the look at its update
+            while self.step < config.steps:
+                update = self.learner.update()
+                self.voice.updated(self.step, update, self.learner.count.peak_bytes)
+                if self._due(config.log_every):
+                    self._record([self.learner.line(update)])
+                self._heed_signals()
+                if self._due(config.checkpoint_every):
+                    self._save()
+                if self._due(config.eval_every):
+                    self._look()
+            return self._finish()
+        except _StopAskedError:
+            if self.saved != self.step or not self.step:
+                self._save()
+            where = "" if self.run is None else f"{self.run.folder}: "
+            raise Interrupted(f"{where}interrupted and saved after update {self.step}; go on with --resume") from None
+        except TrainingFailed as error:
+            last = f"the checkpoint of update {self.saved} is whole" if self.saved else "there is no checkpoint yet"
+            raise TrainingFailed(f"{error} ({last})") from error
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.learner.count.step
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.recipe.train.steps
+
+    def _record(self, lines: list[dict[str, Any]]) -> None:
+        if self.run is not None:
+            self.run.record(lines)
+
+    def _save(self) -> None:
+        snapshot = self.learner.snapshot()  # by all processes together
+        if self.run is not None:
+            self.run.save(self.step, snapshot, self.recipe.train.keep)
+        self.saved = self.step
+
+    def _look(self) -> None:
+        """Measure the validation split, and let `watch` see the model."""
+        began = time.perf_counter()
+        self.valid = self._measure("valid")
+        seconds = round(time.perf_counter() - began, 3)
+        lines = [{"kind": "valid", "step": self.step, **self.valid, "seconds": seconds}]
+        if self.run is not None and self.watch is not None:
+            with generators.kept():
+                seen = self.watch(self.learner.model, self.step)
+            if seen is not None:
+                lines.append({"kind": "gates", "step": self.step, **seen})
+        self._record(lines)
+        accuracy = f"accuracy {self.valid['accuracy']:.4f}"
+        self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {accuracy}")
+
+    def _measure(self, split: Literal["valid", "test"]) -> dict[str, float]:
+        """Loss and accuracy of a split; each process scores its share of every batch's rows."""
+
+        def total(sums: torch.Tensor) -> torch.Tensor:
+            device = self.fabric.device
+            return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
+
+        with generators.kept(), self.fabric.autocast():
+            found = evaluate(self.learner.model, self._shares(split), total)
+        return {"loss": found["loss"], "accuracy": found["accuracy"]}
+
+    def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        for i, batch in enumerate(self.task.batches(split, self.recipe.train.batch_size)):
+            self._heed_signals()
+            check_batch(batch, self.task, f"{split} batch {i}")
+            rows = batch.inputs.shape[0]
+            first, end = rows * rank // world, rows * (rank + 1) // world
+            if first == end:  # every process has to call the model; these rows another one counts
+                first, end = 0, 1
+                batch = batch._replace(targets=torch.full_like(batch.targets, IGNORE))
+            yield each(batch, lambda x, rows=slice(first, end): x[rows])  # type: ignore[misc]
+
+    def _heed_signals(self) -> None:
+        if devices.any_of(self.fabric, self.signals.asked):
+            raise _StopAskedError
+
+    def _finish(self) -> dict[str, Any]:
+        learner, count = self.learner, self.learner.count
+        result = {
+            "recipe": self.recipe.name,
+            "seed": self.recipe.train.seed,
+            "steps": count.step,
+            "test": self._measure("test"),
+            "valid": self.valid,
+            "majority": self.task.majority,
+            "parameters": learner.parameters,
+            "seconds": round(count.seconds, 3),
+            "peak_bytes": count.peak_bytes,
+            "tokens": count.tokens,
+        }
+        if self.run is not None:
+            self.run.finish(result)
+        return result
+
+
+class _StopAskedError(Exception):
+    """Some process was sent a signal."""
+
+
+def _open(
+    fabric: Fabric, recipe: Recipe, folder: Path, resume: bool
+) -> tuple[Run | None, dict[str, Any] | None, dict[str, Any] | None]:
+    """(the run, on the first process alone; the checkpoint to go on from; the result, where there is one already)."""
+    run, saved, problem, step, result = None, None, None, 0, None
+    if fabric.is_global_zero:
+        try:
+            if resume:
+                run = Run.resume(folder, recipe)
+                result = run.result
+                if result is None:
+                    step, saved = _prepare(run, recipe)
+            else:
+                run = Run.start(folder, recipe, devices.device_name(fabric.device))
+        except InputError as error:
+            problem = str(error)
+            if run is not None:
+                run.close()
+    # What the first process found is said by all, or the others would wait for it for ever.
+    problem, step, result = fabric.broadcast((problem, step, result))
+    if problem is not None:
+        raise InputError(problem)
+    if step and saved is None:
+        saved = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
+    return run, saved, result
+
+
+def _prepare(run: Run, recipe: Recipe) -> tuple[int, dict[str, Any] | None]:
+    """Find the checkpoint to go on from and cut the measurements back to it: (step, checkpoint)."""
+    found = checkpoint.newest(run.checkpoints)
+    step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its beginning"])
+    if saved is not None and saved.get("recipe") != to_dict(recipe):
+        raise InputError(f"{checkpoint.path_of(run.checkpoints, step)}: of another recipe; resume its own run")
+    run.trim(step)
+    notes.append(run.resumed(step) or "")
+    for note in filter(None, notes):
+        print(note, file=sys.stderr)
+    return step, saved

@@ -1,0 +1,123 @@
+"""Optimisers and schedules from their configuration, and an optimiser's state by parameter name."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer, RAdam
+
+from mnemos.types import InputError
+
+from .recipe import OptimConfig, ScheduleConfig
+from .sharding import full, place
+
+
+def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
+    """The optimiser of a recipe over a model's parameters, in the two groups of `parameter_groups`.
+
+    adamw and radam decay their weights decoupled from the gradient (w ← w − rate·decay·w); adam, as in the
+    papers before that, does not decay. `fused`: one kernel over all parameters where PyTorch has one (AdamW and
+    Adam); it is to be off where a gradient scaler or sharded parameters want to look at single gradients.
+    Raises InputError for values out of range.
+    """
+    check(config)
+    groups = parameter_groups(model, 0.0 if config.name == "adam" else config.decay)
+    common: dict[str, Any] = {"lr": config.rate, "betas": config.betas, "eps": config.eps}
+    if config.name == "radam":
+        return RAdam(groups, decoupled_weight_decay=True, foreach=True, **common)
+    common["fused" if fused else "foreach"] = True
+    return (AdamW if config.name == "adamw" else Adam)(groups, **common)
+
+
+def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Two groups: what decays and what does not.
+
+    Matrices and larger (linear and convolution weights, embeddings: what GPT-2's, Llama's and nanoGPT's trainings
+    decay) do; vectors and scalars (biases, norms), anything called `bias`, and `mix`, the λ of a gated cache,
+    do not: its 0 is not "no cache" but half of one, so decay would hold the gate half open.
+    """
+    decayed: list[Tensor] = []
+    free: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            last = name.rpartition(".")[2]
+            spared = parameter.dim() < 2 or last == "mix" or last.endswith("bias")
+            (free if spared else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
+
+
+def factor(config: ScheduleConfig, update: int, steps: int) -> float:
+    """What the rate is multiplied by at `update` = 1, 2, …, `steps`, with w the warm-up.
+
+    Up to w: update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 + cos(π·p)), where p
+    goes from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after `drop_at` updates.
+    lra: min(1, update/w)/√max(update, w).
+    """
+    warmup = max(config.warmup, 1)
+    rising = min(1.0, update / warmup)
+    if config.name == "lra":
+        return rising / math.sqrt(max(update, warmup))
+    if update <= config.warmup:
+        return rising
+    if config.name == "cosine":
+        progress = min(1.0, (update - config.warmup) / max(1, steps - config.warmup))
+        return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    if config.name == "inverse_sqrt":
+        return math.sqrt(warmup / update)
+    if config.name == "step" and update > config.drop_at:
+        return config.floor
+    return 1.0
+
+
+def set_rate(optimiser: Optimizer, config: OptimConfig, update: int, steps: int) -> float:
+    """Give the optimiser the learning rate of an update, and return it."""
+    rate = config.rate * factor(config.schedule, update, steps)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, dict[str, Any]]:
+    """What the optimiser remembers of each parameter, by the parameter's name, whole and on the CPU.
+
+    Collective where parameters are sharded. PyTorch's own `get_optimizer_state_dict` is not used: to load, it
+    makes up a state for parameters that have never had a gradient, and a resumed run would differ from then on.
+    """
+    state = optimiser.state
+    return {
+        name: {key: full(value) if isinstance(value, Tensor) else value for key, value in state[parameter].items()}
+        for name, parameter in model.named_parameters()
+        if parameter in state
+    }
+
+
+def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, dict[str, Any]]) -> None:
+    """Put back, bit by bit, what `optimiser_state` took. Raises InputError for parameters that are not there."""
+    parameters = dict(model.named_parameters())
+    if foreign := sorted(set(saved) - set(parameters)):
+        raise InputError(f"expected this model's parameters, found a state of {foreign[0]!r}; use the run's own recipe")
+    numbers = {id(p): i for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}
+    state = {}
+    for name, values in saved.items():
+        parameter = parameters[name]
+        state[numbers[id(parameter)]] = {
+            key: place(value, parameter) if isinstance(value, Tensor) else value for key, value in values.items()
+        }
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def check(config: OptimConfig) -> None:
+    """Raise InputError for values that no optimiser takes."""
+    schedule = config.schedule
+    for name, right, wanted, value in (
+        ("rate", config.rate > 0 and math.isfinite(config.rate), "above 0", config.rate),
+        ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1", config.betas),
+        ("eps", config.eps >= 0, "at least 0", config.eps),
+        ("decay", config.decay >= 0, "at least 0", config.decay),
+        ("clip", config.clip >= 0, "at least 0 (0 does not clip)", config.clip),
+        ("schedule.warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
+        ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
+        ("schedule.drop_at", schedule.drop_at >= 0, "at least 0", schedule.drop_at),
+    ):
+        if not right:
+            raise InputError(f"optim.{name} must be {wanted}, found {value}")

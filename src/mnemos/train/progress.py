@@ -1,0 +1,98 @@
+"""What a run says while it runs: a live line on a terminal, now and then a plain one in a log."""
+
+import sys
+import time
+from typing import Any
+
+PATIENCE = 10.0  # seconds between two plain lines
+
+
+class Silent:
+    """Says nothing; the others are this with a voice."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
+        """An update is done."""
+
+    def say(self, text: str) -> None:
+        """A sentence that is to stay."""
+
+
+class Plain(Silent):
+    """A line every `PATIENCE` seconds: for logs."""
+
+    def __init__(self, name: str, steps: int, step: int) -> None:
+        self.name, self.steps, self.first = name, steps, step
+        self.began = time.monotonic()
+        self.said = -PATIENCE
+
+    def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
+        """As of any."""
+        now = time.monotonic() - self.began
+        if now - self.said < PATIENCE and step < self.steps:
+            return
+        self.said = now
+        rate = (step - self.first) / max(now, 1e-9)
+        left = (self.steps - step) / rate
+        self.say(
+            f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} rate {update['rate']:.2e} "
+            f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
+        )
+
+    def say(self, text: str) -> None:
+        """As of any."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class Live(Silent):
+    """A bar with loss, rate, speed, time left and memory, rewritten in place."""
+
+    def __init__(self, name: str, steps: int, step: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.first, self.began = step, time.monotonic()
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.task = self.bar.add_task(name, total=steps, completed=step, facts="")
+
+    def __enter__(self) -> "Live":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
+        """As of any."""
+        speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
+        facts = f"loss {update['loss']:.4f}  rate {update['rate']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
+        self.bar.update(self.task, completed=step, facts=facts)
+
+    def say(self, text: str) -> None:
+        """As of any."""
+        self.bar.console.print(text, markup=False, highlight=False)
+
+
+def progress(quiet: bool, *arguments: Any) -> Silent:
+    """The voice for (name, steps, steps already done): none, live on a terminal, plain elsewhere."""
+    if quiet:
+        return Silent()
+    return (Live if sys.stderr.isatty() else Plain)(*arguments)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,0 +1,86 @@
+import copy
+
+import pytest
+import torch
+
+from mnemos import GRC, Transformer
+from mnemos.attention import LinearAttention, SoftmaxAttention
+from mnemos.evaluate.flops import count_flops, forward_flops, step_flops
+from mnemos.models.blocks import MLP
+from mnemos.ops import linear_attention
+
+B, T, DIM, HEADS = 2, 48, 32, 4
+
+
+class Called(torch.nn.Module):
+    """Anything, called as a model is."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, state=None, mask=None):
+        return self.inner(x), None
+
+
+def tokens():
+    return torch.randn(B, T, DIM, requires_grad=True)
+
+
+def test_an_mlp_by_hand():
+    model = Called(MLP(DIM, 80))
+    forward = 2 * B * T * (DIM * 80 + 80 * DIM)
+    assert forward_flops(model, tokens()) == forward
+    # Backward: each product once for the weights and once for the inputs.
+    assert step_flops(model, tokens()) == 3 * forward
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_softmax_attention_by_hand(causal):
+    layer = SoftmaxAttention(DIM, HEADS, causal)
+    projections = 2 * B * T * 4 * DIM * DIM
+    products = 2 * 2 * B * T * T * DIM  # q·k and weights·v over all heads
+    assert forward_flops(layer, tokens()) == projections + products
+    # The fused backward computes q·k again, and then four products.
+    assert step_flops(layer, tokens()) == 3 * projections + products + products * 5 // 2
+
+
+def test_a_mask_does_not_hide_attention():
+    layer = SoftmaxAttention(DIM, HEADS, True)
+    mask = torch.ones(B, T, dtype=torch.bool)
+    assert forward_flops(layer, tokens(), mask) == forward_flops(layer, tokens())
+
+
+def test_linear_attention_by_hand():
+    """The products within its own backward are seen as well."""
+    d = m = DIM // HEADS
+    c, chunks = 32, B * HEADS * 2  # 48 tokens: two chunks of 32
+    square, sums = 2 * c * c, 2 * c * d * (m + 1)
+    forward = chunks * (square * (d + m + 1) + 2 * sums)
+    backward = chunks * (square * (m + 1 + d + d + d + m) + 4 * sums + 2 * c * d * m)
+    q, k, v = (torch.randn(B, T, HEADS, d, requires_grad=True) for _ in range(3))
+    run = {"backend": "chunked"}
+    assert count_flops(lambda: linear_attention(q, k, v, **run)) == forward
+    assert count_flops(lambda: linear_attention(q, k, v, **run)[0].sum().backward()) == forward + backward
+    layer = LinearAttention(DIM, HEADS, causal=False)
+    assert forward_flops(layer, tokens()) == 2 * B * T * 4 * DIM * DIM + 2 * 2 * B * T * HEADS * d * m + 2 * B * T * DIM
+
+
+def test_in_place_products_count():
+    a, b, c = torch.randn(3, 4, 5), torch.randn(3, 5, 6), torch.randn(3, 4, 6)
+    assert count_flops(lambda: c.baddbmm_(a, b)) == 2 * 3 * 4 * 5 * 6
+    assert count_flops(lambda: c[0].addmm_(a[0], b[0])) == 2 * 4 * 5 * 6
+
+
+def test_counting_moves_nothing():
+    model = Transformer(vocab_size=9, width=16, mlp=16, max_length=12, dropout=0.1, cache=GRC(length=3)).train()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randint(9, (2, 12))
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert 0 < forward_flops(model, x) < step_flops(model, x)
+    assert torch.equal(torch.rand(3), drawn)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(p.grad is None for p in model.parameters())

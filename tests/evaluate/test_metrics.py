@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mnemos.data.batch import IGNORE, Batch
+from mnemos.evaluate.metrics import bits, evaluate, perplexity
+from mnemos.types import InputError
+
+
+class Summing(nn.Module):
+    """Logits from a table, shifted by the sum of all the tokens so far: the state [B] counts it."""
+
+    def __init__(self, classes: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(7, 7, generator=torch.Generator().manual_seed(0)))
+        self.dropout = nn.Dropout(0.9)
+        self.frozen = nn.Dropout(0.9).eval()
+        self.classes = classes
+
+    def forward(self, x, state=None, mask=None):
+        state = torch.zeros(x.shape[0]) if state is None else state
+        total = state[:, None] + x.cumsum(1)
+        logits = self.dropout(self.table[x]) * torch.cos(total)[..., None]
+        return (logits.mean(1) if self.classes else logits), total[:, -1]
+
+
+def stream(pieces: list[int], reset_at: int = -1) -> tuple[list[Batch], torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 7, (2, sum(pieces) + 1), generator=generator)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[0, 3:5] = IGNORE
+    batches, first = [], 0
+    for i, piece in enumerate(pieces):
+        span = slice(first, first + piece)
+        fresh = torch.tensor([i == 0, i in (0, reset_at)])
+        batches.append(Batch(inputs[:, span], targets[:, span], None, fresh))
+        first += piece
+    return batches, inputs, targets
+
+
+def test_every_target_weighs_the_same_however_the_stream_is_cut():
+    model = Summing()
+    batches, inputs, targets = stream([8])
+    model.eval()
+    logits = model(inputs)[0]
+    counted = targets != IGNORE
+    found = evaluate(model, batches)
+    assert found["count"] == 14
+    assert found["loss"] == pytest.approx(F.cross_entropy(logits[counted], targets[counted]).item(), rel=1e-6)
+    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == targets)[counted].float().mean().item())
+    for pieces in ([1, 7], [3, 3, 2], [1] * 8):
+        assert evaluate(model, stream(pieces)[0]) == pytest.approx(found, rel=1e-6)
+
+
+def test_rows_are_reset():
+    model = Summing().eval()
+    cut, inputs, targets = stream([3, 5], reset_at=1)
+    found = evaluate(model, cut)["loss"]
+    logits = model(inputs)[0]
+    again = model(inputs[1:, 3:])[0]
+    logits = torch.cat([logits[:1], torch.cat([logits[1:, :3], again], 1)])
+    assert found == pytest.approx(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE).item())
+    assert found != pytest.approx(evaluate(model, stream([3, 5])[0])["loss"])
+
+
+def test_classification_carries_nothing_and_weighs_rows():
+    model = Summing(classes=True)
+    generator = torch.Generator().manual_seed(2)
+    inputs, targets = torch.randint(0, 7, (5, 4), generator=generator), torch.tensor([0, 1, 2, IGNORE, 4])
+    whole = evaluate(model, [Batch(inputs, targets)])
+    assert whole["count"] == 4
+    cut = [Batch(inputs[a:b], targets[a:b]) for a, b in ((0, 3), (3, 5))]
+    assert evaluate(model, cut) == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_model_is_left_as_it_was():
+    model = Summing()
+    evaluate(model, stream([4])[0])
+    assert model.training
+    assert model.dropout.training
+    assert not model.frozen.training
+    assert model.table.grad is None
+
+    def failing():
+        yield stream([4])[0][0]
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        evaluate(model, failing())
+    assert model.training
+
+
+def test_sums_go_through_total():
+    model = Summing()
+    batches = stream([4])[0]
+    single, doubled = evaluate(model, batches), evaluate(model, batches, lambda sums: 2 * sums)
+    assert single["count"] == 7  # 2 rows of 4, one of them not counted
+    assert doubled == {**single, "count": 14}
+
+
+def test_nothing_to_score():
+    with pytest.raises(InputError, match="at least one target"):
+        evaluate(Summing(), [])
+    with pytest.raises(InputError, match="at least one target"):
+        evaluate(Summing(), [Batch(torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), IGNORE))])
+
+
+def test_units():
+    assert perplexity(math.log(50)) == pytest.approx(50)
+    assert perplexity(1e4) == math.inf
+    assert bits(math.log(8)) == pytest.approx(3)

@@ -1,0 +1,46 @@
+"""The README's examples run and print what it says; the files and commands that it names exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mnemos import registry
+from mnemos.cli import VERBS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", README, re.DOTALL)
+RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "said"), RUNNABLE, ids=range(len(RUNNABLE)))
+def test_an_example_prints_what_it_says(code, said, tmp_path):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == said
+
+
+def test_there_are_examples_and_no_placeholder_is_left():
+    assert len(RUNNABLE) >= 4
+    assert not re.findall(r"\b[A-Z]{4,}_[A-Z]+\b|\bPARAMETERS\b|^MAP$|^HELPED$", README, re.MULTILINE)
+
+
+def test_commands_name_verbs_and_recipes_that_exist():
+    for line in re.findall(r"^\$ mnemos (.*?)(?:#.*)?$", README, re.MULTILINE):
+        verb, *words = line.split()
+        assert verb in VERBS
+        if verb in ("train", "compare", "show"):
+            for word in words:
+                if word.startswith("-"):
+                    break
+                assert word in registry.names("recipe"), line
+
+
+def test_the_files_it_names_exist():
+    for path in re.findall(r"\]\(([\w./-]+)\)|`((?:src|tests|benchmarks|docs|results)/[\w./-]*)`", README):
+        name = path[0] or path[1]
+        assert (ROOT / name).exists(), name

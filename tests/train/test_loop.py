@@ -1,0 +1,261 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from train_standins import Toys, look
+
+from mnemos.train import checkpoint, learner
+from mnemos.train.loop import train
+from mnemos.train.stopping import TrainingFailed
+from mnemos.types import InputError
+
+STILL = {"dropout": 0.0, "noise": False, "cached": True}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lines(folder, kind: str) -> list[dict]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if line["kind"] == kind]
+
+
+def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+
+
+@pytest.mark.parametrize("language", [True, False])
+def test_a_run_leaves_what_it_promises(tmp_path, language):
+    recipe = Toys(language).recipe()
+    result = train(recipe, tmp_path / "run", watch=look, quiet=True)
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(result) == {
+        "recipe", "seed", "steps", "test", "valid", "majority", "parameters", "seconds", "peak_bytes", "tokens",
+    }  # fmt: skip
+    assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy"}
+    assert result["majority"] == (None if language else 0.4)
+    assert result["parameters"] == sum(p.numel() for p in recipe.model.build().parameters())
+    folder = tmp_path / "run"
+    trained = lines(folder, "train")
+    assert [line["step"] for line in trained] == [2, 4, 6, 8, 10, 12]
+    assert set(trained[0]) == {"kind", "step", "loss", "accuracy", "rate", "grad_norm", "seconds", "tokens"}
+    assert [line["step"] for line in lines(folder, "valid")] == [4, 8, 12]
+    assert set(lines(folder, "valid")[0]) == {"kind", "step", "loss", "accuracy", "seconds"}
+    assert lines(folder, "valid")[-1]["loss"] == result["valid"]["loss"]
+    assert [(line["step"], len(line["layers"])) for line in lines(folder, "gates")] == [(4, 1), (8, 1), (12, 1)]
+    assert trained[-1]["tokens"] == result["tokens"]
+    batches = [recipe.data.build().train_batch(i, 4, 0) for i in range(12)]
+    assert result["tokens"] == sum(b.inputs.numel() if b.mask is None else int(b.mask.sum()) for b in batches)
+    assert checkpoint.steps(folder / "checkpoints") == [12, 8]
+    # A finished run is not trained again.
+    assert train(recipe, folder, resume=True, quiet=True) == result
+
+
+def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
+    """Against the model and the definition: the mean over the batch's counted targets."""
+    recipe = Toys(True, STILL, train={"steps": 1, "log_every": 1, "seed": 5}).recipe()
+    train(recipe, tmp_path / "run", quiet=True)
+    torch.manual_seed(5)
+    model, batch = recipe.model.build(), recipe.data.build().train_batch(0, 4, 5)
+    logits, _ = model(batch.inputs)
+    counted = batch.targets != -100
+    loss = torch.nn.functional.cross_entropy(logits[counted], batch.targets[counted])
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
+    (line,) = lines(tmp_path / "run", "train")
+    assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    assert line["accuracy"] == pytest.approx((logits.argmax(-1) == batch.targets)[counted].float().mean().item())
+
+
+@pytest.mark.parametrize("language", [True, False])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_micro_batches_train_as_the_whole_batch(tmp_path, language, accumulate):
+    # Unevenly many counted targets and valid tokens in the micro-batches, rows reset at different times.
+    data = {} if language else {"ignored": 3}
+    for name, pieces in {"whole": 1, "split": accumulate}.items():
+        recipe = Toys(language, STILL, data, train={"precision": "64-true", "accumulate": pieces}).recipe()
+        train(recipe, tmp_path / name, quiet=True)
+    whole, split = final(tmp_path / "whole"), final(tmp_path / "split")
+    for name in whole:
+        torch.testing.assert_close(split[name], whole[name], rtol=0, atol=1e-12)
+    for ours, theirs in zip(lines(tmp_path / "split", "train"), lines(tmp_path / "whole", "train"), strict=True):
+        for key in ("loss", "grad_norm", "accuracy"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
+
+
+def test_state_is_carried_and_reset(tmp_path, monkeypatch):
+    seen = []
+    original = learner.Scored.forward
+
+    def forward(self, batch, carry):
+        seen.append([0] * 4 if carry.state is None else carry.state.seen.tolist())
+        assert carry.state is None or not carry.state.hidden[0].requires_grad
+        return original(self, batch, carry)
+
+    monkeypatch.setattr(learner.Scored, "forward", forward)
+    train(Toys(True, train={"steps": 10}).recipe(), tmp_path / "run", quiet=True)
+    expected, task = [0] * 4, Toys(True).recipe().data.build()
+    for i, found in enumerate(seen):
+        fresh = task.train_batch(i, 4, 0).reset.tolist()
+        expected = [0 if row else count for row, count in zip(fresh, expected, strict=True)]
+        assert found == expected
+        expected = [count + 12 for count in expected]
+
+
+def test_clipping(tmp_path):
+    norms = []
+    original = torch.optim.AdamW.step
+
+    def step(self, *arguments):
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        return original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step)
+        train(Toys(optim={"clip": 0.01}).recipe(), tmp_path / "a", quiet=True)
+        clipped, norms[:] = norms[:], []
+        train(Toys(optim={"clip": 0.0}).recipe(), tmp_path / "b", quiet=True)
+    assert clipped == pytest.approx([0.01] * 12, rel=1e-3)
+    assert min(norms) > 0.1
+    assert min(line["grad_norm"] for line in lines(tmp_path / "a", "train")) > 0.1  # the norm before clipping
+
+
+def breaking(models: list) -> object:
+    def watch(model, step):
+        models.append(model)
+        model.broken = step == 8
+
+    return watch
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
+    models: list = []
+    recipe = Toys().recipe()
+    with pytest.raises(TrainingFailed, match=r"update 9: the loss is nan.*the checkpoint of update 8 is whole"):
+        train(recipe, tmp_path / "run", watch=breaking(models), quiet=True)
+    saved = final(tmp_path / "run", 8)
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, saved[name])
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert train(recipe, tmp_path / "run", resume=True, quiet=True)["steps"] == 12
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    original = learner.Scored.forward
+
+    def forward(self, batch, carry):
+        loss, right = original(self, batch, carry)
+        return loss + torch.sqrt(self.model.mix.sum() * 0), right  # 0, with an infinite slope
+
+    monkeypatch.setattr(learner.Scored, "forward", forward)
+    with pytest.raises(TrainingFailed, match=r"update 1: .*gradient's norm nan.*there is no checkpoint yet"):
+        train(Toys().recipe(), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("toys", "message"),
+    [
+        (Toys(model={"vocab_size": 10}), "model.vocab_size is 10, but the data has 11 tokens; use model.vocab_size 11"),
+        (Toys(model={"classes": 3}), r"model.classes is 3, but the data has no classes"),
+        (Toys(False, {"classes": 4}), "model.classes is 4, but the data has 3 classes; use model.classes 3"),
+        (Toys(model={"max_length": 11}), "model.max_length is 11, but the data has sequences of 12"),
+        (Toys(data={"bad_token": 2}), "training batch 2: expected tokens 0 to 10, found 0 to 11"),
+        (Toys(False, data={"bad_label": 3}), "training batch 3: expected targets 0 to 2, found 1 to 3"),
+        (Toys(data={"bad_token": 10**6 + 501}), "valid batch 1: expected tokens 0 to 10"),
+        (Toys(train={"accumulate": 3}), "batch_size 4 does not divide into 1 process.* 3 would"),
+        (Toys(train={"steps": 0}), "train.steps must be at least 1, found 0"),
+        (Toys(train={"keep": 0}), "train.keep must be at least 1"),
+        (Toys(train={"seed": -1}), "train.seed must be at least 0"),
+        (Toys(train={"accelerator": "cuda", "devices": 64}), "is not to be had here"),
+        (Toys(train={"accelerator": "abacus"}), "'abacus', 1 device.* is not to be had here"),
+        (Toys(optim={"rate": -1.0}), "optim.rate must be above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, toys, message):
+    with pytest.raises(InputError, match=message) as caught:
+        train(toys.recipe(), tmp_path / "run", quiet=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_recipes_checkpoint_is_refused(tmp_path):
+    train(Toys(train={"seed": 1}).recipe(), tmp_path / "other", quiet=True)
+    recipe = Toys().recipe()
+    with pytest.raises(TrainingFailed):
+        train(recipe, tmp_path / "run", watch=breaking([]), quiet=True)
+    newest = checkpoint.path_of(tmp_path / "run" / "checkpoints", 12)
+    newest.write_bytes(checkpoint.path_of(tmp_path / "other" / "checkpoints", 12).read_bytes())
+    with pytest.raises(InputError, match="of another recipe"):
+        train(recipe, tmp_path / "run", resume=True, quiet=True)
+
+
+def test_a_damaged_checkpoint_is_named_when_it_is_passed_over(tmp_path, capsys):
+    recipe = Toys().recipe()
+    with pytest.raises(TrainingFailed):
+        train(recipe, tmp_path / "run", watch=breaking([]), quiet=True)
+    checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).write_bytes(b"short")
+    train(recipe, tmp_path / "run", resume=True, quiet=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert len(said) == 1
+    assert "step-00000008.safetensors: damaged" in said[0]
+    assert said[0].endswith("going on from step-00000004.safetensors")
+
+
+def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mnemos.train.progress.PATIENCE", 0.0)
+    train(Toys().recipe(), tmp_path / "a")
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if "steps/s" in line and "left" in line and "MiB" in line]) == 12
+    assert len([line for line in said if "valid loss" in line]) == 3
+    train(Toys().recipe(), tmp_path / "b", quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_said_on_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    train(Toys().recipe(), tmp_path / "a")
+    said = capsys.readouterr().err
+    assert "12/12" in said
+    assert "toy 8: valid loss" in said
+
+
+def test_no_warnings(tmp_path, recwarn):
+    train(Toys().recipe(), tmp_path / "a", quiet=True)
+    assert [str(w.message) for w in recwarn] == []
+
+
+def test_signals_are_given_back(tmp_path):
+    import signal
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(Toys().recipe(), tmp_path / "a", quiet=True)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_importing_the_room_does_not_import_fabric():
+    code = "import mnemos.train.loop, sys; print([m for m in ('lightning_fabric', 'rich') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_compiled_trains_as_eager(tmp_path, monkeypatch):
+    # What is tested is that compiling in place keeps names and values; inductor would take a minute more.
+    original = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: original(self, backend="aot_eager"))
+    model = {**STILL, "cached": False, "late": False, "width": 4}
+    for name, compiled in {"eager": False, "compiled": True}.items():
+        recipe = Toys(False, model, train={"steps": 4, "compile": compiled, "eval_every": 4}).recipe()
+        train(recipe, tmp_path / name, quiet=True)
+    eager, compiled = final(tmp_path / "eager", 4), final(tmp_path / "compiled", 4)
+    assert list(eager) == list(compiled)
+    for name in eager:
+        torch.testing.assert_close(compiled[name], eager[name], rtol=0, atol=1e-5)

@@ -1,0 +1,113 @@
+"""Several real processes: the same training as one, stopped and resumed like one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_resume import ended, measured, result
+from train_standins import Toys
+
+from mnemos.train import checkpoint
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes"),
+]
+
+DRIVER = Path(__file__).with_name("train_driver.py")
+STILL = {"dropout": 0.0, "noise": False, "cached": True}  # nothing that two processes draw differently
+
+
+def launch(folder: Path, toys: Toys, torchrun: bool = False, **asked: Any) -> tuple[int, str]:
+    """The exit code of the first process and what was said."""
+    program = [sys.executable]
+    if torchrun:
+        program += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
+    done = subprocess.run(
+        [*program, str(DRIVER), str(folder), json.dumps({"toys": vars(toys), **asked})],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stderr
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", 12))["model"]
+
+
+def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: float) -> None:
+    ours, theirs = weights(folder), weights(other)
+    assert list(ours) == list(theirs)  # the names of the model itself
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=0, atol=weight_tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    assert len(measured(folder)) == len(measured(other))
+    for line, same in zip(measured(folder), measured(other), strict=True):
+        for key in ("loss", "accuracy", "grad_norm"):
+            if key in line:
+                assert line[key] == pytest.approx(same[key], rel=loss_tolerance)
+        assert line.get("tokens") == same.get("tokens")
+
+
+@pytest.mark.parametrize(("language", "torchrun"), [(True, True), (False, False)])
+def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, torchrun):
+    data = {} if language else {"ignored": 3}
+    one = Toys(language, STILL, data, train={"precision": "64-true"})
+    two = Toys(language, STILL, data, train={"precision": "64-true", "devices": 2})
+    assert run_apart(tmp_path / "one", one) == 0
+    code, said = launch(tmp_path / "two", two, torchrun)
+    assert code == 0, said
+    assert "Initializing" not in said
+    assert "Warning" not in said
+    agree(tmp_path / "two", tmp_path / "one", 1e-12, 1e-6)
+    assert result(tmp_path / "two")["test"] == pytest.approx(result(tmp_path / "one")["test"], rel=1e-9)
+
+
+def test_two_ddp_processes_with_micro_batches(run_apart, tmp_path):
+    one = Toys(True, STILL, train={"precision": "64-true"})
+    four = Toys(True, STILL, train={"precision": "64-true", "devices": 2, "accumulate": 2})
+    assert run_apart(tmp_path / "one", one) == 0
+    assert launch(tmp_path / "four", four)[0] == 0
+    agree(tmp_path / "four", tmp_path / "one", 1e-12, 1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_resume_exactly(tmp_path, strategy):
+    toys = Toys(True, {"late": strategy == "ddp"}, train={"devices": 2, "strategy": strategy})
+    code, said = launch(tmp_path / "whole", toys)
+    assert code == 0, said
+    assert launch(tmp_path / "run", toys, moment="mid-update", number=6)[0] == -signal.SIGKILL
+    code, said = launch(tmp_path / "run", toys, resume=True, moment="SIGTERM", number=10)
+    assert code == 130, said
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 10
+    code, said = launch(tmp_path / "run", toys, resume=True)
+    assert code == 0, said
+    assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+def test_fsdp_trains_as_one(run_apart, tmp_path):
+    model = {**STILL, "late": False}
+    assert run_apart(tmp_path / "one", Toys(True, model)) == 0
+    code, said = launch(tmp_path / "two", Toys(True, model, train={"devices": 2, "strategy": "fsdp"}))
+    assert code == 0, said
+    assert "Warning" not in said
+    agree(tmp_path / "two", tmp_path / "one", 2e-6, 1e-5)
+
+
+def test_what_the_first_process_refuses_all_do(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    code, said = launch(tmp_path, Toys(True, train={"devices": 2}))
+    assert code == 1
+    assert said.count("expected a new or empty folder") >= 1
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]

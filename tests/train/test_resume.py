@@ -1,0 +1,171 @@
+"""A run that is killed and resumed is the run that was not, bit for bit. The processes and the signals are real."""
+
+import json
+from pathlib import Path
+
+import pytest
+from train_standins import Toys
+
+from mnemos.train import checkpoint
+
+LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})
+CLASSES = Toys(language=False, model={"cached": True}, optim={"name": "radam"})
+SPLIT_CACHE = Toys(
+    language=True, model={"cached": True, "width": 32}, train={"accumulate": 2, "checkpoint_every": 1, "keep": 12}
+)
+
+# (moment, number): the n-th update, or the n-th call. Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12.
+KILLS = [
+    ("mid-update", 1),
+    ("mid-update", 2),
+    ("mid-update", 8),
+    ("saved", 3),
+    ("saved", 12),
+    ("half-written", 3),
+    ("half-written", 9),
+    ("fsync", 1),
+    ("fsync", 2),
+    ("fsync", 5),
+    ("replace", 1),  # run.json, recipe.json, metrics.jsonl, then checkpoints
+    ("replace", 2),
+    ("replace", 3),
+    ("replace", 5),
+    ("pruning", 9),
+    ("half-a-line", 4),
+    ("half-a-line", 8),
+    ("looking", 2),
+    ("looking", 3),
+    ("looking", 4),  # the test split
+]
+
+
+def measured(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def ended(folder: Path, step: int = 12) -> str:
+    """A digest of everything in the last checkpoint that is not about time or memory."""
+    tree = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
+    for key in ("seconds", "peak_bytes"):
+        del tree["counters"][key]
+    assert {"model", "optimiser", "generators", "state", "tally"} <= set(tree)
+    return checkpoint.digest(*checkpoint.encode(tree))
+
+
+def result(folder: Path) -> dict:
+    found = json.loads((folder / "result.json").read_text())
+    return {key: value for key, value in found.items() if key not in ("seconds", "peak_bytes")}
+
+
+def same(folder: Path, reference: Path) -> None:
+    assert measured(folder) == measured(reference)
+    assert ended(folder) == ended(reference)
+    assert result(folder) == result(reference)
+    assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.fixture(scope="module")
+def references(run_apart, tmp_path_factory) -> dict[str, Path]:
+    folders = {}
+    for name, toys in {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE}.items():
+        folders[name] = tmp_path_factory.mktemp(name) / "run"
+        assert run_apart(folders[name], toys) == 0
+    return folders
+
+
+def test_two_runs_are_the_same_and_seeds_differ(run_apart, references, tmp_path):
+    assert run_apart(tmp_path / "again", LANGUAGE) == 0
+    same(tmp_path / "again", references["language"])
+    other = Toys(**{**vars(LANGUAGE), "train": {**LANGUAGE.train, "seed": 1}})
+    assert run_apart(tmp_path / "other", other) == 0
+    assert measured(tmp_path / "other") != measured(references["language"])
+
+
+@pytest.mark.parametrize(("moment", "number"), KILLS)
+def test_killed_and_resumed(run_apart, references, tmp_path, moment, number):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, moment, number) == -9
+    assert not (folder / "result.json").exists()
+    begun = (folder / "recipe.json").exists()
+    assert begun == ((moment, number) not in [("replace", 1), ("replace", 2)])
+    assert run_apart(folder, LANGUAGE, begun) == 0
+    same(folder, references["language"])
+
+
+def test_killed_again_and_again(run_apart, references, tmp_path):
+    folder = tmp_path / "run"
+    assert run_apart(folder, CLASSES, False, "mid-update", 2) == -9
+    for moment, number in [("mid-update", 5), ("half-written", 8), ("SIGTERM", 7), ("looking", 1), ("mid-update", 11)]:
+        assert run_apart(folder, CLASSES, True, moment, number) == (130 if moment == "SIGTERM" else -9)
+    assert run_apart(folder, CLASSES, True) == 0
+    same(folder, references["classes"])
+
+
+def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path):
+    folder = tmp_path / "run"
+    assert run_apart(folder, SPLIT_CACHE, False, "SIGTERM", 7) == 130
+    assert run_apart(folder, SPLIT_CACHE, True) == 0
+    for step in range(8, 13):
+        assert ended(folder, step) == ended(references["split cache"], step)
+    same(folder, references["split cache"])
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "64-true"])
+def test_every_precision(run_apart, tmp_path, precision):
+    toys = Toys(language=True, train={"precision": precision})
+    assert run_apart(tmp_path / "whole", toys) == 0
+    assert run_apart(tmp_path / "run", toys, False, "mid-update", 6) == -9
+    assert run_apart(tmp_path / "run", toys, True) == 0
+    same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [1, 5, 6, 8, 12])
+def test_signals_finish_the_update_and_save(run_apart, references, tmp_path, moment, number):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, moment, number) == 130
+    assert checkpoint.steps(folder / "checkpoints")[0] == number
+    assert run_apart(folder, LANGUAGE, True) == 0
+    same(folder, references["language"])
+
+
+@pytest.mark.parametrize("check", [1, 2, 11])  # batches looked at: three a split, validation after 4, 8, 12, then test
+def test_signal_while_looking(run_apart, references, tmp_path, check):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, "SIGTERM-looking", check) == 130
+    assert checkpoint.steps(folder / "checkpoints")[0] == (4 if check < 4 else 12)
+    assert run_apart(folder, LANGUAGE, True) == 0
+    same(folder, references["language"])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_goes_on_from_the_newest_good_checkpoint(run_apart, references, tmp_path, damage):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, "mid-update", 8) == -9
+    newest = checkpoint.path_of(folder / "checkpoints", 6)
+    content = bytearray(newest.read_bytes())
+    content[-100] ^= 4
+    newest.write_bytes({"truncated": content[:-1000], "flipped": content, "empty": b""}[damage])
+    assert run_apart(folder, LANGUAGE, True) == 0
+    about = json.loads((folder / "run.json").read_text())
+    assert [entry["step"] for entry in about["resumed"]] == [3]
+    same(folder, references["language"])
+
+
+@pytest.mark.parametrize("moment", ["half-written", "pruning"])
+def test_the_old_checkpoint_is_there_until_the_new_one_is(run_apart, tmp_path, moment):
+    toys = Toys(language=True, train={"keep": 1})
+    assert run_apart(tmp_path / "run", toys, False, moment, 8) == -9
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == ([4] if moment == "half-written" else [8, 4])
+    assert run_apart(tmp_path / "run", toys, True) == 0
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [12]
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [entry["step"] for entry in about["resumed"]] == [4 if moment == "half-written" else 8]
+
+
+def test_looking_leaves_no_trace(run_apart, references, tmp_path):
+    often = Toys(**{**vars(LANGUAGE), "train": {**LANGUAGE.train, "eval_every": 1}})
+    assert run_apart(tmp_path / "run", often) == 0
+    lines = [line for line in measured(tmp_path / "run") if line["kind"] == "train"]
+    assert lines == [line for line in measured(references["language"]) if line["kind"] == "train"]
