@@ -126,7 +126,7 @@ class GatedCache(nn.Module):
             if self.accumulates:
                 total = self.pending_rows + rows
                 joined = self.pending + (mean - self.pending) * (rows / total.clamp(min=1))
-                # The first one is taken as it is: p + (m − p) rounds by a p that means nothing, and differs after a load.
+                # The first is taken as it is: p + (m − p) rounds by a p that means nothing, and another after a load.
                 mean = torch.where(self.pending_rows > 0, joined, mean)
                 rows = total
             self.pending.copy_(mean)

@@ -42,7 +42,7 @@ def demo() -> Recipe:
 
 
 def _with_model(recipe: Recipe, name: str, about: str, **fields: object) -> Recipe:
-    return replace(recipe, name=name, about=about, model=replace(recipe.model, **fields))  # type: ignore[arg-type]
+    return replace(recipe, name=name, about=about, model=replace(recipe.model, **fields))
 
 
 def demo_cached() -> Recipe:
