@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.ops.linear_attention import LinearState, linear_attention
 from mnemos.ops.linear_attention.feature_maps import FeatureMap, favor, find, random_projection
-from mnemos.types import Output
-
-from .softmax import check_heads
+from mnemos.types import Output, check_heads
 
 
 @dataclass(frozen=True)
