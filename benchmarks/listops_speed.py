@@ -7,17 +7,13 @@ Before it times anything it holds labels against an evaluator that shares no cod
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import time
 from pathlib import Path
-
-import numpy as np
 
 from mnemos.data.listops_generate import Rules
 from mnemos.data.listops_stream import Stream
 from mnemos.data.listops_text import evaluate, to_text
+from mnemos.train.run import provenance
 
 
 def check(seed: int) -> None:
@@ -49,28 +45,6 @@ def measure(workers: int, seconds: float, seed: int) -> dict[str, float]:
     }
 
 
-def machine() -> dict[str, object]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        processor = platform.processor()
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
-def commit() -> str:
-    answer = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return answer.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
@@ -87,8 +61,7 @@ def main() -> None:
         "rules": Rules()._asdict(),
         "seed": options.seed,
         "rows": rows,
-        "machine": machine(),
-        "commit": commit(),
+        "provenance": provenance(options.seed, "cpu"),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from record import machine
 from torch import Tensor, nn
 
 from mnemos import Transformer
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
+from mnemos.train.run import provenance
 
 SHAPES = {
     "demo": {"batch": 64, "tokens": 24, "width": 64, "layers": 2, "heads": 4, "mlp": 128},
@@ -202,7 +202,10 @@ def main() -> None:
             )
     if options.out:
         options.out.write_text(
-            json.dumps({"pairs": options.pairs, "shapes": SHAPES, "rows": rows, **machine()}, indent=2) + "\n"
+            json.dumps(
+                {"pairs": options.pairs, "shapes": SHAPES, "rows": rows, "provenance": provenance(0, "cpu")}, indent=2
+            )
+            + "\n"
         )
 
 

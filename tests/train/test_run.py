@@ -40,7 +40,7 @@ def test_a_new_run_says_what_and_where_it_is(tmp_path):
 
 def test_a_source_without_git_has_no_commit(monkeypatch, tmp_path):
     monkeypatch.setattr(run_module.mnemos, "__file__", str(tmp_path / "__init__.py"))
-    about = run_module.provenance(RECIPE, "cpu")
+    about = run_module.provenance(RECIPE.train.seed, "cpu")
     assert about["commit"] is None
     assert about["dirty"] is None
 

@@ -128,7 +128,7 @@ class Learner:
 
         tokens = batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
         seconds = self.count.seconds + time.perf_counter() - began
-        self.count = Counters(step, self.count.tokens + tokens, seconds, self._peak())
+        self.count = Counters(step, self.count.tokens + tokens, seconds, self.count.peak_bytes)
         before = self.tally
         self.tally = Tally(
             before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + counted
@@ -173,6 +173,7 @@ class Learner:
     def line(self, update: dict[str, float]) -> dict[str, Any]:
         """The line of metrics after an update: loss and accuracy are means over the updates since the line before."""
         tally, self.tally = self.tally, Tally()
+        self.count.peak_bytes = self._peak()  # a peak needs no looking at every update, and looking takes time
         return {
             "kind": "train",
             "step": self.count.step,

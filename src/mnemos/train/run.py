@@ -54,7 +54,8 @@ class Run:
             raise InputError(f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another")
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         run = cls(folder)
-        write_json(folder / "run.json", provenance(recipe, device))
+        about = {**provenance(recipe.train.seed, device), "finished": None, "resumed": []}
+        write_json(folder / "run.json", about)
         write_json(folder / "recipe.json", to_dict(recipe))
         run.trim(0)
         return run
@@ -153,7 +154,7 @@ def differing(left: Any, right: Any, where: str = "") -> str | None:
     return None if left == right else f"{where} ({left!r}, not {right!r})"
 
 
-def provenance(recipe: Recipe, device: str) -> dict[str, Any]:
+def provenance(seed: int, device: str) -> dict[str, Any]:
     """Everything about here and now that a number may depend on."""
     return {
         "commit": _git("rev-parse", "HEAD"),
@@ -167,11 +168,9 @@ def provenance(recipe: Recipe, device: str) -> dict[str, Any]:
         "device": device,
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
-        "seed": recipe.train.seed,
+        "seed": seed,
         "command": sys.argv,
         "started": _now(),
-        "finished": None,
-        "resumed": [],
     }
 
 
