@@ -60,7 +60,7 @@ def test_a_model_without_caches_has_no_controls_and_no_gates():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_probe_tells_of_every_gate_and_changes_nothing(training):
-    network = model(GRC()).train(training)
+    network = model(GRC(gate_init=0.0)).train(training)
     before = [t.clone() for t in itertools.chain(network.parameters(), network.buffers())]
     pending = [c.pending.clone() for c in caches(network)]
     batch = batches()[0]
