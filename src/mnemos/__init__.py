@@ -20,7 +20,7 @@ _NAMES = {
     "save": "mnemos.models.store",
     "select": "mnemos.types",
 }
-_ROOMS = {"attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train"}
+_ROOMS = {"attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train", "types"}
 
 __all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
 

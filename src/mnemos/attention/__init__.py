@@ -1,7 +1,7 @@
 """Attention layers: (x, state) -> (y, state), one file each."""
 
 from .gated import GatedCacheAttention
-from .linear import LinearAttention
-from .softmax import SoftmaxAttention
+from .linear import LinearAttention, LinearConfig
+from .softmax import SoftmaxAttention, SoftmaxConfig
 
-__all__ = ["GatedCacheAttention", "LinearAttention", "SoftmaxAttention"]
+__all__ = ["GatedCacheAttention", "LinearAttention", "LinearConfig", "SoftmaxAttention", "SoftmaxConfig"]

@@ -15,7 +15,7 @@ from .recipe import Recipe
 from .stopping import Interrupted, TrainingFailed
 
 
-def compare(recipes: list[Recipe], folder: Path, seeds: int = 1, quiet: bool = False) -> dict[str, Any]:
+def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bool = False) -> dict[str, Any]:
     """Train every recipe with every seed in folder/RECIPE/seed-N and write folder/comparison.json (returned).
 
     {"metric", "higher_is_better", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one seed),
@@ -29,6 +29,7 @@ def compare(recipes: list[Recipe], folder: Path, seeds: int = 1, quiet: bool = F
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, found {seeds}")
+    folder = Path(folder)
     _check(recipes, folder)
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}

@@ -42,12 +42,13 @@ def read_recipe(folder: Path) -> Recipe:
         raise InputError(f"{path}: {error}") from None
 
 
-def run(recipe: Recipe | None, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
 
     To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length)
     and, for a model with gated caches, "controls"; the stored caches go to caches.safetensors.
     """
+    folder = Path(folder)
     if resume:
         recipe = read_recipe(folder)
     assert recipe is not None
@@ -103,9 +104,9 @@ def open_run(folder: Path) -> tuple[Recipe, Task, nn.Module]:
     return recipe, recipe.data.build(), model.eval()
 
 
-def evaluate_run(folder: Path, split: Literal["valid", "test"] = "test") -> dict[str, Any]:
+def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -> dict[str, Any]:
     """Score a run's model on a split, and again with its memory emptied, exchanged and shut off; prints it."""
-    recipe, task, model = open_run(folder)
+    recipe, task, model = open_run(Path(folder))
     batches = partial(task.batches, split, recipe.train.batch_size)
     score = evaluate(model, batches())
     scores = {"as trained": {k: score[k] for k in ("loss", "accuracy")}, **controls(model, batches)}
