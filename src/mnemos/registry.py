@@ -33,6 +33,13 @@ RECIPES = {
     "demo-cached": "mnemos.papers.cached_transformers.recipes:demo_cached",
     "demo-wider": "mnemos.papers.cached_transformers.recipes:demo_wider",
     "demo-linear": "mnemos.papers.cached_transformers.recipes:demo_linear",
+    "text": "mnemos.train.starters:text",
+    "text-linear": "mnemos.train.starters:text_linear",
+    "text-cached": "mnemos.train.starters:text_cached",
+    "copy": "mnemos.train.starters:copy",
+    "recall": "mnemos.train.starters:recall",
+    "digits": "mnemos.train.starters:digits",
+    "mnist": "mnemos.train.starters:mnist",
     "listops": "mnemos.papers.cached_transformers.recipes:listops",
     "listops-cached": "mnemos.papers.cached_transformers.recipes:listops_cached",
 }

@@ -120,3 +120,32 @@ def test_every_length_takes_the_same_values(t, kind):
     with torch.no_grad():
         short = attend(q, k, v, visible, kind == "causal")
     torch.testing.assert_close(short, attend(q, k, v, visible, kind == "causal"))
+
+
+@pytest.mark.parametrize("window", [1, 3, 7, 20])
+def test_a_window_sees_the_last_tokens_and_streams_at_constant_size(window):
+    module = layer(window=window).eval()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    q, k, v = (z.reshape(2, 9, 3, 4) for z in (x @ module.qkv.weight.T + module.qkv.bias).chunk(3, -1))
+    expected = torch.zeros(2, 9, 3, 4, dtype=torch.float64)
+    for i in range(9):
+        seen = slice(max(0, i - window + 1), i + 1)
+        scores = torch.softmax(torch.einsum("bhd,bjhd->bhj", q[:, i], k[:, seen]) / 2, -1)
+        expected[:, i] = torch.einsum("bhj,bjhd->bhd", scores, v[:, seen])
+    expected = expected.flatten(2) @ module.output.weight.T + module.output.bias
+    torch.testing.assert_close(module(x)[0], expected)
+    for sizes in ([1] * 9, [4, 1, 4], [2, 7]):
+        state, parts = None, []
+        for piece in x.split(sizes, 1):
+            with torch.no_grad():
+                y, state = module(piece, state)
+            parts.append(y)
+            assert state.k.shape[1] <= max(window - 1, 0)
+            if state._buffer is not None:
+                assert state._buffer.k.shape[1] <= 2 * (window + max(sizes)), "the buffer is bounded too"
+        torch.testing.assert_close(torch.cat(parts, 1), expected)
+    with torch.no_grad():
+        _, state = module(x)
+        a, _ = module(x[:, :1], state)
+        module(x[:, 1:2], state)
+        torch.testing.assert_close(module(x[:, :1], state)[0], a)

@@ -18,26 +18,33 @@ class SoftmaxConfig(AttentionConfig):
 
     name: ClassVar[str] = "softmax"
     rotary: bool = False  # rotate queries and keys by their positions
+    window: int | None = None  # causal: how many tokens a query sees, itself among them; None: all
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "SoftmaxAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
-        return SoftmaxAttention(dim, num_heads, causal=causal, dropout=dropout, rotary=self.rotary)
+        return SoftmaxAttention(dim, num_heads, causal, dropout, self.rotary, self.window)
 
 
 class SoftmaxAttention(nn.Module):
     """Multi-head softmax self-attention: `y, state = layer(x, state=None, mask=None)`.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of all N
-    tokens so far and a call costs O(T·(N+T)·D), memory O(N·D) a row. Not causal: there is no state (None).
-    Padded queries get some finite output that means nothing.
-    Raises InputError where D is not divisible by H, or by 2H with rotary positions.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of the N tokens
+    so far, or of the last `window` − 1, and a call costs O(T·(N+T)·D), memory O(N·D) a row: constant for a stream
+    with a window. Not causal: there is no state (None). Padded queries get some finite output that means nothing.
+    Raises InputError where D is not divisible by H, or by 2H with rotary positions, and for a window below 1.
     """
 
     rows_independent = True
     state_gradient = True
 
     def __init__(
-        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: bool = False
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        rotary: bool = False,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         check_heads(dim, num_heads)
@@ -45,7 +52,10 @@ class SoftmaxAttention(nn.Module):
             raise InputError(
                 f"rotary positions need an even head width, found {dim // num_heads}; change width or heads"
             )
-        self.dim, self.num_heads, self.causal, self.dropout, self.rotary = dim, num_heads, causal, dropout, rotary
+        if window is not None and (window < 1 or not causal):
+            raise InputError(f"window must be at least 1 and the attention causal, found window {window}, {causal=}")
+        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
+        self.rotary, self.window = rotary, window
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
@@ -74,11 +84,13 @@ class SoftmaxAttention(nn.Module):
         if state is None or state.k.shape[1] == 0:
             seen = torch.full((b,), t, device=x.device) if state is None else state.seen + t
             new = KeyValues(k, v, valid, seen)
-            if mask is None:
-                return attend(q, k, v, None, True, p), new
         else:
             new = state.append(k, v, valid)
-        return attend(q, new.k, new.v, _visible(new.valid, t), False, p), new
+        n = new.k.shape[1]
+        keep = new if self.window is None else new.last(self.window - 1)
+        if mask is None and n == t and (self.window is None or t <= self.window):
+            return attend(q, k, v, None, True, p), keep
+        return attend(q, new.k, new.v, _visible(new.valid, t, self.window), False, p), keep
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""
@@ -119,8 +131,11 @@ def _some(mask: Tensor) -> Tensor:
     return mask | ~mask.any(-1, keepdim=True)
 
 
-def _visible(valid: Tensor, t: int) -> Tensor | None:
-    """Which of N keys each of the last T queries sees, [B, 1, T, N]: valid ones not after it, and itself."""
+def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
+    """Which of N keys each of the last T queries sees, [B, 1, T, N]: valid ones not after it, and itself.
+
+    With a window, none that is `window` or more before it (for T = 1, none such is kept).
+    """
     n = valid.shape[1]
     if t == 1:
         # One query sees all that is valid. Telling the kernel so when that is everything saves it the mask;
@@ -131,7 +146,8 @@ def _visible(valid: Tensor, t: int) -> Tensor | None:
         return (valid | itself)[:, None, None]
     query = torch.arange(n - t, n, device=valid.device)[:, None]
     key = torch.arange(n, device=valid.device)
-    return (((key <= query) & valid[:, None]) | (key == query))[:, None]
+    near = key <= query if window is None else (key <= query) & (key > query - window)
+    return ((near & valid[:, None]) | (key == query))[:, None]
 
 
 def rotation(t: int, width: int, start: Tensor | None, device: Any) -> Tensor:

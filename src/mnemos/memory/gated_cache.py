@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mnemos.ops.gated_cache import Gates, gated_update, resample
+from mnemos.ops.precision import full_precision
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
@@ -75,7 +76,7 @@ class GatedCache(nn.Module):
 
         In float32, whatever autocast says. A row without a valid token keeps its cache.
         """
-        with torch.autocast(source.device.type, enabled=False):
+        with full_precision(source.device.type):
             slots = resample(source.to(cache.dtype), cache.shape[-2], mask, self.grc.resample, grid)
             norm = self.candidate_norm
             new, gates = gated_update(

@@ -10,19 +10,22 @@ from torch.utils import _pytree as pytree
 class KeyValues:
     """Keys and values of the tokens a causal attention has seen; a `State`, never changed once made.
 
-    k, v: [B, N, H, D/H], the last N tokens of every row.
+    k, v: [B, N, H, D/H], the last N tokens of every row: all of them, or those of a window.
     valid [B, N] bool: which of them may be attended to (padding and the past of a reset row may not).
     seen [B] int64: tokens since the row was fresh: the position of the next one.
 
     `append` costs O(T) for T new tokens, amortised, though no state is ever changed: without gradient the
-    tensors are prefixes of a buffer with room behind them, and the newest state of a stream writes into that
+    tensors are stretches of a buffer with room behind them, and the newest state of a stream writes into that
     room. A state that is not the newest (a fork), or was rebuilt from its leaves, copies once and goes on.
     """
 
-    __slots__ = ("_buffer", "k", "seen", "v", "valid")
+    __slots__ = ("_buffer", "_end", "k", "seen", "v", "valid")
 
-    def __init__(self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _buffer: "_Buffer | None" = None) -> None:
-        self.k, self.v, self.valid, self.seen, self._buffer = k, v, valid, seen, _buffer
+    def __init__(
+        self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _buffer: "_Buffer | None" = None, _end: int = 0
+    ) -> None:
+        self.k, self.v, self.valid, self.seen = k, v, valid, seen
+        self._buffer, self._end = _buffer, _end  # where the tokens lie, and where in it they end
 
     @staticmethod
     def empty(batch: int, heads: int, width: int, device: Any = None, dtype: Any = None) -> "KeyValues":
@@ -30,6 +33,15 @@ class KeyValues:
         nothing = torch.zeros(batch, 0, heads, width, device=device, dtype=dtype)
         valid = torch.zeros(batch, 0, device=device, dtype=torch.bool)
         return KeyValues(nothing, nothing.clone(), valid, torch.zeros(batch, device=device, dtype=torch.int64))
+
+    def last(self, n: int) -> "KeyValues":
+        """The state with only the last n tokens to attend to; it goes on in the same buffer."""
+        if n >= self.k.shape[1]:
+            return self
+        start = self.k.shape[1] - n
+        return KeyValues(
+            self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._buffer, self._end
+        )
 
     def append(self, k: Tensor, v: Tensor, valid: Tensor) -> "KeyValues":
         """The state after T more tokens: k, v [B, T, H, D/H], valid [B, T] bool."""
@@ -40,13 +52,13 @@ class KeyValues:
         if torch.is_grad_enabled() and (k.requires_grad or self.k.requires_grad):
             k, v, valid = (torch.cat(pair, 1) for pair in ((self.k, k), (self.v, v), (self.valid, valid)))
             return KeyValues(k, v, valid, seen)
-        buffer = self._buffer
-        if buffer is None or buffer.used != before or buffer.k.shape[1] < before + new:
-            buffer = _Buffer(self, 2 * (before + new))
-        end = before + new
-        buffer.k[:, before:end], buffer.v[:, before:end], buffer.valid[:, before:end] = k, v, valid
+        buffer, at = self._buffer, self._end
+        if buffer is None or buffer.used != at or buffer.k.shape[1] < at + new:
+            buffer, at = _Buffer(self, 2 * (before + new)), before
+        start, end = at - before, at + new
+        buffer.k[:, at:end], buffer.v[:, at:end], buffer.valid[:, at:end] = k, v, valid
         buffer.used = end
-        return KeyValues(buffer.k[:, :end], buffer.v[:, :end], buffer.valid[:, :end], seen, buffer)
+        return KeyValues(buffer.k[:, start:end], buffer.v[:, start:end], buffer.valid[:, start:end], seen, buffer, end)
 
     def __repr__(self) -> str:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"

@@ -5,13 +5,13 @@ computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, be
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
 from . import chunked
@@ -68,7 +68,7 @@ def linear_attention(
         _check_features(q, k, v)
     b, _, h, d = k.shape
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    with _full_precision(v.device.type):
+    with full_precision(v.device.type):
         if state is None:
             s, z = v.new_zeros(b, h, d, v.shape[-1], dtype=wide), v.new_zeros(b, h, d, dtype=wide)
         else:
@@ -121,11 +121,6 @@ def _backend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[..., tuple[
     if not module.takes(q, k, v):
         raise InputError(f"backend {name!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
     return module.causal
-
-
-def _full_precision(device: str) -> AbstractContextManager:
-    """Autocast would round the float32 sums; leaving it alone where it is off keeps a decoding step short."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, eps: float) -> None:

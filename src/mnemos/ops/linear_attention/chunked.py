@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mnemos.ops.precision import full_precision
+
 from .feature_maps import Pointwise
 
 # Measured on CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels and of 64
@@ -102,7 +104,7 @@ class _Causal(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, y, den, *starts = ctx.saved_tensors
         # The caller's autocast may be on again, and would round the float32 products.
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device.type):
             return (*_backward(q, k, v, mask, y, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -60,7 +61,7 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     the sums of one call unfit to be added to the next one's.
     """
     x = _wide(x) * x.shape[-1] ** -0.25
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x.device.type):
         scores = x @ projection.to(x).mT
     return torch.exp(scores - x.square().sum(-1, keepdim=True) / 2) * projection.shape[0] ** -0.5
 

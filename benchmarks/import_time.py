@@ -1,0 +1,48 @@
+"""What `import mnemos` adds to `import torch`, and how long `mnemos --help` takes, each in processes of their own.
+
+python benchmarks/import_time.py [--out results/import_time.json]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mnemos.train.run import provenance
+
+RUNS = {
+    "import torch": ["-c", "import torch"],
+    "import torch, mnemos": ["-c", "import torch, mnemos"],
+    "import torch, mnemos; mnemos.Transformer": ["-c", "import torch, mnemos; mnemos.Transformer"],
+    "mnemos --help": ["-m", "mnemos", "--help"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    times: dict[str, list[float]] = {name: [] for name in RUNS}
+    for i in range(options.rounds + 1):
+        for name, arguments in RUNS.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+            if i:  # the first round finds the files not in memory yet
+                times[name].append(time.perf_counter() - start)
+    base = times["import torch"]
+    rows = []
+    for name, found in times.items():
+        added = statistics.median(a - b for a, b in zip(found, base, strict=True))
+        rows.append({"name": name, "seconds": statistics.median(found), "more than import torch": added})
+        print(f"{name:42} {rows[-1]['seconds']:.3f} s   {added:+.3f} s")
+    if options.out:
+        result = {"rounds": options.rounds, "rows": rows, "provenance": provenance(0, "cpu")}
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
