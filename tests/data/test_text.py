@@ -67,6 +67,14 @@ def test_one_document_is_cut(tmp_path):
     assert (texts(task, "valid"), texts(task, "test")) == ({data[800:900]}, {data[900:]})
 
 
+def test_a_long_document_goes_on_afresh(tmp_path):
+    data = bytes(np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8))
+    (tmp_path / "one").write_bytes(data)
+    task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1, longest=70).build()
+    assert texts(task, "valid") == {data[800:870], data[870:900]}
+    assert task.size("train") == 800
+
+
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_a_very_short_document_is_cut_all_the_same(tmp_path, size):
     (tmp_path / "one").write_bytes(b"abcde"[:size])
@@ -108,6 +116,7 @@ def test_real_books():
         ({"a": b"ab"}, {}, "a: expected at least three bytes"),
         ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, "a.gz: the gzip stream is cut short at offset"),
         ({"a": b"abc"}, {"segment": 0}, "segments of at least one token"),
+        ({"a": b"abc"}, {"longest": 0}, "longest of at least 1 byte"),
         ({"a": b"abc"}, {"held_out": 0.5}, "held_out between 0 and 0.5, found 0.5"),
     ],
 )

@@ -30,7 +30,9 @@ class TextConfig(DataConfig):
     A share `held_out` of the documents makes the validation split and as many the test split, at least one each:
     those whose names' hashes come first, so a document keeps its split when others come or go nearby. Of fewer
     than three documents each is cut in three instead, the last shares held out.
-    The start token is byte 0, which text does not use. `segment` is T.
+    Longer documents go on as new ones, afresh, every `longest` bytes: or one long file would be all that a whole
+    evaluation waits for, in one row, while the others stand idle. The start token is byte 0, which text does not
+    use. `segment` is T.
     """
 
     name: ClassVar[str] = "text"
@@ -38,6 +40,7 @@ class TextConfig(DataConfig):
     path: str | None = None
     segment: int = 512
     held_out: float = 0.05
+    longest: int = 65_536
 
     def build(self) -> SegmentedTask:
         """The task: 256 byte values, segments of `segment`."""
@@ -45,7 +48,13 @@ class TextConfig(DataConfig):
             raise InputError(f"text: expected held_out between 0 and 0.5, found {self.held_out}")
         documents = read_documents(self.path)
         train, valid, test = _split(documents, self.held_out) if len(documents) > 2 else _cut(documents, self.held_out)
+        if self.longest < 1:
+            raise InputError(f"text: expected longest of at least 1 byte, found {self.longest}")
+        train, valid, test = ([part for text in texts for part in self._parts(text)] for texts in (train, valid, test))
         return SegmentedTask(train, valid, test, vocab_size=256, segment=self.segment)
+
+    def _parts(self, text: Document) -> Iterator[Document]:
+        return (text[start : start + self.longest] for start in range(0, len(text), self.longest))
 
 
 def read_documents(path: str | Path | None) -> dict[str, Document]:
