@@ -23,6 +23,17 @@ def mnemos(*arguments: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
 
 
+def is_gone(group: int) -> bool:
+    """Whether every process of a group has ended, within seconds."""
+    for _ in range(50):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def refused(capsys, *arguments: str) -> str:
     assert main(list(arguments)) == 2
     said = capsys.readouterr().err
@@ -39,6 +50,12 @@ def test_help_lists_every_verb(capsys):
     said = capsys.readouterr().out
     for verb in VERBS:
         assert f"mnemos {verb}" in said
+
+
+@pytest.mark.parametrize("verb", ["list", "eval", "report", "train", "compare"])
+def test_every_verb_has_help(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    assert f"mnemos {verb}" in capsys.readouterr().out
 
 
 def test_list_names_every_entry(capsys):
@@ -74,10 +91,11 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["show", "demo-cached", "--model.cache.ratio", "2"], "ratio"),
         (["train", "--resume", "nowhere"], "no recipe.json"),
         (["train", "demo", "--resume", "nowhere"], "give --resume RUN alone"),
+        (["train", "--resume", __file__], "cannot read recipe.json"),
         (["eval", "nowhere"], "no recipe.json"),
         (["eval"], "required: run"),
         (["compare", "demo"], "two recipes or more"),
-        (["compare", "demo", "demo"], "different recipes"),
+        (["compare", "demo", "demo"], "name each once"),
         (["compare", "demo", "listops"], "differ in data"),
         (["compare", "demo", "demo-wider", "--seeds", "0"], "at least 1"),
         (["report", "nowhere"], "nowhere"),
@@ -97,6 +115,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_p
         (["--model.head.classes", "4"], "10 classes"),
         (["--model.max-length", "10"], "max_length"),
         (["--train.steps", "0"], "steps must be at least 1"),
+        (["--train.batch-size", "0"], "batch_size must be at least 1"),
         (["--data.train-size", "0"], "train_size"),
         (["--data.path", "nowhere"], "nowhere"),
     ],
@@ -202,3 +221,30 @@ def test_help_is_quick():
         mnemos("--help")
         times.append(time.perf_counter() - start)
     assert min(times) < 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_group"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
+)
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(tmp_path, number, to_group, moment):
+    folder = tmp_path / "run"
+    fields = [*QUICK, "--train.steps", "300"]
+    command = [sys.executable, "-m", "mnemos", "compare", "demo", "demo-wider", "--out", str(folder), *fields]
+    # A session of its own, so that a Ctrl-C to its group is not one to this test.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = folder / "demo/seed-0/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (folder.exists() if moment == "starting" else metrics.exists() and "train" in metrics.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, number) if to_group else os.kill(process.pid, number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert is_gone(process.pid), "no child trains on unseen"
+    done = mnemos(*command[3:])
+    assert done.returncode == 0, done.stderr
+    assert (folder / "comparison.json").is_file()

@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     verb, rest = arguments[0], arguments[1:]
+    if verb in VERBS and {"-h", "--help"} & {*rest} and (verb in ("list", "eval", "report") or rest[0].startswith("-")):
+        print(USAGE, end="")
+        return 0
     if verb == "--version":
         from . import __version__
 
@@ -186,15 +189,15 @@ def _recipe(verb: str, name: str, fields: list[str]) -> Any:
         if not stop.code:  # --help
             print(said.getvalue(), end="")
             raise
-        raise InputError(_one_line(said.getvalue(), name)) from None
+        raise InputError(_one_line(said.getvalue(), f"mnemos {verb} {name} --help")) from None
 
 
-def _one_line(said: str, name: str) -> str:
+def _one_line(said: str, manual: str) -> str:
     """tyro's boxed message as a sentence: what was wrong, and the nearest right name where it gives one."""
     parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", said))]
     problem = next((part for part in parts[1:] if part), parts[0])
     meant = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", said)
-    hint = f"did you mean {meant[1]}?" if meant else f"see mnemos train {name} --help"
+    hint = f"did you mean {meant[1]}?" if meant else f"see {manual}"
     return f"{problem.rstrip('.')}; {hint}"
 
 

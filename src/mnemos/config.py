@@ -33,6 +33,7 @@ class AttentionConfig(Config):
     """Base of the registered attentions': `build(dim, num_heads, causal, dropout)` returns the layer."""
 
     kind: ClassVar[str] = "attention"
+    rotates: ClassVar[bool] = False  # whether build() takes rotary=True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +66,13 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
     if origin is typing.Annotated:
         return from_dict(arguments[0], value, where)
     if origin in (typing.Union, types.UnionType):
+        problems = []
         for option in arguments:
             try:
                 return from_dict(option, value, where)
             except InputError as error:
-                problem = error
-        raise problem
+                problems.append((dataclasses.is_dataclass(option) == isinstance(value, dict), error))
+        raise max(problems, key=lambda problem: problem[0])[1]  # of the option that is nearest in kind
     if cls is type(None) or value is None:
         if cls is type(None) and value is None:
             return None
@@ -102,14 +104,33 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         raise _wrong(where, cls, value)
     value = dict(value)
     if "is" in value:
-        cls = registry.load(cls.kind, value.pop("is"))
+        name = value.pop("is")
+        if not issubclass(cls, Config) or not isinstance(name, str):
+            raise InputError(
+                f"{where or cls.__name__}: 'is' names a registered class, found {name!r} in {cls.__name__}"
+            )
+        cls = registry.load(cls.kind, name)
+    elif issubclass(cls, Config) and not hasattr(cls, "name"):
+        raise InputError(f"{where or cls.__name__}: 'is' is missing; known: {', '.join(registry.names(cls.kind))}")
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     for key in value:
         if key not in known:
             raise InputError(f"{unknown_field(key, known, where or cls.__name__)}")
     prefix = f"{where}." if where else ""
+    for f in dataclasses.fields(cls):
+        if f.name not in value and f.default is f.default_factory is dataclasses.MISSING:
+            raise InputError(f"{prefix}{f.name} is missing")
     return cls(**{k: from_dict(hints[k], v, prefix + k) for k, v in value.items()})
+
+
+def check_fields(config: Any, where: str) -> None:
+    """Raise InputError where a field of a dataclass holds what its type does not allow: Python itself does not look."""
+    hints = typing.get_type_hints(type(config))
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if not dataclasses.is_dataclass(value):
+            from_dict(hints[f.name], to_dict(value), f"{where}.{f.name}")
 
 
 def unknown_field(name: str, known: Any, where: str) -> str:

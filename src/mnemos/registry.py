@@ -1,4 +1,4 @@
-"""Every name a recipe or a command line can say, and the class (or function) it stands for.
+"""Every name that a command line or a run's recipe.json can say, and the class (or function) it stands for.
 
 Entries are "module:attribute" and are imported when asked for, so that this file imports nothing and
 stands at the top of the house. Adding a memory, a task or a recipe is one file and one line here; an

@@ -35,6 +35,11 @@ def check_heads(dim: int, num_heads: int) -> None:
         raise InputError(f"width must be divisible by heads, found width {dim} and {num_heads} heads{hint}")
 
 
+def angle_dtype(device: Any) -> torch.dtype:
+    """float64, where the device has it: float32 tells positions past 2^24 no longer apart."""
+    return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
+
+
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
     """Apply `function` to every tensor of a state (and to those of others of the same structure)."""
     return pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)

@@ -15,7 +15,7 @@ from mnemos.ops.gated_cache.reference import (
     reference_resample,
     reference_update,
 )
-from mnemos.types import reset
+from mnemos.types import leaves, reset
 
 D, H, TM = 12, 3, 5
 
@@ -231,9 +231,13 @@ def test_widths_that_do_not_divide_are_rounded_down():
         (lambda: GatedCacheAttention(12, 3, SoftmaxAttention(12, 4), GRC(length=4)), "must match"),
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, convolution=True)), "needs a grid"),
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, prefix=1), "no class token"),
-        (lambda: GRC(preset="papre"), "known: paper"),
+        (lambda: GRC(preset="papre"), "expected one of 'paper'"),
         (lambda: GRC(ratio=0), "ratio"),
         (lambda: GRC(length=0), "length"),
+        (lambda: GRC(length=True), "GRC.length"),
+        (lambda: GRC(source="inptu"), "'input', 'output'"),
+        (lambda: GRC(scope="stream", inference="frozen"), "leave it out"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=7, resample="grid"), grid=(4, 6)), "cannot become 7 slots"),
         (lambda: GRC(scope="stream", read="mean"), "nothing to average"),
     ],
 )
@@ -241,3 +245,33 @@ def test_impossible_settings_are_refused_in_one_line(make, words):
     with pytest.raises(InputError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_a_state_has_one_structure_whether_the_cache_moves_or_not():
+    layer = build(causal=True, preset="paper")
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    shapes = [[leaf.shape for leaf in leaves(layer.train(mode)(x)[1])] for mode in (True, False)]
+    assert shapes[0] == shapes[1]
+    assert len(leaves(layer.initial_state(2))) == len(shapes[0])
+
+
+@pytest.mark.parametrize("preset", ["paper", "mnemos"])
+def test_rows_of_padding_leave_a_causal_mean_too(preset):
+    x = torch.randn(2, 11, D, dtype=torch.float64)
+    mask = torch.tensor([[True], [False]]).expand(2, 11)
+    both, alone = build(causal=True, preset=preset), build(causal=True, preset=preset)
+    torch.testing.assert_close(both(x, None, mask)[0][:1], alone(x[:1])[0])
+    torch.testing.assert_close(both.eval().cache, alone.eval().cache)
+
+
+def test_frozen_keys_are_not_kept_past_a_fused_optimiser():
+    layer = build(preset="paper").eval()
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    optimiser = torch.optim.AdamW(layer.parameters(), 0.1, fused=True)
+    with torch.no_grad():
+        layer(x)
+    layer(x)[0].square().sum().backward()
+    optimiser.step()
+    with torch.no_grad():
+        after = layer(x)[0]
+    torch.testing.assert_close(after, layer(x)[0])

@@ -149,3 +149,27 @@ def test_a_window_sees_the_last_tokens_and_streams_at_constant_size(window):
         a, _ = module(x[:, :1], state)
         module(x[:, 1:2], state)
         torch.testing.assert_close(module(x[:, :1], state)[0], a)
+
+
+def test_dropout_is_not_lost_without_gradient():
+    """Activation checkpointing runs its first pass without gradient: both passes must draw alike."""
+    torch.manual_seed(0)
+    module = SoftmaxAttention(12, 3, dropout=0.5).train()
+    x = torch.randn(2, 32, 12)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        first = module(x)[0]
+    torch.manual_seed(1)
+    torch.testing.assert_close(module(x)[0], first)
+    torch.manual_seed(2)
+    assert not torch.allclose(module(x)[0], first)
+
+
+def test_a_state_from_inference_mode_goes_on_without_it():
+    module = layer().eval()
+    x = torch.randn(1, 4, 12, dtype=torch.float64)
+    with torch.inference_mode():
+        _, state = module(x[:, :1])
+        _, state = module(x[:, 1:2], state)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x[:, 2:3], state)[0], module(x[:, :3])[0][:, 2:])

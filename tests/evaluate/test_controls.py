@@ -89,3 +89,25 @@ def test_the_effective_rank():
     assert layers[0]["cache"]["rank"] == pytest.approx(1, abs=1e-3)
     assert layers[1]["cache"]["rank"] == pytest.approx(4, rel=1e-5)
     assert layers[0]["cache"]["rms"] == pytest.approx(2)
+
+
+def test_a_streams_memory_is_the_one_that_is_controlled():
+    torch.manual_seed(0)
+    network = Transformer(vocab_size=7, width=8, layers=1, heads=2, mlp=8, cache=GRC(length=2, scope="stream"))
+    x = torch.randint(7, (3, 13))
+    fresh = [torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)]
+    segments = [Batch(x[:, i : i + 6], x[:, i + 1 : i + 7], None, fresh[i > 0]) for i in (0, 6)]
+    whole = evaluate(network, segments)
+    found = controls(network, lambda: segments)
+    losses = {whole["loss"], *(scores["loss"] for scores in found.values())}
+    assert len(losses) == 4, "each control changes what is carried"
+
+
+def test_modes_are_left_as_they_were():
+    network = model(GRC()).train()
+    network.blocks[0].eval()
+    controls(network, batches)
+    probe(network, batches()[0])
+    assert network.training
+    assert not network.blocks[0].training
+    assert network.blocks[1].training

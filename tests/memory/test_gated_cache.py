@@ -203,7 +203,7 @@ def test_gate_activity_can_be_recorded(preset):
         module(batch())
     (record,) = records.values()
     assert set(record) == {"update_mean", "update_saturated", "reset_mean", "reset_saturated"}
-    assert all(0 <= v <= 1 for v in record.values())
+    assert all(0 <= v <= 1 for values in record.values() for v in values)
     assert module.trace is None
 
 
@@ -214,3 +214,17 @@ def test_promotion_happens_once():
     stored = module.cache.clone()
     promote([module])
     assert torch.equal(module.cache, stored)
+
+
+def test_an_accumulation_that_fails_commits_nothing():
+    module = layer()
+
+    def update() -> None:
+        with accumulate(module):
+            module(batch())
+            assert module.state_dict()["cache"].abs().max() == 0, "a save in between takes no part of an update"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        update()
+    assert module.eval().cache.abs().max() == 0

@@ -105,6 +105,14 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     config.write_text(config.read_text().replace('"width"', '"witdh"'))
     with pytest.raises(InputError, match="did you mean 'width'"):
         mnemos.load(tmp_path)
+    for broken, words in (
+        ("{}", "'is' is missing"),
+        ("[]", "expected ModelConfig"),
+        ('{"is": [1]}', "registered class"),
+    ):
+        config.write_text(broken)
+        with pytest.raises(InputError, match=words):
+            mnemos.load(tmp_path)
     with pytest.raises(InputError, match="save its state_dict"):
         mnemos.save(torch.nn.Linear(2, 2), tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -115,6 +123,11 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     [
         (lambda: model(heads=3), "heads may be 1, 2, 4"),
         (lambda: model(layers=0), "layers must be at least 1"),
+        (lambda: model(norm="sandwich"), "'pre', 'post'"),
+        (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean', 'last'"),
+        (lambda: Transformer(widht=16), "did you mean 'width'"),
+        (lambda: model()(ids()[:, :0]), "at least 1"),
+        (lambda: model()(ids(), model().initial_state(3)), "a state of 2 rows"),
         (lambda: model(dropout=1.0), "dropout"),
         (lambda: model(head=HeadConfig(classes=3)), "class token in front of a causal model"),
         (lambda: model(causal=False), "set head.classes"),

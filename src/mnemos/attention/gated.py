@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
 from mnemos.memory.grc import GRC
+from mnemos.ops.gated_cache.resample import grid_shape
 from mnemos.ops.linear_attention import linear_attention
 from mnemos.types import InputError, Output, State
 
@@ -39,7 +40,8 @@ class GatedCacheAttention(GatedCache):
 
     causal=True: a token must not read what it or a later one wrote, so the tokens are walked in blocks on an absolute
     grid (`grc.block`, else Tm, tokens): a block reads the cache that the blocks before it built. Sequences no longer
-    than one block leave the gates without gradient. Rows are then split and resumed anywhere.
+    than one block leave the gates without gradient. Rows are then split and resumed anywhere. With read="mean" each
+    block's mean is a reduction over processes: all must be given calls of one length.
 
     Raises InputError for a length that is not a number, impossible widths, a grid that does not fit.
     """
@@ -77,6 +79,8 @@ class GatedCacheAttention(GatedCache):
             )
         if self.causal and (self.prefix or self.grid):
             raise InputError("causal GRC attention walks along time: it takes no grid and no class token")
+        if grc.resample == "grid":
+            grid_shape(self.grid, self.cache.shape[0])
         if grc.convolution and (self.grid is None or self.dim % self.cache_dim):
             raise InputError(
                 f"convolution=True needs a grid and width % cache width = 0, found grid={self.grid}, "
@@ -142,6 +146,9 @@ class GatedCacheAttention(GatedCache):
             o_mem, walked = self._whole(query, summary, walked, mask)
         else:
             o_mem = self._frozen(query)
+            if self.causal and walked is None:  # a state has one structure, whether the cache moves or not
+                slots, d = self.cache.shape
+                walked = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
         if self.lift is not None:
             # `pad`: both branches are projected, each by its own, and mixed by groups of D/H channels.
             assert projected is not None
@@ -185,24 +192,24 @@ class GatedCacheAttention(GatedCache):
             mean, rows = self.batch_mean(new, None if mask is None else mask.any(1))
             self.stage(mean, rows)
             if self.grc.read == "mean":
-                new = torch.where(rows > 0, self.read_mean(mean, rows), before)[None]
+                mean, rows = self.read_mean(mean, rows)
+                new = torch.where(rows > 0, mean, before)[None]
         return self._read(query, new), None
 
     def _walk(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Causal: block by block, each reading the cache that the blocks before it built."""
         shared = self.grc.scope == "shared"
         start = self.cache.clone()
-
-        def advance(source: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
-            return self.update(source, cache, valid)
-
-        pieces, after = walk(summary.to(start.dtype), mask, walked, start, self.block, advance)
+        pieces, after, written = walk(summary.to(start.dtype), mask, walked, start, self.block, self.update)
         if shared and self.training:
-            written = after.seen >= self.block
             self.stage(*self.batch_mean(after.cache, written))
         if shared and self.grc.read == "mean" and self.training:
-            counts = torch.full((), float(summary.shape[0]), dtype=start.dtype, device=start.device)
-            pieces = [(n, self.read_mean(cache.mean(0), counts)[None]) for n, cache in pieces]
+            counted = None if mask is None else mask.any(1)
+            means = [self.read_mean(*self.batch_mean(cache, counted)) for _, cache in pieces]
+            pieces = [
+                (n, torch.where(rows > 0, mean, start)[None])
+                for (n, _), (mean, rows) in zip(pieces, means, strict=True)
+            ]
         if shared:
             after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
         if not pieces:  # no token, nothing read
@@ -225,12 +232,22 @@ class GatedCacheAttention(GatedCache):
             return linear_attention(query, key, value, causal=False)[0]
         return attend(query, key, value, None, False)
 
+    def train(self, mode: bool = True) -> Any:
+        """As of any module; forgets the projected keys and values of a frozen cache."""
+        self._projected = None
+        return super().train(mode)
+
     def _frozen(self, query: Tensor) -> Tensor:
-        """The stored cache, read as it is: keys and values are projected once, until a tensor behind them changes."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._read(query, self.cache[None])
+        """The stored cache, read as it is: keys and values are projected once, until a tensor behind them changes.
+
+        Versions tell of most changes. Fused optimisers keep theirs secret, but need a forward with gradient, after
+        which nothing is kept. Whoever writes through `.data` calls eval() again.
+        """
         tensors = (self.cache, *self.key.parameters(), *self.value.parameters())
-        stamp = (query.dtype, *((t.data_ptr(), -1 if t.is_inference() else t._version) for t in tensors))
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
+            self._projected = None
+            return self._read(query, self.cache[None])
+        stamp = (query.dtype, *((t.data_ptr(), t._version) for t in tensors))
         if self._projected is None or self._projected[0] != stamp:
             self._projected = (
                 stamp,

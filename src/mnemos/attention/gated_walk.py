@@ -37,8 +37,9 @@ def walk(
     start: Tensor,
     block: int,
     advance: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-) -> tuple[list[tuple[int, Tensor]], Walk]:
-    """Walk tokens `source` [B, T, Dm] through blocks: pieces (tokens, cache [B, Tm, Dm] they read), and the new state.
+) -> tuple[list[tuple[int, Tensor]], Walk, Tensor]:
+    """Walk tokens `source` [B, T, Dm] through blocks: pieces (tokens, cache [B, Tm, Dm] they read), the new
+    state, and which rows [B] bool were written, by at least one valid token.
 
     A row that has seen nothing (all of them where `state` is None) starts from `start` [Tm, Dm];
     `advance(block tokens, cache, valid)` makes the next cache. Rows may stand at different places of their blocks:
@@ -56,6 +57,7 @@ def walk(
     partial, filled = state.partial, state.valid
     valid = torch.ones(b, t, dtype=torch.bool, device=source.device) if mask is None else mask
     stops = sorted({stop for p in set(place) for stop in range(block - p, t, block)} | {t})
+    written = torch.zeros(b, dtype=torch.bool, device=source.device)
     pieces, at = [], 0
     for stop in stops:
         if stop == at:  # an empty call
@@ -72,6 +74,7 @@ def walk(
         done = [p == block for p in place]
         if any(done):
             new = advance(partial, cache, filled if padded or not all(done) else None)
+            written = written | (filled.any(1) & torch.tensor(done, device=source.device))
             if all(done):
                 cache, partial, filled = new, torch.zeros_like(partial), torch.zeros_like(filled)
             else:
@@ -81,4 +84,4 @@ def walk(
                 filled = filled & ~rows[:, None]
             place = [0 if d else p for p, d in zip(place, done, strict=True)]
         at = stop
-    return pieces, Walk(cache, partial, filled, state.seen + t)
+    return pieces, Walk(cache, partial, filled, state.seen + t), written

@@ -1,5 +1,7 @@
 """Softmax attention (eq. 1 of all three papers) on torch's fused kernel, with a key-value state."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
-from mnemos.types import InputError, Output, check_heads
+from mnemos.types import InputError, Output, angle_dtype, check_heads
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,14 @@ class SoftmaxConfig(AttentionConfig):
     """softmax(q·kᵀ/√(D/H))·v."""
 
     name: ClassVar[str] = "softmax"
-    rotary: bool = False  # rotate queries and keys by their positions
+    rotates: ClassVar[bool] = True
     window: int | None = None  # causal: how many tokens a query sees, itself among them; None: all
 
-    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "SoftmaxAttention":
-        """The layer, [B, T, dim] -> [B, T, dim]."""
-        return SoftmaxAttention(dim, num_heads, causal, dropout, self.rotary, self.window)
+    def build(
+        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: bool = False
+    ) -> "SoftmaxAttention":
+        """The layer, [B, T, dim] -> [B, T, dim]; `rotary`: queries and keys are rotated by their positions."""
+        return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, self.window)
 
 
 class SoftmaxAttention(nn.Module):
@@ -107,14 +111,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
-    if on_cpu and not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
+    if on_cpu and not dropout and not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
         # Between these lengths, and without gradient, the plain products are up to twice as fast as the fused kernel.
         return _plain(q * width**-0.5, k, v, visible, causal).transpose(1, 2)
-    if more > 0 and on_cpu:
+    if more > 0 and on_cpu and not _counting:
         # The fused CPU kernel wants equal widths; zeros change no score, and are 2 to 3 times faster than without it.
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
     return y.transpose(1, 2)
+
+
+_counting = False
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Inside, attention is computed with no zeros added: counting its operations counts those of the formula."""
+    global _counting
+    before, _counting = _counting, True
+    try:
+        yield
+    finally:
+        _counting = before
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
@@ -152,9 +170,10 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
 
 def rotation(t: int, width: int, start: Tensor | None, device: Any) -> Tensor:
     """Angles' cosines and sines for T positions from start [B] (None: 0), as complex [B or 1, T, 1, width/2]."""
-    frequency = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    wide = angle_dtype(device)
+    frequency = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=wide) / width)
     position = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    angle = (position.to(torch.float32)[..., None] * frequency)[:, :, None]
+    angle = (position.to(wide)[..., None] * frequency)[:, :, None]
     return torch.polar(torch.ones_like(angle), angle)
 
 
@@ -163,5 +182,5 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         pairs, turn = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex128)
     else:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        pairs, turn = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex64)
     return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)

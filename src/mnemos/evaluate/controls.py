@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import caches
+from mnemos.types import Output, State
 
-from .metrics import evaluate
+from .metrics import evaluate, evaluating
 
 CONTROLS = {
-    "emptied": "every stored cache set to zero",
-    "exchanged": "every stored cache replaced by noise of the same mean and spread in each channel",
+    "emptied": "caches set to zero (a stream's: before each segment)",
+    "exchanged": "caches replaced by noise of the same mean and spread in each channel (a stream's: by another row's)",
     "closed": "every gate shut: the attention alone, with the weights as trained",
 }
 
@@ -27,24 +30,44 @@ def controls(model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> dict[s
     if not caches(model):
         return {}
     scores = {}
-    for name in CONTROLS:
-        with _changed(model, name):
-            score = evaluate(model, batches())
-        scores[name] = {"loss": score["loss"], "accuracy": score["accuracy"]}
+    with evaluating(model):  # which promotes what is pending before anything is put aside
+        for name in CONTROLS:
+            with _changed(model, name):
+                score = evaluate(_Meddled(model, name), batches())
+            scores[name] = {"loss": score["loss"], "accuracy": score["accuracy"]}
     return scores
+
+
+class _Meddled(nn.Module):
+    """The model, but with the caches in the state it is given emptied, or each given to the next row."""
+
+    def __init__(self, model: nn.Module, control: str) -> None:
+        super().__init__()
+        self.model, self.control = model, control
+
+    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+        def change(node: State) -> State:
+            if not isinstance(node, Walk) or self.control == "closed":
+                return node
+            cache = torch.zeros_like(node.cache) if self.control == "emptied" else node.cache.roll(1, 0)
+            return node._replace(cache=cache)
+
+        state = pytree.tree_map(change, state, is_leaf=lambda node: isinstance(node, Walk))
+        return self.model(x, state, mask=mask)
 
 
 @contextlib.contextmanager
 def _changed(model: nn.Module, control: str) -> Iterator[None]:
-    model.eval()  # promotes what is pending before anything is put aside
     kept = [(cache.cache.clone(), cache.mix.detach().clone()) for cache in caches(model)]
+    generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
             for cache in caches(model):
                 if control == "closed":
                     cache.mix.fill_(-torch.inf)
-                else:
-                    cache.cache.copy_(torch.zeros_like(cache.cache) if control == "emptied" else _noise(cache.cache))
+                elif cache.grc.scope == "shared":
+                    empty = control == "emptied"
+                    cache.cache.copy_(torch.zeros_like(cache.cache) if empty else _noise(cache.cache, generator))
         yield
     finally:
         with torch.no_grad():
@@ -53,7 +76,6 @@ def _changed(model: nn.Module, control: str) -> Iterator[None]:
                 cache.mix.copy_(mix)
 
 
-def _noise(cache: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+def _noise(cache: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(cache.shape, generator=generator).to(cache)
     return cache.mean(0) + noise * cache.std(0, correction=0)

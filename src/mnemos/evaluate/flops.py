@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from mnemos.attention.softmax import as_written
+
 
 def _product(_: Any, a: torch.Size, b: torch.Size, **__: Any) -> int:
     """x + a·b: a [.., n, k], b [.., k, m]."""
@@ -35,7 +37,7 @@ def count_flops(function: Callable[[], Any]) -> int:
 
     The call is made, once, with all that it does.
     """
-    with FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
+    with as_written(), FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
         function()
     return counter.get_total_flops()
 

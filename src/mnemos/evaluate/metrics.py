@@ -73,10 +73,10 @@ def each(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; after it, every module is in the mode it was in (some may be frozen)."""
+def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Inside, the model is in eval (or training) mode; after it, every module is in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:

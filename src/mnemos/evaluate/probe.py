@@ -8,32 +8,39 @@ from torch import Tensor, nn
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import GatedCache, hold, traced
 
+from .metrics import evaluating, to_device
+
+_KINDS = ("mean", "saturated")
+
 
 def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
     """Gate activity on a batch, as in training but with nothing written; None for a model without gated caches.
 
     {"layers": [{"name", "mix": σ(λ) a head, "update" and "reset": {"mean", "saturated"} (the share of gate values
-    below 0.05 or above 0.95), "cache": {"rms", "max", "rank"}}]}. The rank is the effective one, exp of the entropy
-    of the singular values' shares: 1 where all slots hold the same, min(Tm, Dm) where they hold most.
+    below 0.05 or above 0.95; means over the updates, null where there was none), "cache": {"rms", "max", "rank"}}]}.
+    The rank is the effective one, exp of the entropy of the singular values' shares: 1 where all slots hold the
+    same, min(Tm, Dm) where they hold most.
     Leaves the mode and every random generator as they were.
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, GatedCache)]
     if not layers:
         return None
-    training = model.training
     device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        model.train()
-        with hold(model), traced(model) as records:
-            model(batch.inputs.to(device), None, None if batch.mask is None else batch.mask.to(device))
-        model.train(training)
+    batch = to_device(batch, device)
+    devices = [device] if device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.no_grad(),
+        evaluating(model, training=True),
+        hold(model),
+        traced(model) as records,
+    ):
+        model(batch.inputs, None, batch.mask)
     found = []
     for name, layer in layers:
-        record = {key: float(value) for key, value in records[name].items()}
-        gates = {
-            gate: {kind: record.get(f"{gate}_{kind}", float("nan")) for kind in ("mean", "saturated")}
-            for gate in ("update", "reset")
-        }
+        # A causal cache that met no whole block has no gates to tell of.
+        record = {key: float(torch.stack(values).mean()) for key, values in records[name].items()}
+        gates = {gate: {kind: record.get(f"{gate}_{kind}") for kind in _KINDS} for gate in ("update", "reset")}
         mix = torch.sigmoid(layer.mix.detach()).tolist()
         found.append({"name": name, "mix": mix, **gates, "cache": _describe(layer.cache)})
     return {"layers": found}

@@ -2,7 +2,9 @@
 
 A training forward reads `cache` and leaves its successor in `pending`; the next training forward of the whole
 model, `eval()` or a save promotes it. So a recomputed forward (activation checkpointing) reads what the first
-one read, a forward that fails half-way commits nothing, and no tensor that autograd saved is written.
+one read, a forward that fails half-way commits nothing, and no tensor that autograd saved is written. The one limit:
+of two checkpointed training forwards before the backward of the first, the second promotes, and the first's
+recomputation reads the newer cache; put such forwards into one `accumulate(model)`.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ class GatedCache(nn.Module):
     """What every gated-cache layer has: update_gate, reset_gate, candidate, mix (λ, [H]) and cache [Tm, Dm].
 
     Dm = ratio·D rounded down to a multiple of H. `grc.length` must be one number here.
-    The cache is float32 (or wider), is saved with the weights, and is only ever copied into.
+    The cache is float32 under any autocast, is saved with the weights, and is only ever copied into.
     """
 
     cache: Tensor
@@ -54,7 +56,7 @@ class GatedCache(nn.Module):
         self.complete = True  # the forward that wrote `pending` came to its end
         self.writes = True
         self.accumulates = False
-        self.trace: dict[str, Tensor] | None = None
+        self.trace: dict[str, list[Tensor]] | None = None
         self.register_load_state_dict_post_hook(_after_load)
         self.register_state_dict_pre_hook(_before_save)
 
@@ -97,8 +99,9 @@ class GatedCache(nn.Module):
         assert self.trace is not None
         for name, gate in gates._asdict().items():
             gate = gate.detach()
-            self.trace[f"{name}_mean"] = gate.mean()
-            self.trace[f"{name}_saturated"] = ((gate < 0.05) | (gate > 0.95)).to(gate.dtype).mean()
+            self.trace.setdefault(f"{name}_mean", []).append(gate.mean())
+            saturated = ((gate < 0.05) | (gate > 0.95)).to(gate.dtype).mean()
+            self.trace.setdefault(f"{name}_saturated", []).append(saturated)
 
     def batch_mean(self, new: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """The mean [Tm, Dm] of C_t [B, Tm, Dm] over the rows that count ([B] bool, None: all), and how many."""
@@ -108,15 +111,15 @@ class GatedCache(nn.Module):
         count = share.sum()
         return torch.einsum("b,btd->td", share, new) / count.clamp(min=1), count
 
-    def read_mean(self, mean: Tensor, rows: Tensor) -> Tensor:
-        """The batch mean that `read="mean"` attends to: over all processes, differentiably."""
+    def read_mean(self, mean: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch mean that `read="mean"` attends to, over all processes, differentiably, and its rows."""
         if not several_processes():
-            return mean
+            return mean, rows
         from torch.distributed.nn.functional import all_reduce  # only where torch is built with it
 
         total = all_reduce(mean * rows)
         dist.all_reduce(count := rows.clone())
-        return total / count.clamp(min=1)
+        return total / count.clamp(min=1), count
 
     def stage(self, mean: Tensor, rows: Tensor) -> None:
         """Leave `mean` [Tm, Dm] over `rows` rows as the cache's successor; nothing while it is recomputed."""
@@ -175,6 +178,8 @@ def end_forward(found: Sequence[GatedCache]) -> None:
 @torch.no_grad()
 def promote(found: Sequence[GatedCache]) -> None:
     """Make what complete forwards left pending the stored caches; a second call changes nothing."""
+    if any(cache.accumulates for cache in found):
+        return  # what is pending is part of an update
     if not all(cache.complete for cache in found):
         _discard(found)
     for cache in found:
@@ -243,16 +248,20 @@ def accumulate(model: nn.Module) -> Iterator[None]:
     """Training forwards inside read one cache and make one update, the mean over all their rows."""
     found = caches(model)
     promote(found)
-    with _switched(found, "accumulates", True):
-        yield
+    try:
+        with _switched(found, "accumulates", True):
+            yield
+    except BaseException:
+        _discard(found)  # part of an update is none
+        raise
     _reduce(found)
 
 
 @contextlib.contextmanager
-def traced(model: nn.Module) -> Iterator[dict[str, dict[str, Tensor]]]:
-    """Forwards inside record each cache's gate activity: {module name: {"update_mean": …, …}}."""
+def traced(model: nn.Module) -> Iterator[dict[str, dict[str, list[Tensor]]]]:
+    """Forwards inside record each cache's gate activity, a value an update: {module name: {"update_mean": […], …}}."""
     found = {name: m for name, m in model.named_modules() if isinstance(m, GatedCache)}
-    records: dict[str, dict[str, Tensor]] = {name: {} for name in found}
+    records: dict[str, dict[str, list[Tensor]]] = {name: {} for name in found}
     try:
         for name, cache in found.items():
             cache.trace = records[name]

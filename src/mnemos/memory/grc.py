@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mnemos.config import check_fields
 from mnemos.types import InputError
 
 
@@ -44,17 +45,18 @@ class GRC:
     block: int | None = None  # causal: tokens between two updates; None: Tm
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise InputError(f"no GRC preset is called {self.preset!r}; known: {', '.join(PRESETS)}")
+        check_fields(self, "GRC")
         if not 0 < self.ratio <= 1:
             raise InputError(f"GRC ratio must be above 0 and at most 1, found {self.ratio}")
-        for length in self.length if isinstance(self.length, tuple) else (self.length,):
-            if length != "auto" and (not isinstance(length, int) or length < 1):
-                raise InputError(f'GRC length must be "auto" or at least 1, found {length!r}')
+        lengths = self.length if isinstance(self.length, tuple) else (self.length,)
+        if not lengths or any(length != "auto" and length < 1 for length in lengths):
+            raise InputError(f'GRC length must be "auto" or at least 1 slot, found {self.length!r}')
         if self.block is not None and self.block < 1:
             raise InputError(f"GRC block must be at least 1 token, found {self.block}")
         if self.scope == "stream" and self.read == "mean":
             raise InputError('scope="stream" keeps a cache a row, so read="mean" has nothing to average; leave it out')
+        if self.scope == "stream" and self.inference == "frozen":
+            raise InputError('scope="stream" carries a cache a row, which inference="frozen" would stop; leave it out')
 
     def resolved(self) -> "GRC":
         """The same with every switch set: what was given wins, the preset gives the rest."""

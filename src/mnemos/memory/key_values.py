@@ -53,6 +53,8 @@ class KeyValues:
             k, v, valid = (torch.cat(pair, 1) for pair in ((self.k, k), (self.v, v), (self.valid, valid)))
             return KeyValues(k, v, valid, seen)
         buffer, at = self._buffer, self._end
+        if buffer is not None and buffer.k.is_inference() and not torch.is_inference_mode_enabled():
+            buffer = None  # such a tensor may be written in inference mode alone
         if buffer is None or buffer.used != at or buffer.k.shape[1] < at + new:
             buffer, at = _Buffer(self, 2 * (before + new)), before
         start, end = at - before, at + new

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mnemos.types import Output, State
+from mnemos.types import Output, State, angle_dtype
 
 Norm = Literal["pre", "post"]
 Activation = Literal["gelu", "relu"]
@@ -55,10 +55,11 @@ def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Any = None)
 
     [1 or B, T, D], float32. Any position there is: no table, no limit.
     """
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    wide = angle_dtype(device)
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=wide) / dim)
     position = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    angle = position[..., None].float() * frequency
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim]
+    angle = position[..., None].to(wide) * frequency
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim].float()
 
 
 def init_weights(model: nn.Module) -> None:

@@ -38,6 +38,8 @@ def load(folder: str | Path) -> Any:
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
     try:
         config = from_dict(ModelConfig, json.loads((folder / "config.json").read_text()))
+    except (InputError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / 'config.json'}: {error}; save again") from None
     except json.JSONDecodeError as error:
         raise InputError(
             f"{folder / 'config.json'}: line {error.lineno}: not JSON ({error.msg}); save the model again"

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_field
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
-from mnemos.types import InputError, Output, State, check_heads
+from mnemos.types import InputError, Output, State, check_heads, leaves
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, sinusoids
 
@@ -72,6 +72,9 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
+        for name in fields:
+            if name not in (known := {f.name for f in dataclasses.fields(TransformerConfig)}):
+                raise InputError(unknown_field(name, known, "Transformer"))
         self.config = config = dataclasses.replace(config or TransformerConfig(), **fields)
         _check(config)
         self.embedding = nn.Embedding(config.vocab_size, config.width)
@@ -79,6 +82,7 @@ class Transformer(nn.Module):
         self.positions = None
         if config.position == "learned":
             self.positions = nn.Embedding(config.max_length + self._prefix, config.width)
+        self._table: Tensor | None = None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks: Any = nn.ModuleList(self._block() for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
@@ -99,10 +103,8 @@ class Transformer(nn.Module):
 
     def _block(self) -> Block:
         c = self.config
-        kind = c.attention
-        if c.position == "rotary":
-            kind = dataclasses.replace(kind, rotary=True)  # type: ignore[call-arg]  # checked by _check
-        attention = kind.build(c.width, c.heads, causal=c.causal, dropout=c.dropout)
+        rotary = {"rotary": True} if c.position == "rotary" else {}
+        attention = c.attention.build(c.width, c.heads, causal=c.causal, dropout=c.dropout, **rotary)
         if c.cache is not None:
             # A causal cache as long as the sequence would be updated once, at its end, and never read.
             length = max(1, c.max_length // 8) if c.causal else c.max_length
@@ -133,6 +135,8 @@ class Transformer(nn.Module):
         _check_tokens(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
         b, t = x.shape
+        if state is not None and (rows := leaves(state)[0].shape[0]) != b:
+            raise InputError(f"expected a state of {b} rows, as many as there are tokens' rows, found one of {rows}")
         seen = None if state is None else state.seen
         y = self.embedding(x)
         if self.cls is not None:
@@ -153,7 +157,7 @@ class Transformer(nn.Module):
         """Token embeddings [B, T, D] with their positions, which count on from `seen` [B]."""
         t = y.shape[1]
         if self.config.position == "sinusoidal":
-            return y + sinusoids(t, self.config.width, seen, y.device).to(y.dtype)
+            return y + self._sinusoids(t, seen, y)
         if self.positions is None:
             return y
         limit = self.positions.num_embeddings
@@ -164,6 +168,15 @@ class Transformer(nn.Module):
             )
         place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
         return y + self.positions(place)
+
+    def _sinusoids(self, t: int, seen: Tensor | None, y: Tensor) -> Tensor:
+        """Fixed positions as y is; those from 0 on are kept from call to call, as a table that grows."""
+        if seen is not None or torch.compiler.is_compiling():
+            return sinusoids(t, self.config.width, seen, y.device).to(y.dtype)
+        table = self._table
+        if table is None or table.shape[1] < t or table.device != y.device or table.dtype != y.dtype:
+            table = self._table = sinusoids(t, self.config.width, None, y.device).to(y.dtype)
+        return table[:, :t]
 
     def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, D] -> [B, D] for a classifier."""
@@ -183,6 +196,10 @@ class Transformer(nn.Module):
 
 
 def _check(c: TransformerConfig) -> None:
+    check_fields(c, "model")
+    check_fields(c.head, "model.head")
+    if c.head.classes < 0 or c.head.hidden < 0:
+        raise InputError(f"head.classes and head.hidden must be at least 0, found {c.head.classes}, {c.head.hidden}")
     check_heads(c.width, c.heads)
     for name in ("vocab_size", "layers", "mlp", "max_length"):
         if getattr(c, name) < 1:
@@ -193,13 +210,15 @@ def _check(c: TransformerConfig) -> None:
         raise InputError('a class token in front of a causal model sees nothing; use head.pool "last" or "mean"')
     if not c.head.classes and not c.causal:
         raise InputError("a language model's head needs causal=True; for a classifier set head.classes")
-    if c.position == "rotary" and not hasattr(c.attention, "rotary"):
+    if c.position == "rotary" and not c.attention.rotates:
         raise InputError(f"rotary positions need softmax attention, found {c.attention.name!r}; use sinusoidal")
 
 
 def _check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
-    if x.dim() != 2 or x.is_floating_point():
-        raise InputError(f"expected token ids [B, T] of integers, found {x.dtype} of shape {tuple(x.shape)}")
+    if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
+        raise InputError(
+            f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
+        )
     if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
         raise InputError(
             f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"

@@ -47,6 +47,13 @@ def check_task(recipe: Recipe, task: Task) -> None:
         where = "model.classes" if head is model else "model.head.classes"
         wanted = f"{task.classes} classes" if task.classes else "no classes, it is a language (classes 0)"
         raise InputError(f"{where} is {head.classes}, but the data has {wanted}; use {where} {task.classes}")
+    if task.carries_state and getattr(getattr(model, "attention", None), "window", 0) is None:
+        raise InputError(
+            "model.attention.window is None, but the data's streams have no end and the keys of all of them would be "
+            f"kept; use model.attention.window {task.max_length}, or another attention"
+        )
+    if task.carries_state and getattr(model, "position", None) == "learned":
+        raise InputError("model.position is learned, but the data's streams have no end; use sinusoidal or rotary")
     if getattr(model, "max_length", math.inf) < task.max_length:
         raise InputError(
             f"model.max_length is {model.max_length}, but the data has sequences of {task.max_length}; "

@@ -2,8 +2,11 @@
 
 import json
 import multiprocessing
+import os
+import signal
 import statistics
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +53,7 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
 def _check(recipes: list[Recipe], folder: Path) -> None:
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
-        raise InputError(f"compare takes different recipes, found {', '.join(names)}; change one's --name")
+        raise InputError(f"compare takes different recipes, found {', '.join(names)}; name each once")
     first = recipes[0]
     for other in recipes[1:]:
         for part in ("data", "train"):
@@ -80,28 +83,60 @@ def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
     child = multiprocessing.get_context("spawn").Process(
         target=_child, args=(to_dict(recipe), str(place), resume, quiet)
     )
-    child.start()
-    while child.is_alive():
-        try:
-            child.join()
-        except KeyboardInterrupt:  # the terminal has told the child too, which saves first
-            continue
-    if child.exitcode == 130:
-        raise Interrupted(f"{place}: interrupted and saved; the same command goes on from there")
+    if _join(child):
+        raise Interrupted(f"{place}: interrupted; the same command goes on from what is saved there")
     if child.exitcode == 2:
         raise InputError(f"{place}: could not be run; see the line above")
     if child.exitcode:
         raise TrainingFailed(f"{place}: failed with exit code {child.exitcode}; see the lines above")
 
 
+def _join(child: Any) -> bool:
+    """Start a process and wait for its end; SIGINT and SIGTERM are passed on to it. Whether there was one."""
+    if threading.current_thread() is not threading.main_thread():  # where signals are never heard
+        child.start()
+        child.join()
+        return child.exitcode == 130
+    asked = []
+
+    def pass_on(*_: Any) -> None:
+        asked.append(True)
+        if child.pid is not None:
+            child.terminate()
+
+    # The child starts with SIGINT ignored, so that a Ctrl-C, which a terminal sends to both, does not meet it before
+    # it can save; SIGTERM, which it is sent from here, ends it at once until then, and makes it save afterwards.
+    before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        signal.signal(signal.SIGTERM, pass_on)
+        child.start()
+        signal.signal(signal.SIGINT, pass_on)
+        if asked:
+            child.terminate()
+        child.join()
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    return bool(asked) or child.exitcode == 130
+
+
 def _child(recipe: dict[str, Any], place: str, resume: bool, quiet: bool) -> None:
     from .session import run
 
+    # However the parent ends, nobody trains on unseen.
+    threading.Thread(target=_follow_parent, daemon=True).start()
     try:
         run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
     except (InputError, TrainingFailed, Interrupted) as error:
         print(f"mnemos: {error}", file=sys.stderr)
         raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:

@@ -218,7 +218,8 @@ class Learner:
         """The states of this process's micro-batches, from the leaves of the whole batch's."""
         config = self.recipe.train
         first = self._pieces(self.task.train_batch(0, config.batch_size, config.seed))[0]
-        # A file holds no classes. What the model makes of fresh rows has the structure that its states have.
+        # A file holds no classes. What the model makes of fresh rows has the structure that its states have, the
+        # same in training and not.
         with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
             piece = to_device(first, self.fabric.device)
             _, fresh = self.model(piece.inputs, None, mask=piece.mask)

@@ -1,5 +1,6 @@
 """From a recipe's name to a finished, assessed run: what `mnemos train` and `mnemos eval` do."""
 
+import functools
 import json
 from datetime import datetime
 from functools import partial
@@ -10,12 +11,12 @@ import torch
 from torch import nn
 
 from mnemos.config import from_dict, write_json
-from mnemos.data.batch import Task
+from mnemos.data.batch import Batch, Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.flops import forward_flops
-from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.metrics import bits, evaluate, perplexity
 from mnemos.evaluate.probe import probe
-from mnemos.memory.gated_cache import GatedCache, hold
+from mnemos.memory.gated_cache import GatedCache, caches, hold
 from mnemos.types import InputError
 
 from . import checkpoint
@@ -38,6 +39,8 @@ def read_recipe(folder: Path) -> Recipe:
         raise InputError(f"{folder}: expected a run, found no recipe.json in it; mnemos train makes one") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder}: expected a run's folder, cannot read recipe.json in it ({error})") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -52,9 +55,13 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     if resume:
         recipe = read_recipe(folder)
     assert recipe is not None
-    first = next(iter(recipe.data.build().batches("valid", recipe.train.batch_size)))
+
+    @functools.cache
+    def first() -> Batch:
+        return next(iter(recipe.data.build().batches("valid", recipe.train.batch_size)))
+
     # The probe runs the model, which several processes would have to do together.
-    watch = (lambda model, _: probe(model, first)) if recipe.train.devices == 1 else None
+    watch = (lambda model, _: probe(model, first()) if caches(model) else None) if recipe.train.devices == 1 else None
     result = train(recipe, folder, resume=resume, watch=watch, quiet=quiet)
     if not _alone():
         return result
@@ -113,7 +120,10 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
-        print(f"  {name:11} loss {found['loss']:.4f}  accuracy {found['accuracy']:.4f}  {note}".rstrip())
+        unit = (
+            f"  {bits(found['loss']):.4f} bits, perplexity {perplexity(found['loss']):.3f}" if not task.classes else ""
+        )
+        print(f"  {name:11} loss {found['loss']:.4f}{unit}  accuracy {found['accuracy']:.4f}  {note}".rstrip())
     if task.majority is not None:
         print(f"  {'majority':11} {'':11}  accuracy {task.majority:.4f}  always the commonest class")
     return scores

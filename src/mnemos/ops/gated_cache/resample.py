@@ -64,10 +64,18 @@ def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple
         raise InputError('resample="grid" takes no padding mask; use "nearest" or "linear"')
     if t == length:
         return tokens
-    height = max(1, round(grid[0] * math.sqrt(length / t)))
-    width = length // height
-    if height * width != length:
-        raise InputError(f"a grid of {grid[0]} x {grid[1]} cannot become {length} slots; use {height * width}")
+    height, width = grid_shape(grid, length)
     image = tokens.transpose(1, 2).unflatten(2, grid)
     small = F.interpolate(image, (height, width), mode="bilinear", align_corners=False)
     return small.flatten(2).transpose(1, 2)
+
+
+def grid_shape(grid: tuple[int, int] | None, length: int) -> tuple[int, int]:
+    """The (height, width) of `length` slots in the shape of a grid. Raises InputError where there is none."""
+    if grid is None:
+        raise InputError('resample="grid" needs the (height, width) of the tokens, found none; give grid=')
+    height = max(1, round(grid[0] * math.sqrt(length / (grid[0] * grid[1]))))
+    width = length // height
+    if height * width != length:
+        raise InputError(f"a grid of {grid[0]} x {grid[1]} cannot become {length} slots; use {height * width}")
+    return height, width
