@@ -22,7 +22,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return self.contract(self.dropout(self.activation(self.expand(x))))
+        hidden = self.expand(x)
+        if torch.is_grad_enabled():
+            hidden = self.activation(hidden)
+        else:  # in place: fresh memory for every intermediate costs more than the arithmetic
+            hidden = torch.ops.aten.gelu_(hidden) if isinstance(self.activation, nn.GELU) else hidden.relu_()
+        return self.contract(self.dropout(hidden))
 
 
 class Block(nn.Module):
@@ -43,11 +48,16 @@ class Block(nn.Module):
         """See the class."""
         if self.norm == "pre":
             y, state = self.attention(self.attention_norm(x), state, mask)
-            x = x + self.dropout(y)
-            return x + self.dropout(self.mlp(self.mlp_norm(x))), state
+            x = _add(x, self.dropout(y))
+            return _add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
         y, state = self.attention(x, state, mask)
-        x = self.attention_norm(x + self.dropout(y))
-        return self.mlp_norm(x + self.dropout(self.mlp(x))), state
+        x = self.attention_norm(_add(x, self.dropout(y)))
+        return self.mlp_norm(_add(x, self.dropout(self.mlp(x)))), state
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y for a y that nobody else has: in its place where no gradient wants it."""
+    return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
 
 
 def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Any = None) -> Tensor:
