@@ -136,12 +136,14 @@ def as_written() -> Iterator[None]:
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
-    scores = (q @ k.mT).mul_(q.shape[-1] ** -0.5)
+    b, h, t, d = q.shape
+    q, k, v = (x.reshape(b * h, -1, x.shape[-1]) for x in (q, k, v))
+    scores = torch.bmm(q, k.mT).mul_(d**-0.5).unflatten(0, (b, h))
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if visible is not None:
         scores = scores.masked_fill_(~visible, -torch.inf)
-    return torch.softmax(scores, -1) @ v
+    return torch.bmm(torch.softmax(scores, -1).flatten(0, 1), v).view(b, h, t, -1)
 
 
 def _some(mask: Tensor) -> Tensor:
