@@ -94,9 +94,10 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     mnemos.save(model(), tmp_path)
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
-    weights.write_bytes(whole[:-100])
-    with pytest.raises(InputError, match="not this model's weights"):
-        mnemos.load(tmp_path)
+    for damaged in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1])):
+        weights.write_bytes(damaged)
+        with pytest.raises(InputError, match="damaged"):
+            mnemos.load(tmp_path)
     weights.write_bytes(whole)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"width": 16', '"width": 32'))
@@ -106,9 +107,10 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="did you mean 'width'"):
         mnemos.load(tmp_path)
     for broken, words in (
-        ("{}", "'is' is missing"),
-        ("[]", "expected ModelConfig"),
-        ('{"is": [1]}', "registered class"),
+        ("{}", "expected a model and its sha256"),
+        ("[]", "expected a model and its sha256"),
+        ('{"model": {}, "sha256": ""}', "'is' is missing"),
+        ('{"model": {"is": [1]}, "sha256": ""}', "registered class"),
     ):
         config.write_text(broken)
         with pytest.raises(InputError, match=words):

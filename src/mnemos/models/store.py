@@ -1,5 +1,6 @@
 """A model on disk: safetensors and its configuration, no pickle."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,20 @@ def save(model: nn.Module, folder: str | Path) -> None:
             f"save takes a model of this library, found {type(model).__name__}; save its state_dict instead"
         )
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder to save in, found a file; name another")
     folder.mkdir(parents=True, exist_ok=True)
     model.state_dict()  # promotes pending caches
     temporary = folder / "model.safetensors.tmp"
     save_model(model, str(temporary))
+    about = {"model": to_dict(config), "sha256": _digest(temporary)}
     temporary.replace(folder / "model.safetensors")
-    write_json(folder / "config.json", to_dict(config))
+    write_json(folder / "config.json", about)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(folder: str | Path) -> Any:
@@ -37,7 +46,10 @@ def load(folder: str | Path) -> Any:
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
     try:
-        config = from_dict(ModelConfig, json.loads((folder / "config.json").read_text()))
+        about = json.loads((folder / "config.json").read_text())
+        if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
+            raise InputError("expected a model and its sha256, as mnemos.save writes them")
+        config = from_dict(ModelConfig, about["model"], "model")
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(f"{folder / 'config.json'}: {error}; save again") from None
     except json.JSONDecodeError as error:
@@ -45,6 +57,10 @@ def load(folder: str | Path) -> Any:
             f"{folder / 'config.json'}: line {error.lineno}: not JSON ({error.msg}); save the model again"
         ) from None
     model = config.build()
+    if _digest(folder / "model.safetensors") != about["sha256"]:
+        raise InputError(
+            f"{folder / 'model.safetensors'}: damaged or another model's, not the bytes saved; save it again"
+        )
     try:
         load_model(model, str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
