@@ -82,14 +82,16 @@ class Learner:
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build()
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self._wrapped = fabric.setup_module(Scored(self.model))
+        scored = Scored(self.model)
+        self._wrapped = fabric.setup_module(scored)
         # One kernel over all gradients cannot be told to skip a step, nor does every device have it for shards.
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
         self._caches = caches(self.model)
         if recipe.train.compile:
-            self.model.compile()  # in place: the parameters keep their names
+            # For training alone: every mode, mask and shape is a program of its own, and each takes seconds to make.
+            scored.model = torch.compile(self.model)  # type: ignore[assignment]
         self._states: list[State] = [None] * recipe.train.accumulate  # of each micro-batch's rows
         generators.seed_process(recipe.train.seed, fabric.global_rank)  # other dropout on every process
 
