@@ -8,7 +8,7 @@ READY = .venv/ready
 
 help:
 	@echo 'make install  .venv with every tested extra'
-	@echo 'make demo     trains a Transformer with a memory beside its twins without, about five minutes'
+	@echo 'make demo     trains a Transformer with a memory beside its twins without, about four minutes'
 	@echo 'make test     the whole test suite'
 	@echo 'make check    lint, types and fast tests, under two minutes'
 

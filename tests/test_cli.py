@@ -248,3 +248,21 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(tmp_path, nu
     done = mnemos(*command[3:])
     assert done.returncode == 0, done.stderr
     assert (folder / "comparison.json").is_file()
+
+
+def test_a_model_that_cannot_be_leaves_no_folder(capsys, tmp_path):
+    assert "heads may be" in refused(
+        capsys, "train", "demo", "--out", str(tmp_path / "run"), *QUICK, "--model.heads", "3"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_model_and_a_comparison_is_no_run(comparison, capsys):
+    import torch
+
+    from mnemos import load
+
+    model = load(comparison / "demo-cached/seed-0/model")
+    assert model(torch.ones(1, 5, dtype=torch.int64))[0].shape == (1, 10)
+    assert "found a comparison" in refused(capsys, "eval", str(comparison))

@@ -55,13 +55,17 @@ def select(state: State, rows: Tensor) -> State:
 
     Cost: one copy of the rows selected.
     """
+    batch = _batch(state, rows, "select")
     if rows.dtype == torch.bool:
         rows = rows.nonzero().squeeze(1)
+    elif rows.device.type == "cpu" and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < batch:
+        raise InputError(f"select: expected rows 0 to {batch - 1}, found {int(rows.min())} to {int(rows.max())}")
     return map_state(lambda leaf: leaf.index_select(0, rows.to(leaf.device)), state)
 
 
 def reset(state: State, rows: Tensor) -> State:
     """The state with the rows of the mask [B] (True) made fresh; the others keep values and gradient."""
+    _batch(state, rows, "reset")
     if rows.dtype != torch.bool:
         raise InputError(f"reset: expected a mask [B] of booleans, found {rows.dtype}; build one with rows == value")
 
@@ -70,6 +74,24 @@ def reset(state: State, rows: Tensor) -> State:
         return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
 
     return map_state(fresh, state)
+
+
+def _batch(state: State, rows: Tensor, verb: str) -> int:
+    """B of a state, once the rows named are known to be of it."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1:
+        raise InputError(f"{verb}: expected rows as a tensor of one dimension, found {rows!r}")
+    found = leaves(state)
+    batch = found[0].shape[0] if found else rows.shape[0]
+    if rows.dtype == torch.bool and rows.shape[0] != batch:
+        raise InputError(f"{verb}: expected a mask of {batch} rows, as the state has, found one of {rows.shape[0]}")
+    return batch
+
+
+def check_input(x: Tensor, dim: int) -> None:
+    """Raise InputError unless x is [B, T, dim], with at least one token or none."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != dim or not x.is_floating_point():
+        found = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"expected x [B, T, {dim}] of floats, found {found}")
 
 
 def detach(state: State) -> State:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.ops.linear_attention import LinearState, linear_attention
 from mnemos.ops.linear_attention.feature_maps import FeatureMap, favor, find, random_projection
-from mnemos.types import Output, check_heads
+from mnemos.types import Output, check_heads, check_input
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class LinearAttention(nn.Module):
 
     def heads(self, x: Tensor, state: LinearState | None = None, mask: Tensor | None = None) -> Output:
         """The heads before projection, [B, T, H, D/H], and the new state."""
+        check_input(x, self.dim)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if not self.causal:
             return linear_attention(q, k, v, False, self._map(), None, mask, self.eps)[0], None

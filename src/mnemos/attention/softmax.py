@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
-from mnemos.types import InputError, Output, angle_dtype, check_heads
+from mnemos.types import InputError, Output, angle_dtype, check_heads, check_input
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class SoftmaxAttention(nn.Module):
 
     def heads(self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None) -> Output:
         """The heads before projection, [B, T, H, D/H], and the new state."""
+        check_input(x, self.dim)
         b, t, _ = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.num_heads, -1).unbind(2)
         if self.rotary:

@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import GatedCache, hold, traced
 
@@ -35,19 +37,30 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
         hold(model),
         traced(model) as records,
     ):
-        model(batch.inputs, None, batch.mask)
+        _, state = model(batch.inputs, None, batch.mask)
+    # A cache a stream lies in the state, in the order of the layers; the module's own stays empty.
+    walks = [w for w in pytree.tree_leaves(state, is_leaf=_is_walk) if _is_walk(w)]
+    streams = iter(walks if len(walks) == len(layers) else [])
     found = []
     for name, layer in layers:
         # A causal cache that met no whole block has no gates to tell of.
         record = {key: float(torch.stack(values).mean()) for key, values in records[name].items()}
         gates = {gate: {kind: record.get(f"{gate}_{kind}") for kind in _KINDS} for gate in ("update", "reset")}
         mix = torch.sigmoid(layer.mix.detach()).tolist()
-        found.append({"name": name, "mix": mix, **gates, "cache": _describe(layer.cache)})
+        walk = next(streams, None)
+        held = layer.cache[None] if layer.grc.scope == "shared" or walk is None else walk.cache
+        found.append({"name": name, "mix": mix, **gates, "cache": _describe(held)})
     return {"layers": found}
 
 
-def _describe(cache: Tensor) -> dict[str, float]:
-    values = torch.linalg.svdvals(cache.float())
-    share = values / values.sum().clamp(min=1e-30)
-    rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum()) if values.sum() > 0 else torch.zeros(())
-    return {"rms": float(cache.square().mean().sqrt()), "max": float(cache.abs().max()), "rank": float(rank)}
+def _is_walk(node: Any) -> bool:
+    return isinstance(node, Walk)
+
+
+def _describe(caches: Tensor) -> dict[str, float]:
+    """Of caches [rows, Tm, Dm]; the rank is the mean over rows."""
+    values = torch.linalg.svdvals(caches.float())
+    share = values / values.sum(-1, keepdim=True).clamp(min=1e-30)
+    rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum(-1)) * (values.sum(-1) > 0)
+    rms, largest = caches.square().mean().sqrt(), caches.abs().max()
+    return {"rms": float(rms), "max": float(largest), "rank": float(rank.mean())}

@@ -61,6 +61,8 @@ def train(
     check_settings(recipe, fabric.world_size)
     task = recipe.data.build()
     check_task(recipe, task)
+    with torch.device("meta"):  # a model that cannot be must not leave a folder behind
+        recipe.model.build()
     run, saved, result = _open(fabric, recipe, Path(folder), resume)
     try:
         if result is not None:

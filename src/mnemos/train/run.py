@@ -52,7 +52,10 @@ class Run:
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS) if folder.is_dir() else []
         if foreign:
             raise InputError(f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another")
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: a run cannot be written here ({error}); name another folder") from None
         run = cls(folder)
         about = {**provenance(recipe.train.seed, device), "finished": None, "resumed": []}
         write_json(folder / "run.json", about)

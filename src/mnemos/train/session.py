@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mnemos.config import from_dict, write_json
+from mnemos.config import ModelConfig, from_dict, write_json
 from mnemos.data.batch import Batch, Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.flops import forward_flops
 from mnemos.evaluate.metrics import bits, evaluate, perplexity
 from mnemos.evaluate.probe import probe
 from mnemos.memory.gated_cache import GatedCache, caches, hold
+from mnemos.models.store import save
 from mnemos.types import InputError
 
 from . import checkpoint
@@ -33,6 +34,9 @@ def run_name(recipe: Recipe, verb: str = "") -> str:
 def read_recipe(folder: Path) -> Recipe:
     """The recipe of a run folder. Raises InputError where there is none, or it does not fit this version."""
     path = folder / "recipe.json"
+    if (folder / "comparison.json").is_file():
+        runs = sorted(str(p.parent) for p in folder.glob("*/*/recipe.json"))
+        raise InputError(f"{folder}: expected a run, found a comparison; name one of its runs, as {''.join(runs[:1])}")
     try:
         return from_dict(Recipe, json.loads(path.read_text()))
     except FileNotFoundError:
@@ -49,7 +53,8 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
 
     To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length)
-    and, for a model with gated caches, "controls"; the stored caches go to caches.safetensors.
+    and, for a model with gated caches, "controls"; the stored caches go to caches.safetensors, and the model to
+    folder/model, where `mnemos.load` finds it.
     """
     folder = Path(folder)
     if resume:
@@ -96,6 +101,8 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         stored = {name: m.cache.contiguous() for name, m in model.named_modules() if isinstance(m, GatedCache)}
         save_file(stored, str(folder / "caches.safetensors"))
         result["controls"] = found
+    if isinstance(getattr(model, "config", None), ModelConfig):
+        save(model.eval(), folder / "model")
     write_json(folder / "result.json", result)
     return result
 
