@@ -1,5 +1,7 @@
 """A recipe to start from for every task but ListOps, each with the memory that suits it: minutes on two cores."""
 
+from dataclasses import replace
+
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.data.copying import CopyConfig
@@ -12,6 +14,7 @@ from mnemos.models.transformer import HeadConfig, TransformerConfig
 from .recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 
 _OPTIM = OptimConfig(rate=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
+_READER = TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256))
 
 
 def text() -> Recipe:
@@ -19,7 +22,7 @@ def text() -> Recipe:
     return Recipe(
         name="text",
         about="bytes of any file or folder (the standard library's source by default), a window of softmax attention",
-        model=TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256)),
+        model=_READER,
         data=TextConfig(segment=256),
         optim=_OPTIM,
         train=TrainConfig(steps=2000, batch_size=16),
@@ -28,31 +31,21 @@ def text() -> Recipe:
 
 def text_linear() -> Recipe:
     """The same with linear attention, whose running sums carry the whole document."""
-    return Recipe(
+    return replace(
+        text(),
         name="text-linear",
         about="the same text with linear attention: running sums over the whole document",
-        model=TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=LinearConfig()),
-        data=TextConfig(segment=256),
-        optim=_OPTIM,
-        train=TrainConfig(steps=2000, batch_size=16),
+        model=replace(_READER, attention=LinearConfig()),
     )
 
 
 def text_cached() -> Recipe:
     """The same with a gated cache a stream beside the window: 32 slots, an update every 64 bytes."""
-    return Recipe(
+    return replace(
+        text(),
         name="text-cached",
         about="the same text with a gated cache a stream beside the window",
-        model=TransformerConfig(
-            vocab_size=256,
-            layers=4,
-            max_length=256,
-            attention=SoftmaxConfig(window=256),
-            cache=GRC(length=32, block=64, scope="stream"),
-        ),
-        data=TextConfig(segment=256),
-        optim=_OPTIM,
-        train=TrainConfig(steps=2000, batch_size=16),
+        model=replace(_READER, cache=GRC(length=32, block=64, scope="stream")),
     )
 
 
