@@ -88,7 +88,7 @@ def _batch(state: State, rows: Tensor, verb: str) -> int:
 
 
 def check_input(x: Tensor, dim: int) -> None:
-    """Raise InputError unless x is [B, T, dim], with at least one token or none."""
+    """Raise InputError unless x is [B, T, dim] of floats; T may be 0."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != dim or not x.is_floating_point():
         found = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"expected x [B, T, {dim}] of floats, found {found}")

@@ -14,7 +14,7 @@ class Silent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        """Nothing to put away."""
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
         """An update is done."""
