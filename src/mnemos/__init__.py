@@ -14,13 +14,15 @@ _NAMES = {
     "State": "mnemos.types",
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
+    "cache": "mnemos.adapt.cache",
     "detach": "mnemos.types",
     "load": "mnemos.models.store",
     "reset": "mnemos.types",
     "save": "mnemos.models.store",
     "select": "mnemos.types",
+    "uncache": "mnemos.adapt.cache",
 }
-_ROOMS = {"attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train", "types"}
+_ROOMS = {"adapt", "attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train", "types"}
 
 __all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
 

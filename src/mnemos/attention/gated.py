@@ -5,16 +5,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
+from mnemos.memory.gated_cache import begin_forward, end_forward
 from mnemos.memory.grc import GRC
-from mnemos.ops.gated_cache.resample import grid_shape
-from mnemos.ops.linear_attention import linear_attention
 from mnemos.types import InputError, Output, State
 
+from .gated_branch import GatedBranch
 from .gated_walk import Walk, walk
-from .softmax import SoftmaxAttention, attend
+from .softmax import SoftmaxAttention
 
 
 class GatedState(NamedTuple):
@@ -24,7 +22,7 @@ class GatedState(NamedTuple):
     walk: Walk | None
 
 
-class GatedCacheAttention(GatedCache):
+class GatedCacheAttention(GatedBranch):
     """An attention that also attends to a gated recurrent cache: `y, state = layer(x, state=None, mask=None)`.
 
         O^h = σ(λ_h)·o_mem^h + (1 − σ(λ_h))·o_self^h,   o_mem = softmax(q(X)·k(C)ᵀ/√(Dm/H))·v(C)
@@ -56,41 +54,10 @@ class GatedCacheAttention(GatedCache):
         grid: tuple[int, int] | None = None,
         prefix: int = 0,
     ) -> None:
-        super().__init__(dim, num_heads, grc or GRC())
-        self.inner: Any = SoftmaxAttention(dim, num_heads, causal) if inner is None else inner
-        self.dim, self.num_heads, self.causal, self.grid, self.prefix = dim, num_heads, causal, grid, prefix
-        self._check()
-        d, head = self.cache_dim, self.cache_dim // num_heads
-        pads = self.grc.lift == "pad"
-        self.query, self.key = nn.Linear(d, d), nn.Linear(d, d)
-        self.value = nn.Linear(d, d if pads else dim)
-        self.lift = nn.Linear(d, d) if pads else None
-        self.pad = dim // num_heads - head
-        on = self.grc.convolution if self.grc.convolution is not None else grid is not None
-        self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=d) if on else None
-        self._projected: tuple[tuple, Tensor, Tensor] | None = None
-
-    def _check(self) -> None:
-        inner, grc = self.inner, self.grc
-        if (inner.dim, inner.num_heads, inner.causal) != (self.dim, self.num_heads, self.causal):
-            raise InputError(
-                f"inner attention must match width {self.dim}, {self.num_heads} heads, causal={self.causal}; "
-                f"found {inner.dim}, {inner.num_heads}, causal={inner.causal}"
-            )
-        if self.causal and (self.prefix or self.grid):
-            raise InputError("causal GRC attention walks along time: it takes no grid and no class token")
-        if grc.resample == "grid":
-            grid_shape(self.grid, self.cache.shape[0])
-        if grc.convolution and (self.grid is None or self.dim % self.cache_dim):
-            raise InputError(
-                f"convolution=True needs a grid and width % cache width = 0, found grid={self.grid}, "
-                f"{self.dim} % {self.cache_dim}; give a grid, or ratio 1/n"
-            )
-        if grc.convolution is None and self.grid is not None and self.dim % self.cache_dim:
-            raise InputError(
-                f"the official preset's convolution needs width % cache width = 0, found "
-                f"{self.dim} % {self.cache_dim}; use ratio 1/n or convolution=False"
-            )
+        inner = SoftmaxAttention(dim, num_heads, causal) if inner is None else inner
+        _check(inner, dim, num_heads, causal, prefix or grid)
+        super().__init__(dim, num_heads, grc or GRC(), inner, grid=grid, prefix=prefix)
+        self.causal = causal
 
     @property
     def splits(self) -> str:
@@ -114,11 +81,6 @@ class GatedCacheAttention(GatedCache):
         """Causal: tokens between two updates."""
         return self.grc.block or self.cache.shape[0]
 
-    @property
-    def moves(self) -> bool:
-        """Whether the cache that is read changes with the tokens of this call."""
-        return self.training or self.grc.scope == "stream" or self.grc.inference == "transient"
-
     def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> GatedState | None:
         """The state of `batch_size` fresh rows; None is short for it."""
         inner = self.inner.initial_state(batch_size, device, dtype)
@@ -136,23 +98,25 @@ class GatedCacheAttention(GatedCache):
         projected = None
         if self.grc.source == "output" or self.lift is not None:
             projected = self.inner.project(o_self)
-        source = x if self.grc.source == "input" else projected
-        assert source is not None
-        summary = source[..., : self.cache_dim]
-        query = self.query(x[..., : self.cache_dim]).unflatten(-1, (self.num_heads, -1))
-        if self.causal and self.moves:
-            o_mem, walked = self._walk(query, summary, walked, mask)
-        elif self.moves:
-            o_mem, walked = self._whole(query, summary, walked, mask)
-        else:
-            o_mem = self._frozen(query)
+        x = x[..., : self.cache_dim]
+        source = x if projected is None or self.grc.source == "input" else projected[..., : self.cache_dim]
+        query = self.queries(x)
+        if not self.moves:
+            o_mem = self.frozen(query)
             if self.causal and walked is None:  # a state has one structure, whether the cache moves or not
                 slots, d = self.cache.shape
                 walked = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
-        if self.lift is not None:
-            # `pad`: both branches are projected, each by its own, and mixed by groups of D/H channels.
+        else:
+            summary, valid = self.summarised(source, mask)
+            if self.causal:
+                o_mem, walked = self._walk(query, summary, walked, valid)
+            elif self.grc.scope == "stream":
+                o_mem, walked = self._carried(query, summary, walked, valid)
+            else:
+                o_mem = self.read(query, self.current(summary, valid))
+        if self.lift is not None:  # "pad": both branches are projected, each by its own, and mixed by groups of D/H
             assert projected is not None
-            o_mem = F.pad(self.lift(o_mem.flatten(2)).unflatten(-1, (self.num_heads, -1)), (0, self.pad))
+            o_mem = self.lifted(o_mem)
             o_self = projected.unflatten(-1, (self.num_heads, -1))
         share = torch.sigmoid(self.mix).to(o_self.dtype)[:, None]
         mixed = torch.lerp(o_self, o_mem.to(o_self.dtype), share)
@@ -169,32 +133,20 @@ class GatedCacheAttention(GatedCache):
         heads, state = self.heads(x, state, mask)
         y = self.project(heads)
         if self.convolution is not None:
-            y = y + self._convolve(x)
+            y = y + self.convolve(x)
         if began:
             end_forward([self])
         return y, state
 
-    def _whole(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """Not causal: C_t of all the tokens, read by all of them."""
-        if self.prefix:
-            summary, mask = summary[:, self.prefix :], None if mask is None else mask[:, self.prefix :]
-        stream = self.grc.scope == "stream"
-        # A copy: the buffer is written at the next forward, perhaps before this one's backward.
+    def _carried(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
+        """Not causal, a cache a row: C_t of all the row's tokens, read by all of them."""
         before = self.cache.clone()
-        if stream and walked is not None:
+        if walked is not None:
             before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
         new = self.update(summary, before, mask, self.grid)
-        if stream:
-            seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walked is None else walked.seen
-            empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
-            return self._read(query, new), Walk(new, *empty, seen + summary.shape[1])
-        if self.training:
-            mean, rows = self.batch_mean(new, None if mask is None else mask.any(1))
-            self.stage(mean, rows)
-            if self.grc.read == "mean":
-                mean, rows = self.read_mean(mean, rows)
-                new = torch.where(rows > 0, mean, before)[None]
-        return self._read(query, new), None
+        seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walked is None else walked.seen
+        empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
+        return self.read(query, new), Walk(new, *empty, seen + summary.shape[1])
 
     def _walk(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Causal: block by block, each reading the cache that the blocks before it built."""
@@ -213,58 +165,20 @@ class GatedCacheAttention(GatedCache):
         if shared:
             after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
         if not pieces:  # no token, nothing read
-            return query.new_zeros(*query.shape[:3], self.value.out_features // self.num_heads), after
+            width = self.value.out_features // self.num_heads
+            return query.new_zeros(*query.shape[:3], width), after
         queries = query.split([n for n, _ in pieces], 1)
-        return torch.cat([self._read(q, cache) for q, (_, cache) in zip(queries, pieces, strict=True)], 1), after
+        return torch.cat([self.read(q, cache) for q, (_, cache) in zip(queries, pieces, strict=True)], 1), after
 
-    def _read(self, query: Tensor, cache: Tensor) -> Tensor:
-        """o_mem [B, T, H, M] of queries [B, T, H, Dm/H] over a cache [B or 1, Tm, Dm]."""
-        return self._attend(query, self._split(self.key, cache), self._split(self.value, cache))
 
-    def _split(self, projection: nn.Module, cache: Tensor) -> Tensor:
-        return projection(cache).unflatten(-1, (self.num_heads, -1))
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        b, t = query.shape[:2]
-        if key.shape[0] == 1 < b:  # one cache for all rows: one long row of queries reads it
-            return self._attend(query.flatten(0, 1)[None], key, value).unflatten(1, (b, t)).squeeze(0)
-        if self.grc.branch == "linear":
-            return linear_attention(query, key, value, causal=False)[0]
-        return attend(query, key, value, None, False)
-
-    def train(self, mode: bool = True) -> Any:
-        """As of any module; forgets the projected keys and values of a frozen cache."""
-        self._projected = None
-        return super().train(mode)
-
-    def _frozen(self, query: Tensor) -> Tensor:
-        """The stored cache, read as it is: keys and values are projected once, until a tensor behind them changes.
-
-        Versions tell of most changes. Fused optimisers keep theirs secret, but need a forward with gradient, after
-        which nothing is kept. Whoever writes through `.data` calls eval() again.
-        """
-        tensors = (self.cache, *self.key.parameters(), *self.value.parameters())
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
-            self._projected = None
-            return self._read(query, self.cache[None])
-        stamp = (query.dtype, *((t.data_ptr(), t._version) for t in tensors))
-        if self._projected is None or self._projected[0] != stamp:
-            self._projected = (
-                stamp,
-                self._split(self.key, self.cache[None]),
-                self._split(self.value, self.cache[None]),
-            )
-        return self._attend(query, *self._projected[1:])
-
-    def _convolve(self, x: Tensor) -> Tensor:
-        assert self.convolution is not None
-        tokens = x[:, self.prefix :]
-        if self.grid is None or tokens.shape[1] != self.grid[0] * self.grid[1]:
-            raise InputError(
-                f"expected the {self.grid} grid of tokens that the layer was built for, found {tokens.shape[1]}"
-            )
-        image = self.convolution(tokens.transpose(1, 2).unflatten(2, self.grid))
-        return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
+def _check(inner: Any, dim: int, num_heads: int, causal: bool, placed: Any) -> None:
+    if (inner.dim, inner.num_heads, inner.causal) != (dim, num_heads, causal):
+        raise InputError(
+            f"inner attention must match width {dim}, {num_heads} heads, causal={causal}; "
+            f"found {inner.dim}, {inner.num_heads}, causal={inner.causal}"
+        )
+    if causal and placed:
+        raise InputError("causal GRC attention walks along time: it takes no grid and no class token")
 
 
 def gated(attention: Any, grc: GRC, length: int, **where: Any) -> GatedCacheAttention:

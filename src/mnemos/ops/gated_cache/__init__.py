@@ -34,16 +34,21 @@ def gated_update(
     candidate is LN(GELU(·)), whose size is bounded; without, the recurrence is linear in C and is not.
 
     Each weight is split in its two halves, so that [S̄ ; C] is never built and a cache that the batch shares
-    is multiplied once, not B times: 4·B·Tm·Dm² multiply-adds for it, 6 for a cache a row.
+    is multiplied once, not B times: 4·B·Tm·Dm² multiply-adds for it, 6 for a cache a row. What comes out of a product
+    is added to and squashed in place: the traffic of elementwise work is most of an update's time.
     """
     d = source.shape[-1]
-    weights = torch.stack([update[0], reset[0], candidate[0]])  # [3, Dm, 2·Dm]
-    bias = torch.cat([update[1], reset[1], candidate[1]])
-    from_source = F.linear(source, weights[..., :d].reshape(3 * d, d), bias)
-    from_cache = F.linear(cache, weights[:2, :, d:].reshape(2 * d, d))
-    gates = torch.sigmoid(from_source[..., : 2 * d] + from_cache)
-    g_u, g_r = gates.split(d, -1)
-    new = from_source[..., 2 * d :] + F.linear(g_r * cache, weights[2, :, d:])
+    rows = source.flatten(0, 1)  # a matrix whose rows may stand apart is multiplied without a copy
+
+    def product(weights: tuple[Tensor, Tensor]) -> Tensor:
+        weight, bias = weights
+        return F.linear(rows, weight[:, :d], bias).unflatten(0, source.shape[:2])
+
+    def gate(weights: tuple[Tensor, Tensor]) -> Tensor:
+        return product(weights).add_(F.linear(cache, weights[0][:, d:])).sigmoid_()
+
+    g_u, g_r = gate(update), gate(reset)
+    new = product(candidate).add_(F.linear(g_r * cache, candidate[0][:, d:]))
     if norm is not None:
         new = F.layer_norm(F.gelu(new), (d,), *norm)
     return torch.lerp(cache.expand_as(new), new, g_u), Gates(g_u, g_r)

@@ -1,0 +1,8 @@
+"""Gated caches in models that someone else wrote: torch.nn, timm, Hugging Face."""
+
+from .branch import HostBranch
+from .cache import cache, uncache
+from .pretrained import from_pretrained
+from .report import Report
+
+__all__ = ["HostBranch", "Report", "cache", "from_pretrained", "uncache"]

@@ -1,0 +1,93 @@
+"""How a branch takes part in a host's forward: hooks, plain functions that hold no module.
+
+So a deep copy of a cached model mixes and commits into its own branches, and a cached model can be pickled.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, recomputing
+
+from .branch import HostBranch
+
+ROSTER = "gated_caches"  # on the model given to `cache`: its branches, in order
+
+
+def attach(module: Any, branch: HostBranch) -> None:
+    """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix it in."""
+    carrier = module
+    if branch.host.carrier:
+        carrier = getattr(module, branch.host.carrier)
+        module.register_forward_pre_hook(_note_mask, with_kwargs=True)
+        carrier.register_forward_pre_hook(_mix_input)
+    else:
+        module.register_forward_hook(_mix_output, with_kwargs=True)
+    carrier.grc = branch
+
+
+def attach_root(model: Any, branches: list[HostBranch]) -> None:
+    """Make the model's own forward one forward of all its branches."""
+    setattr(model, ROSTER, branches)
+    model.register_forward_pre_hook(_begin)
+    model.register_forward_hook(_end)
+
+
+def detach_all(model: nn.Module) -> int:
+    """Take away every branch and hook in a model; how many branches there were."""
+    count = 0
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for number in [n for n, hook in hooks.items() if hook in _OURS]:
+                del hooks[number]
+                module._forward_hooks_with_kwargs.pop(number, None)
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
+        if ROSTER in module.__dict__:
+            delattr(module, ROSTER)
+    for module in list(model.modules()):
+        if isinstance(getattr(module, "grc", None), HostBranch):
+            del module.grc
+            count += 1
+    return count
+
+
+def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
+    """The host's output with the cached branch mixed in; whatever else it returns is passed on."""
+    branch: HostBranch = module.grc
+    x, mask, flipped = branch.host.call(module, args, kwargs)
+    y = output[0] if isinstance(output, tuple) else output
+    if y.dim() == 2:  # no batch
+        mixed = branch(x, y[None], mask)[0]
+    else:
+        mixed = branch(x, y.transpose(0, 1), mask).transpose(0, 1) if flipped else branch(x, y, mask)
+    if not isinstance(output, tuple):
+        return mixed
+    if hasattr(output, "_replace"):  # a named tuple
+        return type(output)(mixed, *output[1:])
+    return mixed, *output[1:]
+
+
+def _note_mask(module: Any, args: tuple, kwargs: dict) -> None:
+    branch: HostBranch = module.output.grc
+    branch.valid = branch.host.call(module, args, kwargs).mask
+
+
+def _mix_input(carrier: Any, args: tuple) -> tuple:
+    """(o_self, x, …) as a carrier is given them, with the cached branch mixed in."""
+    branch: HostBranch = carrier.grc
+    mask, branch.valid = branch.valid, None
+    return branch(args[1], args[0], mask), *args[1:]
+
+
+def _begin(model: Any, args: tuple) -> None:
+    if model.training:
+        begin_forward(getattr(model, ROSTER))
+
+
+def _end(model: Any, args: tuple, output: Any) -> None:
+    found: list[GatedCache] = getattr(model, ROSTER)
+    if model.training and found[0].writes and not found[0].complete and not recomputing():
+        end_forward(found)
+
+
+_OURS = (_mix_output, _note_mask, _mix_input, _begin, _end)

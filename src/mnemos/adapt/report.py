@@ -1,0 +1,87 @@
+"""What `cache` says it did: what was swapped, what was left and why, and what it costs."""
+
+from dataclasses import dataclass
+
+from mnemos.memory.grc import GRC
+from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """One attention that has a cache now.
+
+    length Tm, width D, cache_width Dm, heads H; tokens T of a call, None where it varies; out_width D of its output;
+    prefix class tokens in front; grid (height, width) of the rest; rows of its batch a sample (Swin: windows); grc with
+    every switch set.
+    """
+
+    name: str
+    host: str
+    length: int
+    width: int
+    cache_width: int
+    heads: int
+    tokens: int | None
+    out_width: int
+    prefix: int
+    grid: tuple[int, int] | None
+    rows: int
+    grc: GRC
+    parameters: int
+
+    @property
+    def shape(self) -> Shape:
+        """For the cost formula: T is Tm where it varies."""
+        tokens = self.tokens or self.length
+        grid = tokens - self.prefix if self.grid else 0
+        sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
+        return Shape(*sizes, rows=self.rows, grid_tokens=grid)
+
+
+@dataclass(frozen=True)
+class Left:
+    """One attention that was left as it was, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """swapped and left; parameters added; flops added to a training forward and to an eval() forward of one sample.
+
+    FLOPs are 2 a multiply-add, by the formula of mnemos/ops/gated_cache/cost.py, at the T of each attention (at T = Tm
+    where it varies); what a batch shares is counted once for one sample.
+    """
+
+    swapped: tuple[Swapped, ...]
+    left: tuple[Left, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Parameters added."""
+        return sum(one.parameters for one in self.swapped)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs added to a training forward of one sample."""
+        return sum(2 * training_macs(one.shape, one.grc) for one in self.swapped)
+
+    @property
+    def inference_flops(self) -> int:
+        """FLOPs added to an eval() forward of one sample."""
+        return sum(2 * inference_macs(one.shape, one.grc) for one in self.swapped)
+
+    def __str__(self) -> str:
+        kinds: dict[str, int] = {}
+        for one in self.swapped:
+            key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
+            kinds[key] = kinds.get(key, 0) + 1
+        lines = [f"{sum(kinds.values())} attentions have a gated cache now:"]
+        lines += [f"  {count} x {key}" for key, count in kinds.items()]
+        lines += [f"  left {one.name}: {one.why}" for one in self.left]
+        lines.append(
+            f"{self.parameters:,} parameters and {self.flops / 1e6:,.1f} MFLOP a training forward of a sample added"
+        )
+        lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)")
+        return "\n".join(lines)

@@ -1,0 +1,225 @@
+"""What a gated recurrent cache costs beside an attention, by hand: multiply-adds, bytes, parameters. Plain Python.
+
+T tokens and Tm slots, D channels in and D' out, Dm of them cached, V wide values, H heads; R rows (samples, or windows
+of one: Swin's are folded in the batch), K rows of keys and values: R, or 1 where all read the batch mean of C_t.
+
+    =================== ======================= ================================================= ===================
+    product             multiply-adds           once for                                          backward
+    =================== ======================= ================================================= ===================
+    update, source      3·Tm·Dm²                each row (three gates, the half that sees S̄)      twice the forward
+    update, candidate   Tm·Dm²                  each row (the half that sees g_r ⊙ C)             twice
+    update, cache       2·Tm·Dm²                the batch (two gates, the half that sees C)       once: C is a constant
+    queries             T·Dm²                   each row                                          twice
+    keys and values     Tm·Dm·(Dm + V)          each row; the batch, for read="mean"              twice
+    scores and values   T·Tm·(Dm + V)           each row                                          2½ for V = Dm: scores
+                                                                                                  again; else twice
+    lift                T·Dm·D'                 each row                                          twice
+    convolution         9·T·D·D/Dm              each row, T without class tokens                  twice
+    =================== ======================= ================================================= ===================
+
+Beside a host V = Dm and `lift` makes it D'; in a layer of our own V = D' and nothing is lifted, since the layer's own
+projection follows; lift="pad" has V = Dm and lifts to Dm. A cache that is frozen at inference pays queries, scores and
+lift alone: its gates do not run, and its keys and values were projected once. A transient one pays all, its keys and
+values row by row. branch="linear" has K·Tm·Dm·V/H + R·T·Dm·(V/H + 1) in place of scores and values.
+
+Bytes are numbers read and written, each operation on its own: it reads what it takes, writes what it gives, and finds
+nothing of the operation before in a processor's cache. Attention is fused: its scores are never written. They are a
+floor: copies that a library makes besides are its own. Operations run one after another and do not overlap, so a
+roofline's time is their sum, each the longer of its arithmetic and its traffic: products are bound by the one,
+elementwise work by the other.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+Mode = Literal["training", "transient", "frozen"]
+
+
+class Shape(NamedTuple):
+    """The sizes of one cached attention: T, Tm, D, Dm, H, D' (None: D).
+
+    rows: rows of its batch a sample, the number of windows in Swin. grid_tokens: T without class tokens where they
+    form a known grid, 0 where not (then nothing is convolved). lifts: beside a host's output that is projected already;
+    False: inside a layer of our own.
+    """
+
+    tokens: int
+    length: int
+    width: int
+    cache_width: int
+    heads: int
+    out_width: int | None = None
+    rows: int = 1
+    grid_tokens: int = 0
+    lifts: bool = True
+
+
+class Part(NamedTuple):
+    """One operation, or a few alike, of a batch: multiply-adds, and numbers read and written, forward and backward."""
+
+    name: str
+    macs: int
+    moved: int
+    backward_macs: int
+    backward_moved: int
+
+
+class _Sizes(NamedTuple):
+    """What the formulas are made of, for a whole batch. `lifted`: channels after the lift, 0 without one."""
+
+    rows: int
+    key_rows: int
+    slots: int  # Tm·Dm
+    values: int  # V
+    lifted: int
+    out: int  # D'
+
+
+def parts(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training") -> list[Part]:
+    """The operations of one layer's branch for `batch` samples, in order. `grc` is a GRC, every switch set."""
+    sizes = _sizes(shape, grc, batch, mode)
+    found = [] if mode == "frozen" else _update(shape, grc, sizes, mode)
+    found += _read(shape, grc, sizes, mode)
+    return found
+
+
+def training_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+    """Multiply-adds of a training forward of a batch; for batch=1 what the batch shares is counted for one sample."""
+    return sum(part.macs for part in parts(shape, grc, batch, "training"))
+
+
+def frozen_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+    """Multiply-adds of an eval() forward of a batch with inference="frozen", keys and values projected before."""
+    return sum(part.macs for part in parts(shape, grc, batch, "frozen"))
+
+
+def transient_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+    """Multiply-adds of an eval() forward of a batch with inference="transient"."""
+    return sum(part.macs for part in parts(shape, grc, batch, "transient"))
+
+
+def inference_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+    """Multiply-adds of an eval() forward of a batch."""
+    return (frozen_macs if grc.inference == "frozen" else transient_macs)(shape, grc, batch)
+
+
+def backward_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+    """Multiply-adds of the backward of a training forward; a step has these and `training_macs`."""
+    return sum(part.backward_macs for part in parts(shape, grc, batch, "training"))
+
+
+def forward_bytes(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training", width: int = 4) -> int:
+    """Bytes that a forward of a batch reads and writes; `width` bytes a number (4: float32)."""
+    return width * sum(part.moved for part in parts(shape, grc, batch, mode))
+
+
+def backward_bytes(shape: Shape, grc: Any, batch: int = 1, width: int = 4) -> int:
+    """Bytes that the backward of a training forward reads and writes."""
+    return width * sum(part.backward_moved for part in parts(shape, grc, batch, "training"))
+
+
+def seconds(found: Iterable[Part], macs: float, moved: float, backward: bool = False) -> float:
+    """The roofline's time on a machine of `macs` multiply-adds and `moved` numbers a second: Σ max(work / rate)."""
+    total = 0.0
+    for part in found:
+        total += max(part.macs / macs, part.moved / moved)
+        if backward:
+            total += max(part.backward_macs / macs, part.backward_moved / moved)
+    return total
+
+
+def parameters(shape: Shape, grc: Any) -> int:
+    """Parameters of one layer's branch: gates, queries, keys, values, lift, norm, λ, convolution."""
+    d = shape.cache_width
+    sizes = _sizes(shape, grc, 1, "training")
+    gates = 3 * (2 * d * d + d) + (2 * d if grc.candidate == "layernorm_gelu" else 0)
+    reads = 2 * (d * d + d) + (d + 1) * sizes.values + (d + 1) * sizes.lifted
+    kernel = 9 * shape.width * shape.width // d + shape.width if _convolves(shape, grc) else 0
+    return gates + reads + kernel + shape.heads
+
+
+def paper_flops(shape: Shape) -> int:
+    """What the paper counts for one sample: 9·T·Dm², which its Table 10 fits to its rounding at every caching ratio.
+
+    Its FLOPs are multiply-adds; products of queries with keys and of weights with values are not counted, and the cache
+    is as long as the tokens are many (Tm = T), where ours keeps PVT's reduced length.
+    """
+    return 9 * shape.rows * shape.tokens * shape.cache_width**2
+
+
+def _sizes(shape: Shape, grc: Any, batch: int, mode: Mode) -> _Sizes:
+    rows = batch * shape.rows
+    out = shape.out_width or shape.width
+    shared = mode == "frozen" or (mode == "training" and grc.read == "mean")
+    if grc.lift == "pad":
+        values = lifted = shape.cache_width
+    else:
+        values, lifted = (shape.cache_width, out) if shape.lifts else (out, 0)
+    return _Sizes(rows, 1 if shared else rows, shape.length * shape.cache_width, values, lifted, out)
+
+
+def _product(name: str, n: int, k: int, m: int) -> Part:
+    """[n, k]·[k, m] + bias: the backward is one product for each of the two, and a sum for the bias."""
+    macs, moved = n * k * m, n * k + k * m + n * m
+    return Part(name, macs, moved, 2 * macs, 2 * moved + n * m)
+
+
+def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
+    d, tm = shape.cache_width, shape.length
+    all_slots = sizes.rows * sizes.slots
+    resampled = 0 if shape.tokens == tm else 2 * all_slots
+    # Sum and σ of two gates, g_r ⊙ C, sum of the candidate, interpolation: C itself is small and read along.
+    elementwise = (4 + 4 + 2 + 3 + 3) * all_slots
+    if grc.candidate == "layernorm_gelu":
+        elementwise += 4 * all_slots
+    if mode == "training":
+        elementwise += all_slots  # the batch mean that is stored
+    cache = _product("update, cache", tm, d, 2 * d)
+    return [
+        Part("resampling", 0, resampled, 0, resampled),
+        _product("update, source", sizes.rows * tm, d, 3 * d),
+        cache._replace(backward_macs=cache.macs, backward_moved=cache.moved),
+        _product("update, candidate", sizes.rows * tm, d, d),
+        # The backward of a function of one tensor reads two and writes one.
+        Part("update, elementwise", 0, elementwise, 0, elementwise * 3 // 2),
+    ]
+
+
+def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
+    t, tm, d, values = shape.tokens, shape.length, shape.cache_width, sizes.values
+    tokens = sizes.rows * t
+    found = [_product("queries", tokens, d, d)]
+    if mode != "frozen":
+        slots = sizes.key_rows * tm
+        found += [_product("keys", slots, d, d), _product("values", slots, d, values)]
+    moved = tokens * (d + values) + sizes.key_rows * tm * (d + values)
+    if grc.branch == "linear":
+        each = d * values // shape.heads
+        macs = sizes.key_rows * tm * each + tokens * (each + d)
+        found.append(Part("linear attention", macs, moved, 2 * macs, 2 * moved))
+    else:
+        macs = tokens * tm * (d + values)
+        # The fused kernel, for equal widths, does not keep its scores: five products backward to two forward.
+        backward = macs * 5 // 2 if values == d else 2 * macs
+        found.append(Part("scores and values", macs, moved, backward, 2 * moved))
+    if sizes.lifted:
+        found.append(_product("lift", tokens, d, sizes.lifted))
+    if grc.lift == "pad":
+        padded = tokens * (d + sizes.out)
+        found.append(Part("zeros", 0, padded, 0, padded))
+    mixed = 3 * tokens * sizes.out  # both branches are read, one is written
+    found.append(Part("mix", 0, mixed, 0, mixed * 3 // 2))
+    # The gradient of Dm channels is spread over D and added to that of the self-attention; the summary's likewise.
+    for _ in range(1 if mode == "frozen" else 2):
+        found.append(Part("gradient of the input", 0, 0, 0, tokens * (d + 4 * shape.width)))
+    if _convolves(shape, grc):
+        width, pixels = shape.width, sizes.rows * shape.grid_tokens
+        macs = 9 * pixels * width * width // d
+        moved = 2 * pixels * width + 3 * tokens * sizes.out
+        found.append(Part("convolution", macs, moved, 2 * macs, 2 * moved))
+    return found
+
+
+def _convolves(shape: Shape, grc: Any) -> bool:
+    """On where it is asked for, and where it is left open (None) and the tokens form a grid."""
+    return bool(shape.grid_tokens) and grc.convolution is not False
