@@ -1,6 +1,7 @@
 """What every memory promises (the house's rule: registering is being tested), over every registry entry.
 
-A class says what it can do (`splits`, `rows_independent`, `state_gradient`, `causal`); no test knows a name.
+A class says what it can do (`splits`, `rows_independent`, `state_gradient`, `causal`, a model's `inputs`); no test
+knows a name.
 """
 
 import copy
@@ -44,9 +45,12 @@ def make(case: str) -> torch.nn.Module:
     return scatter(layer)
 
 
-def make_model(name: str, cache: GRC | None, causal: bool) -> torch.nn.Module:
+def make_model(name: str, cache: object, causal: bool) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = registry.load("model", name)(vocab_size=13, width=DIM, layers=2, heads=HEADS, mlp=16, max_length=TOKENS)
+    config = registry.load("model", name)
+    if config.inputs == "images":  # small as it is
+        return scatter(config(classes=5, cache=cache).build())
+    config = config(vocab_size=13, width=DIM, layers=2, heads=HEADS, mlp=16, max_length=TOKENS)
     head = config.head if causal else dataclasses.replace(config.head, classes=5)
     return scatter(dataclasses.replace(config, cache=cache, causal=causal, head=head).build())
 
@@ -55,7 +59,7 @@ def scatter(module: torch.nn.Module) -> torch.nn.Module:
     module = module.double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for tensor in itertools.chain(module.parameters(), module.buffers()):
+        for tensor in filter(torch.is_floating_point, itertools.chain(module.parameters(), module.buffers())):
             tensor += 0.3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
     return module
 
@@ -252,9 +256,18 @@ def test_compiled_equals_eager(case):
         torch.testing.assert_close(a, b, msg=name)
 
 
-MODELS = list(
-    itertools.product(registry.names("model"), (None, GRC(length=3, scope="stream"), GRC(length=3)), (True, False))
-)
+def _models() -> list[tuple[str, object, bool]]:
+    """What is given tokens has a state to carry, and may be causal; what is given images has neither."""
+    cases: list[tuple[str, object, bool]] = []
+    for name in registry.names("model"):
+        if registry.load("model", name).inputs == "images":
+            cases += itertools.product([name], (None, GRC(length=3)), [False])
+        else:
+            cases += itertools.product([name], (None, GRC(length=3, scope="stream"), GRC(length=3)), [True, False])
+    return cases
+
+
+MODELS = _models()
 
 
 @pytest.fixture(
@@ -264,16 +277,25 @@ def model(request: pytest.FixtureRequest) -> torch.nn.Module:
     return make_model(*request.param)
 
 
-def ids(seed: int = 2, t: int = TOKENS) -> torch.Tensor:
-    return torch.randint(13, (ROWS, t), generator=torch.Generator().manual_seed(seed))
+def inputs(model: torch.nn.Module, seed: int = 2) -> torch.Tensor:
+    """What the model says that it is given."""
+    c, generator = model.config, torch.Generator().manual_seed(seed)
+    if c.inputs == "images":
+        return torch.randn(ROWS, c.channels, c.image, c.image, dtype=torch.float64, generator=generator)
+    return torch.randint(13, (ROWS, TOKENS), generator=generator)
+
+
+def causal(model: torch.nn.Module) -> bool:
+    return model.config.inputs == "tokens" and model.config.causal
 
 
 def test_model_split_and_resume(model):
     model.eval()
-    x = ids()
+    x = inputs(model)
     whole, end = model(x)
-    if not model.config.causal:
+    if not causal(model):
         assert whole.shape == (ROWS, 5)
+        assert model.config.inputs == "tokens" or end is None, "images carry no state"
         return
     assert whole.shape == (ROWS, TOKENS, 13)
     for cuts in ([4], range(1, TOKENS)):
@@ -287,11 +309,21 @@ def test_model_split_and_resume(model):
     close(model(x, fresh)[0][[0, 2]], whole[[0, 2]])
 
 
+def test_model_rows_are_independent(model):
+    model.eval()
+    x = inputs(model)
+    whole = model(x)[0]
+    close(whole[1:2], model(x[1:2])[0])
+    other = x.clone()
+    other[0] = inputs(model, 3)[0]
+    close(model(other)[0][1:], whole[1:])
+
+
 def test_model_causality(model):
-    if not model.config.causal:
+    if not causal(model):
         return
     model.train()
-    x = ids()
+    x = inputs(model)
     for j in range(TOKENS):
         other = x.clone()
         other[:, j] = (other[:, j] + 1) % 13
@@ -301,7 +333,7 @@ def test_model_causality(model):
 
 def test_model_gradients_and_save(model, tmp_path):
     model.train()
-    model(ids())[0].square().sum().backward()
+    model(inputs(model))[0].square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         if "bias" not in name:

@@ -1,4 +1,4 @@
-"""The README's examples run and print what it says; the files and commands that it names exist."""
+"""The examples of README and docs run and print what they say; the files and commands that they name exist."""
 
 import re
 import subprocess
@@ -12,25 +12,28 @@ from mnemos.cli import VERBS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", README, re.DOTALL)
+PAGES = "\n".join(page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
+# Beside a CPU-only PyTorch, torchvision (which transformers imports where it finds it) needs this first.
+PREAMBLE = "import mnemos.adapt.libraries; mnemos.adapt.libraries.transformers()\n"
 RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "said"), RUNNABLE, ids=range(len(RUNNABLE)))
 def test_an_example_prints_what_it_says(code, said, tmp_path):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    done = subprocess.run([sys.executable, "-c", PREAMBLE + code], capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == said
 
 
 def test_there_are_examples_and_no_placeholder_is_left():
-    assert len(RUNNABLE) >= 4
-    assert not re.findall(r"\b[A-Z]{4,}_[A-Z]+\b|\bPARAMETERS\b|^MAP$|^HELPED$", README, re.MULTILINE)
+    assert len(RUNNABLE) >= 7
+    assert not re.findall(r"\b[A-Z]{4,}_[A-Z]+\b|\bPARAMETERS\b|^MAP$|^HELPED$", PAGES, re.MULTILINE)
 
 
 def test_commands_name_verbs_and_recipes_that_exist():
-    for line in re.findall(r"^\$ mnemos (.*?)(?:#.*)?$", README, re.MULTILINE):
+    for line in re.findall(r"^\$ mnemos (.*?)(?:#.*)?$", PAGES, re.MULTILINE):
         verb, *words = line.split()
         assert verb in VERBS
         if verb in ("train", "compare", "show"):
@@ -41,6 +44,6 @@ def test_commands_name_verbs_and_recipes_that_exist():
 
 
 def test_the_files_it_names_exist():
-    for path in re.findall(r"\]\(([\w./-]+)\)|`((?:src|tests|benchmarks|docs|results)/[\w./-]*)`", README):
+    for path in re.findall(r"\]\(([\w./-]+)\)|`((?:src|tests|benchmarks|docs|results)/[\w./-]*)`", PAGES):
         name = path[0] or path[1]
         assert (ROOT / name).exists(), name

@@ -24,6 +24,8 @@ USAGE = """mnemos: memory for transformers
   mnemos compare RECIPE RECIPE ... [--field value ...]
                                                same data, seeds and order    [--seeds N] [--out DIR]
   mnemos report RUN ...                        one HTML page of runs or a comparison    [--out FILE]
+  mnemos reproduce PAPER[/CLAIM]               a paper's table or figure beside ours    [--data DIR] [--steps N]
+                                               [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
 Fields are those of the recipe, for example --model.width 128 --train.steps 500;
 `mnemos train RECIPE --help` lists them all.
@@ -48,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     verb, rest = arguments[0], arguments[1:]
-    if verb in VERBS and {"-h", "--help"} & {*rest} and (verb in ("list", "eval", "report") or rest[0].startswith("-")):
+    if (
+        verb in VERBS
+        and {"-h", "--help"} & {*rest}
+        and (verb in ("list", "eval", "report", "reproduce") or rest[0].startswith("-"))
+    ):
         print(USAGE, end="")
         return 0
     if verb == "--version":
@@ -144,6 +150,33 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _reproduce(arguments: list[str]) -> int:
+    from .papers.reproduce import Options, chosen, listing, reproduce
+
+    parser = _parser("reproduce")
+    parser.add_argument("target", nargs="?")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--recipes-only", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.target is None:
+        print(listing())
+        return 0
+    paper, _ = chosen(options.target)
+    wanted = Options(
+        out=options.out or Path("runs") / "reproduce" / paper.name,
+        data=options.data,
+        steps=options.steps,
+        seeds=options.seeds,
+        run=options.run,
+        recipes_only=options.recipes_only,
+    )
+    return _training(lambda: reproduce(options.target, wanted))
+
+
 def _training(work: Callable[[], Any]) -> int:
     """Run what may fail or be interrupted, and say so in one line."""
     from .train.stopping import Interrupted, TrainingFailed
@@ -208,6 +241,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "compare": _compare,
     "report": _report,
+    "reproduce": _reproduce,
 }
 
 if __name__ == "__main__":

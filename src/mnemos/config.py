@@ -41,6 +41,7 @@ class ModelConfig(Config):
     """Base of the registered models': `build()` returns the model."""
 
     kind: ClassVar[str] = "model"
+    inputs: ClassVar[str] = "tokens"  # what it is given: "tokens" [B, T], or "images" [B, C, H, W]
 
 
 @dataclasses.dataclass(frozen=True)

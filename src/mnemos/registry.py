@@ -18,6 +18,9 @@ ATTENTION = {
 }
 MODELS = {
     "transformer": "mnemos.models.transformer:TransformerConfig",
+    "vit": "mnemos.models.vision.vit:ViTConfig",
+    "pvt": "mnemos.models.vision.pvt:PVTConfig",
+    "swin": "mnemos.models.vision.swin:SwinConfig",
 }
 DATA = {
     "listops": "mnemos.data.listops:ListOpsConfig",
@@ -25,6 +28,8 @@ DATA = {
     "recall": "mnemos.data.recall:RecallConfig",
     "digits": "mnemos.data.images:DigitsConfig",
     "mnist": "mnemos.data.images:MNISTConfig",
+    "cifar": "mnemos.data.cifar:CIFARConfig",
+    "photos": "mnemos.data.photos:PhotosConfig",
     "text": "mnemos.data.text:TextConfig",
 }
 # Functions without required arguments that return a Recipe.

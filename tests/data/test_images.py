@@ -10,6 +10,7 @@ import torch
 
 from mnemos import config
 from mnemos.data import idx
+from mnemos.data.augment import AugmentConfig
 from mnemos.data.idx import download_mnist, find_mnist, read_idx, read_images
 from mnemos.data.images import DigitsConfig, MNISTConfig
 from mnemos.types import InputError
@@ -196,3 +197,59 @@ def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match=r"pip install 'mnemos\[data\]'"):
         DigitsConfig().build()
+
+
+def test_mnist_as_images(tmp_path):
+    settings = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image")
+    task = settings.build()
+    assert (task.inputs, task.vocab_size, task.classes, task.names) == ("images", 0, 10, list("0123456789"))
+    assert task.sample().shape == (1, 1, 28, 28)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [50, 10, 20]
+    shown = np.stack([task.picture("test", i) for i in range(20)])
+    assert sorted(map(bytes, shown)) == sorted(map(bytes, images(20)))
+    batch = next(task.batches("test", 20))
+    expected = (shown.transpose(0, 3, 1, 2) / 255 - 0.1307) / 0.3081
+    np.testing.assert_allclose(batch.inputs.numpy(), expected, rtol=1e-5, atol=1e-6)
+    tokens = MNISTConfig(settings.path, valid_size=10).build()
+    labels = {bytes(row): y for row, y in zip(images(20), range(20), strict=True)}
+    assert batch.targets.tolist() == [labels[bytes(picture)] % 10 for picture in shown]
+    # The splits are those of the pixels.
+    ours = sorted(bytes(task.picture("valid", i)) for i in range(10))
+    assert ours == sorted(map(bytes, next(tokens.batches("valid", 10)).inputs.numpy().astype(np.uint8)))
+    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+
+
+def test_digits_as_images():
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    task, tokens = DigitsConfig(layout="image").build(), DigitsConfig().build()
+    assert task.sample().shape == (1, 1, 8, 8)
+    for split in ("valid", "test"):
+        assert task.size(split) == tokens.size(split)
+        ours = sorted((np.rint(task.picture(split, i) / 255 * 16).flatten().tolist()) for i in range(task.size(split)))
+        assert ours == sorted(next(tokens.batches(split, 1000)).inputs.tolist())
+    batch = task.train_batch(0, 1257, 0)
+    assert abs(batch.inputs.mean()) < 0.01
+    assert abs(batch.inputs.std() - 1) < 0.01
+    varied = DigitsConfig(layout="image", augment=AugmentConfig("light", flip=False)).build().train_batch(0, 1257, 0)
+    assert torch.equal(varied.targets, batch.targets)
+    assert not torch.equal(varied.inputs, batch.inputs)
+
+
+def test_pixels_are_not_augmented(tmp_path):
+    with pytest.raises(InputError, match=r"data.augment varies images, found policy 'light' .* use data.layout image"):
+        MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10, augment=AugmentConfig("light")).build()
+
+
+def test_images_that_are_not_square(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20)[:, :14]))
+    with pytest.raises(InputError, match="test split: expected images of 28 x 28 pixels, found 14 x 28"):
+        MNISTConfig(str(tmp_path), valid_size=10, layout="image").build()
+
+
+def test_every_task_has_a_sample(tmp_path):
+    task = MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10).build()
+    assert task.inputs == "tokens"
+    assert task.sample().shape == (1, 784)
+    assert task.sample().dtype == torch.int64
+    task.close()

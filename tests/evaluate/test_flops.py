@@ -84,3 +84,23 @@ def test_counting_moves_nothing():
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_grouped_convolution_by_hand():
+    """torch's own formula forgets the groups in the gradient of the weights."""
+    model = Called(torch.nn.Conv2d(8, 12, 3, padding=1, groups=4))
+    x = torch.randn(B, 8, 5, 7, requires_grad=True)
+    forward = 2 * B * 12 * (8 // 4) * 9 * 5 * 7
+    assert forward_flops(model, x) == forward
+    assert step_flops(model, x) == 3 * forward
+    turned = Called(torch.nn.ConvTranspose2d(8, 12, 3, groups=4))
+    assert step_flops(turned, x) == 3 * forward_flops(turned, x)
+
+
+def test_torchs_fast_path_hides_nothing():
+    layer = torch.nn.TransformerEncoderLayer(DIM, HEADS, 80, 0.0, batch_first=True)
+    model = Called(torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
+    x = torch.randn(B, T, DIM)
+    before = torch.backends.mha.get_fastpath_enabled()
+    assert forward_flops(model.eval(), x) == forward_flops(model.train(), x) > 2 * B * T * 4 * DIM * DIM
+    assert torch.backends.mha.get_fastpath_enabled() == before

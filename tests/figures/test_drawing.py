@@ -1,13 +1,19 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mnemos.figures.attention_maps import grey
 from mnemos.figures.caches import LARGEST, effective_rank, pool
+from mnemos.figures.costs import twin_of
 from mnemos.figures.curves import extent, mean_curve
 from mnemos.figures.markup import decimal, duration, listed, memory, operations, short
+from mnemos.figures.names import shortened
 from mnemos.figures.provenance import command, flat
-from mnemos.figures.style import thin
+from mnemos.figures.results import Comparison, Row, Run
+from mnemos.figures.slots import spotlit
+from mnemos.figures.style import HEADS, head, thin
 
 
 def test_mean_over_the_steps_that_every_seed_has():
@@ -66,3 +72,51 @@ def test_commands_read_as_one_types_them():
     assert command(["/lib/mnemos/__main__.py", "train"]) == "python -m mnemos train"
     assert command("mnemos train demo") == "mnemos train demo"
     assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
+
+
+def test_names_lose_what_all_share():
+    assert shortened(["host.blocks.0.attn.grc", "host.blocks.11.attn.grc"]) == ["blocks.0", "blocks.11"]
+    assert shortened(["a.block.0.1.attention", "a.block.1.0.attention"]) == ["block.0.1", "block.1.0"]
+    assert shortened(["only.one"]) == ["only.one"]
+    assert shortened(["a", "a.b"]) == ["a", "a.b"]
+    assert shortened(["x.a.y", "x.b.y", "x.a.z.y"]) == ["a", "b", "a.z"]
+    assert shortened([]) == []
+
+
+def test_maps_are_scaled_each_by_itself():
+    one = np.array([[-2.0, 0.0], [1.0, 2.0]])
+    np.testing.assert_array_equal(grey(one)[..., 0], [[0, 128], [191, 255]])
+    np.testing.assert_array_equal(grey(1e-6 * one + 7), grey(one))
+    assert (grey(np.ones((2, 3))) == 128).all()
+    assert (grey(np.array([[math.nan, 1.0]])) == 128).all()
+
+
+def test_the_middle_of_a_patch_stays():
+    patch = np.full((8, 8, 1), 200, np.uint8)
+    shown = spotlit(patch)
+    assert (shown[2:6, 2:6] == 200).all()
+    assert (shown[:2] == 157).all()
+
+
+def test_heads_are_told_apart():
+    looks = [head(i) for i in range(2 * len(HEADS))]
+    assert len(set(looks)) == len(looks)
+    assert [solid for _, solid in looks] == [True] * len(HEADS) + [False] * len(HEADS)
+
+
+def test_the_twin_is_the_same_recipe_without_its_cache():
+    def arm(cache, **more):
+        recipe = {"name": "x", "model": {"cache": cache, "width": 8}, "train": {"seed": 1}} | more
+        return (Run(Path("x"), "x", recipe, None, {}, {}, None, None, None),)
+
+    runs = {
+        "cached": arm({"ratio": 0.5}),
+        "wider": arm(None, model={"cache": None, "width": 9}),
+        "other": arm({"ratio": 0.25}),
+        "plain": arm(None, train={"seed": 2}),
+    }
+    rows = tuple(Row(name, 0.5, 0.1, 1) for name in runs)
+    comparison = Comparison("accuracy", True, None, rows, (), runs, "test")
+    assert twin_of(comparison, "cached") == twin_of(comparison, "other") == "plain"
+    assert twin_of(comparison, "wider") is None
+    assert twin_of(comparison, "plain") is None

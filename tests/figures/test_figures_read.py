@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from synthetic_runs import write_comparison, write_run
 
 from mnemos.figures.metrics import read_metrics
@@ -134,6 +134,52 @@ def test_malformed_caches_are_refused(run):
     refused(run, str(path), "[Tm, Dm]")
     path.write_bytes(b"not safetensors")
     refused(run, str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda f: [], "JSON object"),
+        (lambda f: f | {"layers": None}, '"layers"'),
+        (lambda f: f | {"pictures": [1]}, '"pictures"'),
+        (lambda f: f | {"sizes": {"valid": "many"}}, "sizes.valid"),
+        (lambda f: f["pictures"].update(guess=[1]) or f, '"guess"'),
+        (lambda f: f["layers"][1].update(name=3) or f, "layer 1"),
+        (lambda f: f["layers"][0].update(share=[]) or f, '"share"'),
+        (lambda f: f["layers"][1]["maps"].update(weight="x") or f, '"weight"'),
+        (lambda f: f["layers"][1]["maps"].update(correlation=[0.5]) or f, '"correlation"'),
+        (lambda f: f["layers"][0]["slots"].update(nearest=3) or f, '"nearest"'),
+        (lambda f: f["layers"][0]["slots"].update(cosine=True) or f, '"cosine"'),
+        (lambda f: f["layers"][0]["cost"].pop("heads") and f, '"cost"'),
+    ],
+)
+def test_malformed_explanations_name_file_and_place(run, change, word):
+    path = run / "explain.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    refused(run, str(path), word, "delete")
+
+
+def test_explanations_that_do_not_fit_their_arrays_are_refused(run):
+    path = run / "explain.safetensors"
+    arrays = load_file(path)
+    for name, shape in (
+        ("self.1", (4, 3)),
+        ("memory.0", (4, 3, 4)),
+        ("patches.0", (2, 5, 8, 8, 3)),
+        ("pictures", (3,)),
+    ):
+        save_file(arrays | {name: np.zeros(shape, arrays[name].dtype)}, path)
+        refused(run, str(path), repr(name))
+    save_file({name: array for name, array in arrays.items() if name != "memory.1"}, path)
+    refused(run, str(path), "'memory.1'", "none")
+    save_file(arrays | {"pictures": np.zeros((4, 2, 2, 4), np.uint8)}, path)
+    refused(run, str(path), "'pictures'")
+    path.write_bytes(b"not safetensors")
+    refused(run, str(path))
+    path.unlink()
+    refused(run, str(path), "none")
+    (run / "explain.json").write_text("{\n oops")
+    refused(run, f"{run / 'explain.json'}, line 2")
 
 
 def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):

@@ -56,7 +56,10 @@ def test_report_holds_every_section_and_number(page):
         "Results",
         "Learning curves",
         "The gates",
+        "Self-attention and memory",
         "The caches",
+        "What the slots hold",
+        "What it costs",
         "Provenance",
         "How to reproduce",
     ):
@@ -66,8 +69,9 @@ def test_report_holds_every_section_and_number(page):
     assert "mnemos compare demo demo-cached demo-wider" in text
     assert "git checkout" not in text.split("mnemos compare")[1]
     for layer in LAYERS:
-        assert layer in text
-    assert page.count("<figure") == page.count("<figcaption>") == 5
+        assert layer.removesuffix(".attention") in text
+    assert f"blocks.0 is {LAYERS[0]}" in text
+    assert page.count("<figure") == page.count("<figcaption>") == 7
     assert all("From" in caption for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page, re.S))
 
 
@@ -140,10 +144,90 @@ def test_unfinished_run_says_what_is_missing(tmp_path):
     assert picture(run, tmp_path / "p.png").stat().st_size > 5000
 
 
+def test_report_tells_what_the_caches_do(page):
+    text = re.sub(r"\s+", " ", " ".join(Parsed(page).text)).replace("\xa0", " ")
+    for sentence in (
+        # Figure 4: correlations of −0.75, 0.25, 0.5 and 0.125 in each of two layers.
+        "in the middle layer (blocks.0) the two maps of a picture correlate by +0.031 on average, from −0.750 to +0.5",
+        "they run against each other (below −0.5) in 25% and alike (above 0.5) in 0%",
+        "By size the cache gives 25% of what a layer passes on.",
+        "In blocks.0 and blocks.1 o_mem is nearly one image, whatever the picture.",
+        "→ dog",
+        # Figure 5.
+        "The mean over heads is above 0.5 in",
+        # Slots: 0.8 is less than 0.85, what chance gives.
+        "demo-cached: a slot holds an average, and the patches below are the nearest there are",
+        "0.200 times as far as a token’s own candidate",
+        "the average of a slot’s place explains 62%",
+        "than random mixtures of tokens are in no layer.",
+        "Slots do not all differ: the nearest token is another in 39% of them.",
+        # Costs: 20,000 parameters over the 70,282 of the twin, 2·2·500,000 FLOPs over its 3.1 M.
+        "28.5% of the parameters and 64.5% of the training forward’s FLOPs that demo without a cache has",
+        "Ratios are to the same recipe without a cache (demo-cached to demo).",
+    ):
+        assert sentence in text, sentence
+    rows = re.findall(r"<tr>.*?</tr>", page[page.index('id="costs"') :], re.S)
+    cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", rows[1], re.S)]
+    assert cells == ["blocks.0 … blocks.1", "2", "16", "32 × 32", "4", "20,000", "2 M", "800 K"]
+
+
+@pytest.mark.parametrize(
+    ("place", "cosine", "sentence"),
+    [
+        (0.9, 0.99, "a slot holds the average of the place in the picture that it is written from"),
+        (0.3, 0.99, "some slots hold something of single patches"),
+        (-0.3, 0.86, "a slot holds an average, and the patches below are the nearest there are"),
+    ],
+)
+def test_what_the_slots_hold_follows_from_the_numbers(tmp_path, place, cosine, sentence):
+    run = write_run(tmp_path / "run", "demo-cached")
+    found = json.loads((run / "explain.json").read_text())
+    for layer in found["layers"]:
+        layer["slots"] |= {"place": place, "cosine": cosine}
+    (run / "explain.json").write_text(json.dumps(found))
+    assert sentence in report([run]).read_text()
+
+
+def test_the_report_draws_what_was_recorded(page):
+    section = page[page.index('id="maps"') : page.index('id="caches"')]
+    pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", section)
+    assert len(pictures) == 4 + 2 * 2 * 4  # the pictures, and two maps of each in two layers
+    section = page[page.index('id="slots"') : page.index('id="costs"')]
+    assert len(re.findall("data:image/png", section)) == 2 * 2 * 6
+
+
+def test_a_model_without_pictures_says_so(tmp_path):
+    run = write_run(tmp_path / "run", "demo-cached")
+    found = json.loads((run / "explain.json").read_text())
+    found |= {"pictures": None, "left": "the task has no pictures"}
+    for layer in found["layers"]:
+        layer |= {"maps": None, "slots": None}
+    (run / "explain.json").write_text(json.dumps(found))
+    (run / "explain.safetensors").unlink()
+    text = report([run]).read_text()
+    assert "demo-cached: the task has no pictures, so there are no images of its branches." in text
+    assert "demo-cached: the task has no pictures, so it is not known what its slots hold." in text
+    assert "No arm is the twin of another without a cache" in text
+    assert "What it costs" in text
+    (run / "explain.json").unlink()
+    assert "no run recorded what its branches do (explain.json)" in report([run]).read_text()
+
+
+def test_layers_that_were_left_out_are_named_with_the_reason(tmp_path):
+    run = write_run(tmp_path / "run", "demo-cached")
+    found = json.loads((run / "explain.json").read_text())
+    found["layers"][0]["maps"] = {"left": "its 17 tokens form no known grid"}
+    found["layers"][0]["slots"] = None
+    (run / "explain.json").write_text(json.dumps(found | {"middle": 1}))
+    assert "Left out: blocks.0: its 17 tokens form no known grid." in report([run]).read_text()
+
+
 def test_plain_run_says_that_it_has_no_gates(tmp_path):
     text = report([write_run(tmp_path / "run", "demo")]).read_text()
     assert "No arm has a gated cache, so there is no gate to show." in text
     assert "No arm has a gated cache, so there is no cache to draw." in text
+    assert "No arm has a gated cache, so there are no two branches to compare." in text
+    assert "No arm has a gated cache, so none was added to its cost." in text
 
 
 def test_comparison_without_its_runs_still_has_a_table(tmp_path):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.attention.gated_branch import GatedBranch
-from mnemos.memory.gated_cache import begin_forward, end_forward
+from mnemos.memory.gated_cache import begin_forward, end_forward, promote
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
@@ -36,6 +36,7 @@ class HostBranch(GatedBranch):
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
         self.valid: Tensor | None = None  # of the forward in progress, where the host gives its mask elsewhere
+        self.kept: str | None = None  # under this prefix the last checkpoint had nothing, and it kept what it had
         self.observer: Callable[[HostBranch, Tensor, Tensor], Any] | None = None  # is shown y and lift(o_mem)
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -51,9 +52,14 @@ class HostBranch(GatedBranch):
             )
         # Part of a model whose own forward has begun (see `hooks`), or called alone, as a part of it may be.
         began = self.training and self.complete and begin_forward([self])
-        mixed = self._mixed(y, self._memory(x, y, mask))
-        if self.convolution is not None:
-            mixed = mixed + self.convolve(x).to(y.dtype)
+        try:
+            mixed = self._mixed(y, self._memory(x, y, mask))
+            if self.convolution is not None:
+                mixed = mixed + self.convolve(x).to(y.dtype)
+        except BaseException:
+            if began:
+                promote([self])  # of a forward that did not end: nothing, and the next one begins afresh
+            raise
         if began:
             end_forward([self])
         return mixed
@@ -91,7 +97,8 @@ class HostBranch(GatedBranch):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # The host's own checkpoint knows of no cache: then the branch keeps what it has, also under strict=True.
-        if not any(key.startswith(prefix) for key in state_dict):
+        self.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix
+        if self.kept is not None:
             state_dict.update(self.state_dict(prefix=prefix))
         super()._load_from_state_dict(state_dict, prefix, *args)
 

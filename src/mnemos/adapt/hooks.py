@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, recomputing
+from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
 
 from .branch import HostBranch
 
@@ -31,6 +31,8 @@ def attach_root(model: Any, branches: list[HostBranch]) -> None:
     setattr(model, ROSTER, branches)
     model.register_forward_pre_hook(_begin)
     model.register_forward_hook(_end)
+    model.register_forward_hook(_fail, always_call=True)
+    model.register_load_state_dict_post_hook(_all_or_none)
 
 
 def detach_all(model: nn.Module) -> int:
@@ -42,6 +44,10 @@ def detach_all(model: nn.Module) -> int:
                 del hooks[number]
                 module._forward_hooks_with_kwargs.pop(number, None)
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
+                module._forward_hooks_always_called.pop(number, None)
+        after: Any = module._load_state_dict_post_hooks
+        for number in [n for n, hook in after.items() if hook is _all_or_none]:
+            del after[number]
         if ROSTER in module.__dict__:
             delattr(module, ROSTER)
     for module in list(model.modules()):
@@ -90,4 +96,20 @@ def _end(model: Any, args: tuple, output: Any) -> None:
         end_forward(found)
 
 
-_OURS = (_mix_output, _note_mask, _mix_input, _begin, _end)
+def _fail(model: Any, args: tuple, output: Any) -> None:
+    """A forward that raised is over: it commits nothing, and a part of the model may be called next."""
+    found: list[GatedCache] = getattr(model, ROSTER)
+    if model.training and not found[0].complete and not recomputing():
+        promote(found)
+
+
+def _all_or_none(model: Any, incompatible: Any) -> None:
+    """A host's own checkpoint has no branch at all; one that has some of them lacks the others."""
+    found: list[HostBranch] = getattr(model, ROSTER)
+    if any(branch.kept is None for branch in found):
+        for branch in found:
+            if branch.kept is not None:
+                incompatible.missing_keys.extend(branch.state_dict(prefix=branch.kept))
+
+
+_OURS = (_mix_output, _note_mask, _mix_input, _begin, _end, _fail)

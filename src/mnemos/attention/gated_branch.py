@@ -128,7 +128,8 @@ class GatedBranch(GatedCache):
         which nothing is kept. Whoever writes through `.data` calls eval() again.
         """
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
-            self._remembered.clear()
+            if self._remembered:  # to clear nothing is a side effect to a compiler, too
+                self._remembered.clear()
             return compute()
         device = tensors[0].device.type
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -144,7 +145,8 @@ class GatedBranch(GatedCache):
         tokens = x[:, self.prefix :]
         if self.grid is None or tokens.shape[1] != self.grid[0] * self.grid[1]:
             raise InputError(
-                f"expected the {self.grid} grid of tokens that the layer was built for, found {tokens.shape[1]}"
+                f"expected the {self.grid} grid of tokens that the layer was built for, found {tokens.shape[1]}; build "
+                "it for this size (cache(): example=), or with convolution=False"
             )
         image = self.convolution(tokens.transpose(1, 2).unflatten(2, self.grid))
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import Batch
+from .batch import Batch, TokenTask
 from .buckets import Order
 
 
@@ -73,7 +73,7 @@ class Rows:
         return Batch(torch.from_numpy(tokens), torch.from_numpy(self.labels[rows].astype(np.int64)), mask)
 
 
-class ArrayTask:
+class ArrayTask(TokenTask):
     """A classification `Task` over three `Rows`.
 
     `bucketed` puts rows of similar length in one batch (see `Order`); evaluation then goes by length too.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 IGNORE = -100  # a target that no loss and no metric counts
@@ -11,7 +12,8 @@ IGNORE = -100  # a target that no loss and no metric counts
 class Batch(NamedTuple):
     """One step's data.
 
-    inputs [B, T] int64 token ids; targets [B] (a class a row) or [B, T] (the token after each, IGNORE where
+    inputs [B, T] int64 token ids, or [B, C, H, W] float32 images, normalised; targets [B] (a class a row), [B, classes]
+    float32 (probabilities, where training mixes images or smooths labels) or [B, T] (the token after each, IGNORE where
     none counts); mask [B, T] bool, True = valid, or None where nothing is padded; reset [B] bool, True where
     the row starts a new document and its state must be made fresh first, or None where no state is carried.
     """
@@ -30,9 +32,10 @@ class Task(Protocol):
     """
 
     kind: Literal["classification", "language"]
-    vocab_size: int
+    inputs: Literal["tokens", "images"]
+    vocab_size: int  # 0 for images
     classes: int  # 0 for language
-    max_length: int  # the longest T of any batch
+    max_length: int  # the longest T of any batch; 0 for images
     carries_state: bool  # train batches i and i+1 continue the same streams
     majority: float | None  # share of the commonest class in the test split; None for language
 
@@ -43,3 +46,25 @@ class Task(Protocol):
     def size(self, split: Literal["train", "valid", "test"]) -> int:
         """Rows (classification) or tokens (language) in a split."""
         ...
+
+    def sample(self) -> Tensor:
+        """Inputs of one row, zeros: int64 [1, T] at the longest length, or float32 [1, C, H, W]."""
+        ...
+
+    def close(self) -> None:
+        """End what works ahead, if anything does; the task can still be asked for batches."""
+        ...
+
+
+class TokenTask:
+    """What tasks of tokens have in common."""
+
+    inputs: Literal["tokens"] = "tokens"
+    max_length: int
+
+    def sample(self) -> Tensor:
+        """One row of zeros [1, T], int64, as long as any batch."""
+        return torch.zeros(1, self.max_length, dtype=torch.int64)
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import IGNORE, Batch
+from .batch import IGNORE, Batch, TokenTask
 from .randomness import TEST, TRAIN, VALID, generator
 
 Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
-class GeneratedTask:
+class GeneratedTask(TokenTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
     Training batch i is drawn from (the loop's seed, i). The two held-out splits are `rows` sequences each, drawn

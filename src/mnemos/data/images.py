@@ -1,7 +1,8 @@
-"""Images as sequences of pixels, read row by row, to be classified: MNIST and scikit-learn's digits."""
+"""MNIST and scikit-learn's digits, to be classified: as images, or as sequences of pixels, read row by row."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +11,26 @@ from mnemos.config import DataConfig
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
+from .augment import AugmentConfig
+from .batch import Batch
 from .idx import download_mnist, find_mnist, read_images
-from .randomness import SPLIT, generator
+from .image_task import Colours, ImageTask, Split, View
+from .pictures import ArrayPictures
+from .splits import held_out
+
+Layout = Literal["pixels", "image"]
+Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # pixels [N, H, W], labels [N]
+
+
+def _as_it_is() -> AugmentConfig:
+    return AugmentConfig(policy="none", flip=False)  # a mirrored digit is none
 
 
 @dataclass(frozen=True)
 class MNISTConfig(DataConfig):
-    """MNIST, one token a pixel, from the folder `path` with its IDX files, gzipped or not.
+    """MNIST, one token a pixel or as images, from the folder `path` with its IDX files, gzipped or not.
 
+    `layout`: pixels, 784 tokens of 256 values; or image, [B, 1, 28, 28], which `augment` may vary.
     `download` fetches the official files there first. `valid_size` images of the training file, drawn once and for
     all, are the validation split; the test split is the whole of the test file.
     """
@@ -27,21 +40,27 @@ class MNISTConfig(DataConfig):
     path: str = "mnist"
     download: bool = False
     valid_size: int = 5_000
+    layout: Layout = "pixels"
+    augment: AugmentConfig = field(default_factory=_as_it_is)
 
-    def build(self) -> ArrayTask:
-        """The task: 784 tokens of 256 values, 10 classes."""
+    def build(self) -> ArrayTask | ImageTask:
+        """The task: 10 classes."""
         if self.download:
             download_mnist(self.path)
-        pixels, labels = read_images(*find_mnist(self.path, "train"), classes=10)
-        test_pixels, test_labels = read_images(*find_mnist(self.path, "t10k"), classes=10)
-        valid, train = _split(pixels, labels, (self.valid_size,), self.name)
-        return _task(train, valid, Rows.fixed(_flat(test_pixels), test_labels), vocab_size=256)
+        known = read_images(*find_mnist(self.path, "train"), classes=10)
+        test = read_images(*find_mnist(self.path, "t10k"), classes=10)
+        valid, train = _split(known, (self.valid_size,), self.name)
+        splits: dict[Split, Labelled] = {"train": train, "valid": valid, "test": test}
+        if self.layout == "pixels":
+            return _sequences(splits, 256, self.augment)
+        return _images(splits, Colours((0.1307,), (0.3081,)), self.augment)
 
 
 @dataclass(frozen=True)
 class DigitsConfig(DataConfig):
     """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels, which need no download.
 
+    `layout`: pixels, 64 tokens of 17 values; or image, [B, 1, 8, 8], which `augment` may vary.
     The splits are drawn once and for all, and do not overlap. Needs the extra `data`.
     """
 
@@ -49,9 +68,11 @@ class DigitsConfig(DataConfig):
 
     valid_size: int = 180
     test_size: int = 360
+    layout: Layout = "pixels"
+    augment: AugmentConfig = field(default_factory=_as_it_is)
 
-    def build(self) -> ArrayTask:
-        """The task: 64 tokens of 17 values, 10 classes."""
+    def build(self) -> ArrayTask | ImageTask:
+        """The task: 10 classes."""
         try:
             from sklearn.datasets import load_digits
         except ImportError:
@@ -59,29 +80,58 @@ class DigitsConfig(DataConfig):
                 "the digits come with scikit-learn, which is missing: pip install 'mnemos[data]'"
             ) from None
         digits = load_digits()
-        pixels, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
-        test, valid, train = _split(pixels, labels, (self.test_size, self.valid_size), self.name)
-        return _task(train, valid, test, vocab_size=17)
+        known = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
+        test, valid, train = _split(known, (self.test_size, self.valid_size), self.name)
+        splits: dict[Split, Labelled] = {"train": train, "valid": valid, "test": test}
+        if self.layout == "pixels":
+            return _sequences(splits, 17, self.augment)
+        shown = {split: (np.rint(pixels * (255 / 16)).astype(np.uint8), y) for split, (pixels, y) in splits.items()}
+        return _images(shown, Colours((0.3053,), (0.3761,)), self.augment)
 
 
-def _flat(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return pixels.reshape(len(pixels), -1)
+class PixelTask(ArrayTask):
+    """Pictures as sequences of pixels, which can still be looked at."""
+
+    def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
+        super().__init__(**fields)
+        self.shape, self.names = shape, list(map(str, range(self.classes)))
+
+    def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
+        """Image `index` of a split, [H, W, 1], its values spread over all 256. `batches` come in this order."""
+        pixels = self._splits[split].row(index).reshape(*self.shape, 1)
+        return np.rint(pixels * (255 / (self.vocab_size - 1))).astype(np.uint8)
+
+    def rows(self, split: Split, index: Sequence[int]) -> Batch:
+        """Some images of a split, as the model is given them."""
+        return self._splits[split].batch(np.asarray(index))
 
 
-def _split(pixels: NDArray[np.uint8], labels: NDArray[np.uint8], sizes: tuple[int, ...], name: str) -> list[Rows]:
-    """Disjoint random parts of the given sizes, then the rest; the same on every run."""
-    if min(sizes) < 1 or sum(sizes) >= len(labels):
+def _split(known: Labelled, sizes: tuple[int, ...], name: str) -> list[Labelled]:
+    pixels, labels = known
+    return [(pixels[rows], labels[rows]) for rows in held_out(len(labels), sizes, name)]
+
+
+def _sequences(splits: dict[Split, Labelled], vocab_size: int, augment: AugmentConfig) -> ArrayTask:
+    if augment.policy != "none":
         raise InputError(
-            f"{name}: expected held-out sizes of at least 1 that leave some of the {len(labels)} images to train on, "
-            f"found {', '.join(map(str, sizes))}"
+            f"data.augment varies images, found policy {augment.policy!r} for pixels; use data.layout image"
         )
-    order = generator(0, SPLIT).permutation(len(labels))
-    parts = np.split(order, np.cumsum(sizes))
-    return [Rows.fixed(_flat(pixels[np.sort(part)]), labels[np.sort(part)]) for part in parts]
+    rows = {split: Rows.fixed(pixels.reshape(len(pixels), -1), labels) for split, (pixels, labels) in splits.items()}
+    length = int(rows["train"].lengths[0])
+    if int(rows["test"].lengths[0]) != length:
+        found = rows["test"].lengths[0]
+        raise InputError(f"expected test images of {length} pixels like those of training, found {found}")
+    return PixelTask(splits["train"][0].shape[1:], **rows, vocab_size=vocab_size, classes=10, max_length=length)
 
 
-def _task(train: Rows, valid: Rows, test: Rows, vocab_size: int) -> ArrayTask:
-    length = int(train.lengths[0])
-    if int(test.lengths[0]) != length:
-        raise InputError(f"expected test images of {length} pixels like those of training, found {test.lengths[0]}")
-    return ArrayTask(train, valid, test, vocab_size=vocab_size, classes=10, max_length=length)
+def _images(splits: dict[Split, Labelled], colours: Colours, augment: AugmentConfig) -> ImageTask:
+    side = splits["train"][0].shape[1]
+    for split, (pixels, _) in splits.items():
+        if pixels.shape[1:] != (side, side):
+            found = " x ".join(map(str, pixels.shape[1:]))
+            raise InputError(f"{split} split: expected images of {side} x {side} pixels, found {found}")
+    views = {
+        split: View.whole(ArrayPictures(pixels[..., None], labels, side, augment.centre))
+        for split, (pixels, labels) in splits.items()
+    }
+    return ImageTask(views, list(map(str, range(10))), side, colours, augment)

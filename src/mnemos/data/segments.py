@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import IGNORE, Batch
+from .batch import IGNORE, Batch, TokenTask
 from .randomness import ORDER, generator
 
 
@@ -69,7 +69,7 @@ class Schedule:
         return (document, segment) if segment < self.steps[document] else None
 
 
-class SegmentedTask:
+class SegmentedTask(TokenTask):
     """A language `Task` over documents, arrays of token ids [n], read in segments of `segment` tokens.
 
     `start` is the token that stands before a document's first. Rows carry state from batch i to batch i + 1, and

@@ -4,9 +4,10 @@ The convention: a multiply-add is 2 operations; matrix products, convolutions an
 work, norms and softmax are not; fused causal attention counts as if nothing were masked, as torch counts it.
 """
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,15 +22,34 @@ def _product(_: Any, a: torch.Size, b: torch.Size, **__: Any) -> int:
     return 2 * math.prod(a) * b[-1]
 
 
-# torch counts these as nothing.
-_UNCOUNTED: dict[Any, Any] = {
+def _convolution_backward(g: Any, x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """One product for each gradient that is wanted; torch forgets the groups in that of the weights."""
+    transposed, wanted = rest[4], rest[7]
+    each = 2 * math.prod(x if transposed else g) * math.prod(weight[1:])
+    return each * (wanted[0] + wanted[1])
+
+
+# torch counts these as nothing, or wrongly.
+COUNTED: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
         lambda g, q, k, v, *_, **__: sdpa_backward_flop_count(g, q, k, v)
     ),
     torch.ops.aten.addmm_: _product,
     torch.ops.aten.baddbmm_: _product,
+    torch.ops.aten.convolution_backward: _convolution_backward,
 }
+
+
+@contextlib.contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Inside, torch.nn's attention in eval mode is made of operations that can be seen."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def count_flops(function: Callable[[], Any]) -> int:
@@ -37,9 +57,14 @@ def count_flops(function: Callable[[], Any]) -> int:
 
     The call is made, once, with all that it does.
     """
-    with as_written(), FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
+    return sum(flops_by_operation(function).values())
+
+
+def flops_by_operation(function: Callable[[], Any]) -> dict[str, int]:
+    """What `count_flops` counts, by the name of torch's operation: {"addmm": …, "bmm": …}."""
+    with as_written(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         function()
-    return counter.get_total_flops()
+    return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts()["Global"].items()}
 
 
 def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:

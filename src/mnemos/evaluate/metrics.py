@@ -18,36 +18,57 @@ def evaluate(
 ) -> dict[str, float]:
     """{"loss", "accuracy", "count"} of a model over batches: means over all counted targets, and their number.
 
-    loss: mean negative log-likelihood, in nats a target. In eval mode and without gradient; the model is then as it
+    loss: mean negative log-likelihood, in nats a target. A classifier of more than five classes has "top5" too: how
+    often the right one is among its five first guesses. In eval mode and without gradient; the model is then as it
     was. Where a batch says which rows start afresh (`reset`), the state is carried from batch to batch.
     `total` sums a tensor over the processes that share the batches. Raises InputError where nothing is counted.
     """
-    device = next(model.parameters()).device
     state: State = None
-    sums = [0.0, 0, 0]
+    sums = [0.0, 0, 0, 0]
+    ranked = False
     with torch.no_grad(), evaluating(model):
         for batch in batches:
-            batch = to_device(batch, device)
+            batch = fed(batch, model)
             if state is not None and batch.reset is not None:
                 state = make_fresh(state, batch.reset)
             logits, state = model(batch.inputs, state if batch.reset is not None else None, mask=batch.mask)
             state = detach(state) if batch.reset is not None else None
             for i, value in enumerate(score(logits, batch.targets)):
                 sums[i] += value.item()
+            ranked = logits.dim() == 2 and logits.shape[-1] > 5
+            if ranked:
+                first = logits.topk(5).indices
+                sums[3] += (first == batch.targets[:, None]).any(-1).sum().item()
     # One vector, in the widest type: counts stay exact to 2^53.
     vector = torch.tensor(sums, dtype=torch.float64)
-    loss, correct, count = (vector if total is None else total(vector)).tolist()
+    loss, correct, count, near = (vector if total is None else total(vector)).tolist()
     if not count:
         raise InputError("expected at least one target to score, found none; give the split more data")
-    return {"loss": loss / count, "accuracy": correct / count, "count": int(count)}
+    top5 = {"top5": near / count} if ranked else {}
+    return {"loss": loss / count, "accuracy": correct / count, **top5, "count": int(count)}
 
 
 def score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(sum of the negative log-likelihoods, right guesses, targets counted), of logits [..., C] and targets [...]."""
+    """(sum of the negative log-likelihoods, right guesses, targets counted), of logits [..., C] and targets [...].
+
+    Of targets [B, C] that are probabilities: the cross-entropy −Σ p·log q, and a guess is right where it is the likeliest.
+    """
+    if targets.is_floating_point():
+        wide = torch.promote_types(logits.dtype, targets.dtype)
+        loss = F.cross_entropy(logits.to(wide), targets.to(wide), reduction="sum")
+        right = (logits.detach().argmax(-1) == targets.argmax(-1)).sum()
+        return loss, right, counted(targets)
     logits, targets = logits.flatten(0, -2), targets.flatten()
     loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
     right = (logits.detach().argmax(-1) == targets).sum()  # no guess is IGNORE, which is negative
-    return loss, right, (targets != IGNORE).sum()
+    return loss, right, counted(targets)
+
+
+def counted(targets: Tensor) -> Tensor:
+    """How many targets a loss counts: all but IGNORE; of probabilities [B, C], B."""
+    if targets.is_floating_point():
+        return targets.new_tensor(len(targets), dtype=torch.int64)
+    return (targets != IGNORE).sum()
 
 
 def perplexity(loss: float) -> float:
@@ -58,6 +79,13 @@ def perplexity(loss: float) -> float:
 def bits(loss: float) -> float:
     """loss / ln 2: bits a target (a token, a byte, a sub-pixel), whatever the targets are."""
     return loss / math.log(2)
+
+
+def fed(batch: Batch, model: nn.Module) -> Batch:
+    """The batch on the model's device, images in its precision (which mixed precision leaves at float32)."""
+    parameter = next(model.parameters())
+    batch = to_device(batch, parameter.device)
+    return batch._replace(inputs=batch.inputs.to(parameter.dtype)) if batch.inputs.is_floating_point() else batch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -10,7 +10,7 @@ from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import GatedCache, hold, traced
 
-from .metrics import evaluating, to_device
+from .metrics import evaluating, fed
 
 _KINDS = ("mean", "saturated")
 
@@ -28,7 +28,7 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
     if not layers:
         return None
     device = next(model.parameters()).device
-    batch = to_device(batch, device)
+    batch = fed(batch, model)
     devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=devices),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .markup import figure, listed, missing, plural
+from .names import shortened
 from .results import Comparison, Run
 from .style import INK, NEGATIVE, POSITIVE, RULE, nothing, panel
 
@@ -33,34 +34,42 @@ def _arm(index: int, name: str, stored: list[Run]) -> str:
     chosen = list(caches)
     if len(chosen) > LAYERS:
         chosen = [chosen[i] for i in np.unique(np.linspace(0, len(chosen) - 1, LAYERS).round().astype(int))]
+    called = dict(zip(caches, shortened(list(caches)), strict=True))
     panels, pooled = [], False
     for place, label in enumerate(chosen):
         cache = caches[label]
         pooled = pooled or max(cache.shape) > LARGEST
-        titles = (f"{label}, to ±{_reach(cache):.2g}", "Singular values", "Similarity of slots")
+        titles = (f"{called[label]}, to ±{_reach(cache):.2g}", "Singular values", "Similarity of slots")
         for title, draw in zip(titles, (draw_values, draw_spectrum, draw_slots), strict=True):
             slug = f"cache-{index}-{place}-{draw.__name__}"
-            aloud = f"{title}: {label} of {name}"
+            aloud = f"{title}: {called[label]} of {name}"
             panels.append(panel(slug, title, partial(draw, cache=cache), (2.6, 2.2), 0.36, aloud))
-    return figure(panels, _caption(name, stored, chosen, len(caches), pooled), kind="small", legend=_SCALE)
+    return figure(
+        panels,
+        _caption(name, stored, {called[label]: label for label in chosen}, len(caches), pooled),
+        kind="small",
+        legend=_SCALE,
+    )
 
 
 # Drawn by the style sheet as a gradient.
 _SCALE = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'
 
 
-def _caption(name: str, stored: list[Run], chosen: list[str], layers: int, pooled: bool) -> str:
+def _caption(name: str, stored: list[Run], chosen: dict[str, str], layers: int, pooled: bool) -> str:
     kept = "" if len(chosen) == layers else f" {len(chosen)} of its {layers} layers are drawn."
     shrunk = f" Above {LARGEST} slots or channels, neighbours are averaged." if pooled else ""
     others = len(stored) - 1
     rest = f" {plural(others, 'other run')} of this arm stored theirs too." if others else ""
+    first, whole = next(iter(chosen.items()))
+    called = f", where {first} is {whole}" if first != whole else ""
     return (
-        f"{name}: the cache as stored after training, one row of panels a layer ({listed(chosen)}). Left, the "
+        f"{name}: the cache as stored after training, one row of panels a layer ({listed(list(chosen))}). Left, the "
         "matrix of slots (down) by channels (across); colour deepens with size up to the value given, the 99th "
         "percentile. Middle, its singular values as shares of the largest, on a logarithmic scale: the steeper, the "
         "fewer directions it uses. Right, cosine similarity between slots: coloured off the diagonal where slots hold "
         "the same thing."
-        f"{kept}{shrunk} From {stored[0].label}/caches.safetensors.{rest}"
+        f"{kept}{shrunk} From {stored[0].label}/caches.safetensors{called}.{rest}"
     )
 
 

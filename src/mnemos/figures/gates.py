@@ -7,8 +7,9 @@ import numpy as np
 
 from .curves import extent
 from .markup import figure, legend, missing, paragraph, plural
+from .names import shortened
 from .results import Comparison, Gates, Run
-from .style import MUTED, RULE, curve, layer, layer_variable, nothing, panel, steps_axis
+from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, nothing, panel, steps_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,16 +39,18 @@ def section(comparison: Comparison) -> str:
 def _arm(index: int, name: str, runs: list[Run]) -> str:
     layers = runs[0].gates.layers if runs[0].gates else ()
     gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
-    keys = legend([(layer_variable(i, len(layers)), label) for i, label in enumerate(layers)])
+    called = shortened(layers)
+    keys = legend([(layer_variable(i, len(layers)), label) for i, label in enumerate(called)])
     seeds, files = plural(len(gates), "seed"), _files(runs)
     mix = figure(
         [
             panel(f"mix-{index}", "Share of the cache, σ(λ)", partial(draw_mix, gates=gates)),
-            panel(f"mix-{index}-end", "σ(λ) by layer, at the end", partial(draw_by_layer, gates=gates)),
+            panel(f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates)),
         ],
         f"{name}: the share σ(λ) of the cached branch in each head's output. Left, over training: a thin line a head "
-        f"and seed, a thick line a layer's mean. Right, at the end: a dot a head and seed ({seeds}), the bar "
-        f"the layer's mean, the dotted line the share at the first record. From {files}.",
+        f"and seed, a thick line a layer's mean. Right, at the end, against the layer's number as Figure 5 of Cached "
+        f"Transformers: a circle a head and seed ({seeds}), {_colours(gates)}; the dotted line is the share at the "
+        f"first record, and above the line at 0.5 the cache counts for more than self-attention. From {files}.",
         legend=keys,
     )
     recorded = [(key, title) for key, title in ACTIVITY if any(np.isfinite(g.values[key]).any() for g in gates)]
@@ -83,16 +86,28 @@ def _files(runs: list[Run]) -> str:
     return f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
 
 
+def _colours(gates: list[Gates]) -> str:
+    """How to tell the heads apart."""
+    most = max(g.mix.shape[2] for g in gates)
+    if most == 1:
+        return "of the one head each layer has"
+    rings = f", hollow from the {len(HEADS) + 1}th on" if most > len(HEADS) else ""
+    return f"a colour a head from left to right{rings}"
+
+
 def _summary(name: str, gates: list[Gates]) -> str:
-    """One sentence of numbers: how far the shares moved."""
+    """Two sentences of numbers: how far the shares moved, and where the cache outweighs self-attention."""
     starts = np.concatenate([g.mix[0].ravel() for g in gates])
     ends = np.concatenate([g.mix[-1].ravel() for g in gates])
     starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
     if not starts.size or not ends.size:
         return f"{name}: σ(λ) was not recorded."
+    means = _row_means(np.concatenate([g.mix[-1] for g in gates], 1))
+    above = int((means > 0.5).sum())
     return (
         f"{name}: over training the cache's share σ(λ) went from a mean of {starts.mean():.3f} to {ends.mean():.3f}; "
-        f"at the end the heads lie between {ends.min():.3f} and {ends.max():.3f}."
+        f"at the end the heads lie between {ends.min():.3f} and {ends.max():.3f}. The mean over heads is above 0.5 in "
+        f"{above} of {plural(len(means), 'layer')}; the paper has it so in more than half of its models' layers."
     )
 
 
@@ -114,7 +129,7 @@ def draw_mix(axes: "Axes", gates: list[Gates]) -> None:
 
 
 def draw_by_layer(axes: "Axes", gates: list[Gates]) -> None:
-    """σ(λ) against layer at the end, a dot a head and seed: the view of Cached Transformers' Figure 5."""
+    """σ(λ) against layer at the end, a circle a head and seed: Cached Transformers' Figure 5."""
     from matplotlib.ticker import MaxNLocator
 
     count = len(gates[0].layers)
@@ -122,17 +137,24 @@ def draw_by_layer(axes: "Axes", gates: list[Gates]) -> None:
     axes.set_xlim(-0.6, count - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
     axes.grid(axis="y", color=RULE[0])
+    axes.axhline(0.5, color=RULE[0], linewidth=1.2, zorder=0.6)
     start = np.concatenate([g.mix[0].ravel() for g in gates])
     if np.isfinite(start).any():
         axes.axhline(np.nanmean(start), color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    size = 4.4 if count <= 16 else 3.0
     for i in range(count):
-        ends = np.concatenate([g.mix[-1, i] for g in gates])
-        ends = ends[np.isfinite(ends)]
-        if not ends.size:
-            continue
-        across = i + (np.linspace(-0.22, 0.22, len(ends)) if len(ends) > 1 else np.zeros(1))
-        axes.plot(across, ends, "o", markersize=3.6, color=layer(i, count), alpha=0.75, markeredgewidth=0)
-        axes.plot([i - 0.32, i + 0.32], [ends.mean()] * 2, color=layer(i, count), linewidth=1.2)
+        ends = np.stack([g.mix[-1, i] for g in gates])  # seeds by heads
+        heads = [h for h in range(ends.shape[1]) if np.isfinite(ends[:, h]).any()]
+        for h, across in zip(heads, _spread(len(heads)), strict=True):
+            colour, solid = head(h)
+            look = {"markeredgewidth": 0} if solid else {"markerfacecolor": "none", "markeredgewidth": 1.0}
+            around = i + across + 0.03 * np.arange(len(ends)) - 0.015 * (len(ends) - 1)
+            axes.plot(around, ends[:, h], "o", markersize=size, color=colour, alpha=0.85, **look)
+
+
+def _spread(count: int) -> np.ndarray:
+    """Places beside each other around 0 for `count` heads of a layer."""
+    return np.linspace(-1, 1, count) * min(0.3, 0.07 * (count - 1)) if count > 1 else np.zeros(1)
 
 
 def draw_activity(axes: "Axes", gates: list[Gates], key: str) -> None:

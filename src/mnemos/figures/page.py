@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from . import caches, curves, gates, provenance, table
+from . import attention_maps, caches, costs, curves, gates, provenance, slots, table
 from .markup import escape, listed, paragraph, plural
 from .read import read
 from .results import Comparison
@@ -16,7 +16,10 @@ SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
     ("gates", "The gates", gates.section),
+    ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),
+    ("slots", "What the slots hold", slots.section),
+    ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from mnemos.types import InputError
 
+from .explained import read_explained
 from .metrics import number, read_metrics
 from .results import Comparison, Control, Row, Run, spread
 
@@ -66,6 +67,7 @@ def read_run(folder: Path, label: str) -> Run:
         gates=gates,
         result=result,
         caches=_caches(folder / "caches.safetensors"),
+        explained=read_explained(folder),
     )
 
 

@@ -21,6 +21,39 @@ class Gates:
 
 
 @dataclass(frozen=True)
+class Cached:
+    """One cached layer as explain.json tells of it (see evaluate/explain.py): σ(λ) a head, sizes and cost, and numbers.
+
+    maps, slots: {"left": why} where there is nothing to show, None where nothing was looked at. self_map, memory_map
+    [N, h, w]: mean of o_self and o_mem over head and channel; patches [slots, K, side, side, C] uint8.
+    """
+
+    name: str
+    share: tuple[float, ...]
+    cost: dict[str, float] | None
+    maps: dict[str, Any] | None
+    slots: dict[str, Any] | None
+    self_map: np.ndarray | None = None
+    memory_map: np.ndarray | None = None
+    patches: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a finished model's caches were seen to do: its layers and the pictures [N, H, W, C] they were shown.
+
+    about: "label", "guess", "names" of the pictures; left: why there are none; middle: the layer of Figure 4.
+    """
+
+    layers: tuple[Cached, ...]
+    pictures: np.ndarray | None
+    about: dict[str, Any]
+    left: str | None
+    middle: int | None
+    sizes: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder. `label` is how the report names the folder: a path relative to what was asked for."""
 
@@ -33,6 +66,7 @@ class Run:
     gates: Gates | None
     result: dict[str, Any] | None
     caches: dict[str, np.ndarray] | None
+    explained: Explained | None = None
 
     @property
     def seed(self) -> Any:

@@ -32,6 +32,8 @@ RAMP = (
     ("#5bb26f", "#86d493"),
     ("#a9bf3f", "#cfdf6d"),
 )
+# Heads have no order: as many hues as keep apart, then the same as rings.
+HEADS = (*ARMS[1:], ARMS[0], ("#d0699a", "#f09cc2"), ("#7d5630", "#bd9063"))
 INK, MUTED, RULE = ("#211f1b", "#dedad2"), ("#6d675d", "#9c978d"), ("#d9d4c8", "#3a3a3c")
 NEGATIVE, POSITIVE = ("#2a6fb5", "#5ba3ea"), ("#c8521f", "#f0824c")
 ROUND = (1, 2, 5, 10)  # ticks fall on these times a power of ten
@@ -44,6 +46,7 @@ VARIABLES = {
     "positive": POSITIVE,
     **{f"arm-{i}": pair for i, pair in enumerate(ARMS)},
     **{f"layer-{i}": pair for i, pair in enumerate(RAMP)},
+    **{f"head-{i}": pair for i, pair in enumerate(HEADS)},
 }
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -87,6 +90,11 @@ def layer(index: int, count: int) -> str:
 def layer_variable(index: int, count: int) -> str:
     """The style sheet's name for `layer(index, count)`."""
     return f"layer-{_ramp(index, count)}"
+
+
+def head(index: int) -> tuple[str, bool]:
+    """The colour of head `index`, and whether it is drawn solid (else as a ring)."""
+    return HEADS[index % len(HEADS)][0], index < len(HEADS)
 
 
 def _ramp(index: int, count: int) -> int:
@@ -203,3 +211,15 @@ def nothing(axes: "Axes", sentence: str) -> None:
     """Say in the panel that there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED[0])
+
+
+def raster_image(axes: "Axes", image: np.ndarray, corner: tuple[float, float], side: float = 1.0) -> None:
+    """Draw uint8 [h, w, 1 or 3] in a square with its upper left at `corner` (x, y), y pointing down, pixel for pixel.
+
+    What is not square is fitted inside.
+    """
+    height, width = image.shape[:2]
+    across, down = side * width / max(height, width), side * height / max(height, width)
+    left, top = corner[0] + (side - across) / 2, corner[1] + (side - down) / 2
+    colours = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
+    axes.imshow(colours, extent=(left, left + across, top + down, top), aspect="auto", interpolation="none")

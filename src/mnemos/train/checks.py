@@ -1,6 +1,7 @@
 """What a run is asked before its first update: do recipe, model and data fit together?"""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,22 @@ from mnemos.types import InputError
 
 from . import optim
 from .recipe import Recipe, TrainConfig
+
+
+def complete(recipe: Recipe) -> Recipe:
+    """The recipe with what it leaves to the data: classes, image and channels of an image model that are 0.
+
+    Opens the data where there is such a field.
+    """
+    model: Any = recipe.model
+    left = [name for name in ("classes", "image", "channels") if model.inputs == "images" and getattr(model, name) == 0]
+    if not left:
+        return recipe
+    task = recipe.data.build()
+    _check_kind(recipe, task)
+    _, channels, side, _ = task.sample().shape
+    found = {"classes": task.classes, "image": side, "channels": channels}
+    return replace(recipe, model=replace(model, **{name: found[name] for name in left}))
 
 
 def check_settings(recipe: Recipe, processes: int) -> None:
@@ -35,8 +52,9 @@ def _check_split(train: TrainConfig, processes: int) -> None:
 
 
 def check_task(recipe: Recipe, task: Task) -> None:
-    """Raise InputError where the model cannot hold the task's tokens, classes or lengths."""
+    """Raise InputError where the model cannot hold the task's tokens or images, classes or lengths."""
     model: Any = recipe.model
+    _check_kind(recipe, task)
     head = getattr(model, "head", model)
     if getattr(model, "vocab_size", math.inf) < task.vocab_size:
         raise InputError(
@@ -61,8 +79,27 @@ def check_task(recipe: Recipe, task: Task) -> None:
         )
 
 
+def _check_kind(recipe: Recipe, task: Task) -> None:
+    """Tokens to a model of tokens, images of its size and colours to one of images."""
+    model: Any = recipe.model
+    if model.inputs != task.inputs:
+        layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
+        raise InputError(
+            f"the model {model.name} takes {model.inputs}, but the data {recipe.data.name} gives {task.inputs}; "
+            f"take another recipe{layout if hasattr(recipe.data, 'layout') else ''}"
+        )
+    if task.inputs == "images":
+        _, channels, side, _ = task.sample().shape
+        for name, given in (("image", side), ("channels", channels)):
+            wanted = getattr(model, name, given)
+            if wanted not in (0, given):
+                raise InputError(f"model.{name} is {wanted}, but the data's is {given}; use model.{name} {given}")
+
+
 def check_batch(batch: Batch, task: Task, where: str) -> Batch:
     """The batch; InputError where tokens, targets or shapes are not what the task promises. Cost: one look at each."""
+    if task.inputs == "images":
+        return _check_images(batch, task, where)
     rows, length = batch.inputs.shape
     wanted = (rows,) if task.classes else (rows, length)
     if batch.targets.shape != wanted:
@@ -79,6 +116,25 @@ def check_batch(batch: Batch, task: Task, where: str) -> Batch:
         raise InputError(f"{where}: expected targets 0 to {limit - 1}, found {low} to {high}; check the data")
     if task.carries_state and batch.reset is None:
         raise InputError(f"{where}: expected `reset`, as the task carries state, found none; check the data")
+    return batch
+
+
+def _check_images(batch: Batch, task: Task, where: str) -> Batch:
+    rows, wanted = len(batch.inputs), tuple(task.sample().shape[1:])
+    if batch.inputs.shape[1:] != wanted or batch.inputs.dtype != torch.float32:
+        found = f"{batch.inputs.dtype} of shape {tuple(batch.inputs.shape)}"
+        raise InputError(f"{where}: expected images {wanted} of float32, found {found}; check the data")
+    targets = batch.targets
+    shape = (rows, task.classes) if targets.is_floating_point() else (rows,)
+    if targets.shape != shape:
+        raise InputError(f"{where}: expected targets of shape {shape}, found {tuple(targets.shape)}; check the data")
+    if targets.is_floating_point():
+        if targets.min() < 0 or not torch.allclose(targets.sum(1), torch.ones(rows), atol=1e-3):
+            raise InputError(f"{where}: expected targets that are probabilities, found others; check the data")
+        return batch
+    low, high = _range(targets[targets != IGNORE])
+    if low < 0 or high >= task.classes:
+        raise InputError(f"{where}: expected targets 0 to {task.classes - 1}, found {low} to {high}; check the data")
     return batch
 
 

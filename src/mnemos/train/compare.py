@@ -14,6 +14,7 @@ from typing import Any
 from mnemos.config import from_dict, to_dict, write_json
 from mnemos.types import InputError
 
+from .checks import complete
 from .recipe import Recipe
 from .stopping import Interrupted, TrainingFailed
 
@@ -33,6 +34,7 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, found {seeds}")
     folder = Path(folder)
+    recipes = [complete(recipe) for recipe in recipes]
     _check(recipes, folder)
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mnemos.config import to_dict
-from mnemos.data.batch import IGNORE, Batch, Task
-from mnemos.evaluate.metrics import each, evaluating, score, to_device
-from mnemos.memory.gated_cache import accumulate, caches
+from mnemos.data.batch import Batch, Task
+from mnemos.evaluate.metrics import counted, each, evaluating, score, to_device
+from mnemos.memory.stored import accumulate, stored
 from mnemos.types import InputError, State, map_state, reset
 
 from . import devices, generators
@@ -67,7 +67,7 @@ class Counters:
     """What the whole run has added up."""
 
     step: int = 0
-    tokens: int = 0
+    tokens: int = 0  # of images: images
     seconds: float = 0.0  # in updates: not in looking at the model, not in saving it
     peak_bytes: int = 0
 
@@ -88,7 +88,7 @@ class Learner:
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
-        self._caches = caches(self.model)
+        self._caches = stored(self.model)
         if recipe.train.compile:
             # For training alone: every mode, mask and shape is a program of its own, and each takes seconds to make.
             scored.model = torch.compile(self.model)  # type: ignore[assignment]
@@ -105,9 +105,9 @@ class Learner:
         config, fabric, step = self.recipe.train, self.fabric, self.count.step + 1
         batch = self.task.train_batch(step - 1, config.batch_size, config.seed)
         check_batch(batch, self.task, f"training batch {step - 1}")
-        counted = int((batch.targets != IGNORE).sum())
+        targets = int(counted(batch.targets))
         # DDP and FSDP average gradients over processes; each has a part of the sum.
-        weight = fabric.world_size / max(1, counted)
+        weight = fabric.world_size / max(1, targets)
         sums = []
         pieces = self._pieces(batch)
         with self._one_cache_update():
@@ -128,12 +128,11 @@ class Learner:
         self._optimiser.step()
         self._optimiser.zero_grad()
 
-        tokens = batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
         seconds = self.count.seconds + time.perf_counter() - began
-        self.count = Counters(step, self.count.tokens + tokens, seconds, self.count.peak_bytes)
+        self.count = Counters(step, self.count.tokens + _tokens(batch), seconds, self.count.peak_bytes)
         before = self.tally
         self.tally = Tally(
-            before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + counted
+            before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + targets
         )
         return {"loss": loss_mean, "rate": rate, "grad_norm": norm}
 
@@ -159,7 +158,7 @@ class Learner:
         return [each(batch, lambda x, span=span: x[span]) for span in spans]  # type: ignore[misc]
 
     def _one_cache_update(self) -> contextlib.AbstractContextManager[None]:
-        """Splitting a batch must not change what gated caches learn from it."""
+        """Splitting a batch must not change what caches keep of it."""
         return accumulate(self.model) if self._caches and len(self._states) > 1 else contextlib.nullcontext()
 
     def _check_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
@@ -235,6 +234,13 @@ class Learner:
             own = [x if x is None else x[i * rows : (i + 1) * rows].to(self.fabric.device, copy=True) for x in joined]
             states.append(pytree.tree_unflatten(own, structure))
         return states
+
+
+def _tokens(batch: Batch) -> int:
+    """Tokens of a batch that are no padding; of images, images."""
+    if batch.inputs.is_floating_point():
+        return len(batch.inputs)
+    return batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
 
 
 def _join(states: list[list[Tensor | None]], device: str) -> list[Tensor | None]:

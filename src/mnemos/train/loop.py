@@ -46,8 +46,9 @@ def train(
 ) -> dict[str, Any]:
     """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
 
-    {"recipe", "seed", "steps", "test": {"loss", "accuracy"}, "valid": {...}, "majority", "parameters", "seconds" (in
-    updates), "peak_bytes" (of the GPU, or by how much the process grew since before the model), "tokens"}
+    {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
+    "majority", "parameters", "seconds" (in updates), "peak_bytes" (of the GPU, or by how much the process grew since
+    before the model), "tokens" (of images: images)}
 
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
@@ -74,6 +75,7 @@ def train(
         with StopSignals() as signals, voice:
             return _Session(fabric, learner, run, voice, signals, watch).work()
     finally:
+        task.close()
         if run is not None:
             run.close()
 
@@ -157,7 +159,7 @@ class _Session:
         self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {accuracy}")
 
     def _measure(self, split: Literal["valid", "test"]) -> dict[str, float]:
-        """Loss and accuracy of a split; each process scores its share of every batch's rows."""
+        """What `evaluate` finds of a split; each process scores its share of every batch's rows."""
 
         def total(sums: torch.Tensor) -> torch.Tensor:
             device = self.fabric.device
@@ -165,7 +167,7 @@ class _Session:
 
         with generators.kept(), self.fabric.autocast():
             found = evaluate(self.learner.model, self._shares(split), total)
-        return {"loss": found["loss"], "accuracy": found["accuracy"]}
+        return {key: value for key, value in found.items() if key != "count"}
 
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
         rank, world = self.fabric.global_rank, self.fabric.world_size

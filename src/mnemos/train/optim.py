@@ -13,7 +13,7 @@ from .sharding import full, place
 
 
 def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
-    """The optimiser of a recipe over a model's parameters, in the two groups of `parameter_groups`.
+    """The optimiser of a recipe over a model's parameters, in the groups of `parameter_groups`.
 
     adamw and radam decay their weights decoupled from the gradient (w ← w − rate·decay·w); adam, as in the
     papers before that, does not decay. `fused`: one kernel over all parameters where PyTorch has one (AdamW and
@@ -21,7 +21,7 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     Raises InputError for values out of range.
     """
     check(config)
-    groups = parameter_groups(model, 0.0 if config.name == "adam" else config.decay)
+    groups = parameter_groups(model, 0.0 if config.name == "adam" else config.decay, config.gate_rate)
     common: dict[str, Any] = {"lr": config.rate, "betas": config.betas, "eps": config.eps}
     if config.name == "radam":
         return RAdam(groups, decoupled_weight_decay=True, foreach=True, **common)
@@ -29,8 +29,8 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     return (AdamW if config.name == "adamw" else Adam)(groups, **common)
 
 
-def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Two groups: what decays and what does not.
+def parameter_groups(model: nn.Module, decay: float, gate_rate: float = 1.0) -> list[dict[str, Any]]:
+    """What decays, what does not, and, where there are any, the gates' λ, whose rate is `gate_rate` of the others'.
 
     Matrices and larger (linear and convolution weights, embeddings: what GPT-2's, Llama's and nanoGPT's trainings
     decay) do; vectors and scalars (biases, norms), anything called `bias`, and `mix`, the λ of a gated cache,
@@ -38,18 +38,24 @@ def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """
     decayed: list[Tensor] = []
     free: list[Tensor] = []
+    gates: list[Tensor] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             last = name.rpartition(".")[2]
-            spared = parameter.dim() < 2 or last == "mix" or last.endswith("bias")
-            (free if spared else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
+            spared = parameter.dim() < 2 or last.endswith("bias")
+            (gates if last == "mix" else free if spared else decayed).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": decay, "share": 1.0},
+        {"params": free, "weight_decay": 0.0, "share": 1.0},
+        {"params": gates, "weight_decay": 0.0, "share": gate_rate},
+    ]
+    return groups if gates else groups[:2]
 
 
 def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     """What the rate is multiplied by at `update` = 1, 2, …, `steps`, with w the warm-up.
 
-    Up to w: update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 + cos(π·p)), where p
+    Up to w: start + (1 − start)·update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 + cos(π·p)), where p
     goes from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after `drop_at` updates.
     lra: min(1, update/w)/√max(update, w).
     """
@@ -58,7 +64,7 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     if config.name == "lra":
         return rising / math.sqrt(max(update, warmup))
     if update <= config.warmup:
-        return rising
+        return config.start + (1 - config.start) * rising
     if config.name == "cosine":
         progress = min(1.0, (update - config.warmup) / max(1, steps - config.warmup))
         return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * progress))
@@ -70,10 +76,10 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
 
 
 def set_rate(optimiser: Optimizer, config: OptimConfig, update: int, steps: int) -> float:
-    """Give the optimiser the learning rate of an update, and return it."""
+    """Give the optimiser the learning rate of an update, and return it: the gates' λ have their share of it."""
     rate = config.rate * factor(config.schedule, update, steps)
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["share"]
     return rate
 
 
@@ -114,8 +120,10 @@ def check(config: OptimConfig) -> None:
         ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1", config.betas),
         ("eps", config.eps >= 0, "at least 0", config.eps),
         ("decay", config.decay >= 0, "at least 0", config.decay),
+        ("gate_rate", config.gate_rate >= 0 and math.isfinite(config.gate_rate), "at least 0", config.gate_rate),
         ("clip", config.clip >= 0, "at least 0 (0 does not clip)", config.clip),
         ("schedule.warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
+        ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
         ("schedule.drop_at", schedule.drop_at >= 0, "at least 0", schedule.drop_at),
     ):

@@ -8,7 +8,7 @@ from mnemos.config import DataConfig, ModelConfig
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate by update s = 1, 2, …, as a factor of `OptimConfig.rate`, after a linear warm-up.
+    """Learning rate by update s = 1, 2, …, as a factor of `OptimConfig.rate`, after a linear warm-up from `start`.
 
     constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s) (fairseq's). lra:
     min(1, s/warmup)/√max(s, warmup) (Long Range Arena's, which multiplies the rate itself). step: 1, then
@@ -19,11 +19,15 @@ class ScheduleConfig:
     warmup: int = 0
     floor: float = 0.0
     drop_at: int = 0
+    start: float = 0.0
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser: `rate` at the top of the schedule; decoupled `decay` on matrices alone (no biases, norms, λ)."""
+    """The optimiser: `rate` at the top of the schedule; decoupled `decay` on matrices alone (no biases, norms, λ).
+
+    The λ of gated caches, which say how much of the cache is mixed in, learn at `gate_rate` times the others' rate.
+    """
 
     name: Literal["adamw", "radam", "adam"] = "adamw"
     rate: float = 1e-3
@@ -31,6 +35,7 @@ class OptimConfig:
     eps: float = 1e-8
     decay: float = 0.01
     clip: float = 1.0  # largest norm of the gradient; 0 = do not clip
+    gate_rate: float = 1.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from mnemos.config import ModelConfig, from_dict, write_json
 from mnemos.data.batch import Batch, Task
 from mnemos.evaluate.controls import CONTROLS, controls
+from mnemos.evaluate.explain import explain
 from mnemos.evaluate.flops import forward_flops
 from mnemos.evaluate.metrics import bits, evaluate, perplexity
 from mnemos.evaluate.probe import probe
@@ -21,6 +22,7 @@ from mnemos.models.store import save
 from mnemos.types import InputError
 
 from . import checkpoint
+from .checks import complete
 from .loop import train
 from .recipe import Recipe
 from .sharding import load_model_state
@@ -60,6 +62,7 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     if resume:
         recipe = read_recipe(folder)
     assert recipe is not None
+    recipe = complete(recipe)
 
     @functools.cache
     def first() -> Batch:
@@ -90,7 +93,7 @@ def _alone() -> bool:
 def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Count the finished run's model and score it without its memory; writes and returns the fuller result."""
     recipe, task, model = open_run(folder)
-    sample = torch.zeros(1, task.max_length, dtype=torch.int64)
+    sample = task.sample()
     model.train()
     with hold(model):
         result = {**result, "flops": forward_flops(model, sample)}
@@ -104,6 +107,7 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(getattr(model, "config", None), ModelConfig):
         save(model.eval(), folder / "model")
     write_json(folder / "result.json", result)
+    explain(model, task, folder)
     return result
 
 
@@ -123,14 +127,15 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     recipe, task, model = open_run(Path(folder))
     batches = partial(task.batches, split, recipe.train.batch_size)
     score = evaluate(model, batches())
-    scores = {"as trained": {k: score[k] for k in ("loss", "accuracy")}, **controls(model, batches)}
+    scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches)}
     print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
         unit = (
             f"  {bits(found['loss']):.4f} bits, perplexity {perplexity(found['loss']):.3f}" if not task.classes else ""
         )
-        print(f"  {name:11} loss {found['loss']:.4f}{unit}  accuracy {found['accuracy']:.4f}  {note}".rstrip())
+        top5 = f"  top-5 {found['top5']:.4f}" if "top5" in found else ""
+        print(f"  {name:11} loss {found['loss']:.4f}{unit}  accuracy {found['accuracy']:.4f}{top5}  {note}".rstrip())
     if task.majority is not None:
         print(f"  {'majority':11} {'':11}  accuracy {task.majority:.4f}  always the commonest class")
     return scores
@@ -139,6 +144,8 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
 def _say(result: dict[str, Any], folder: Path) -> None:
     test = result["test"]
     line = f"test loss {test['loss']:.4f}, accuracy {test['accuracy']:.4f}"
+    if "top5" in test:
+        line += f", top-5 {test['top5']:.4f}"
     if result.get("majority") is not None:
         line += f" (majority class {result['majority']:.4f})"
     if "controls" in result:

@@ -55,13 +55,17 @@ class Shape(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One operation, or a few alike, of a batch: multiply-adds, and numbers read and written, forward and backward."""
+    """One operation, or a few alike, of a batch: multiply-adds, and numbers read and written, forward and backward.
+
+    kept: numbers that its backward needs and that nothing else keeps.
+    """
 
     name: str
     macs: int
     moved: int
     backward_macs: int
     backward_moved: int
+    kept: int = 0
 
 
 class _Sizes(NamedTuple):
@@ -116,6 +120,14 @@ def forward_bytes(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training
 def backward_bytes(shape: Shape, grc: Any, batch: int = 1, width: int = 4) -> int:
     """Bytes that the backward of a training forward reads and writes."""
     return width * sum(part.backward_moved for part in parts(shape, grc, batch, "training"))
+
+
+def kept_bytes(shape: Shape, grc: Any, batch: int = 1, width: int = 4) -> int:
+    """Bytes that a training forward leaves for its backward: the floor of what memory a cache costs, but for weights.
+
+    Four numbers a parameter come on top: itself, its gradient and AdamW's two averages.
+    """
+    return width * sum(part.kept for part in parts(shape, grc, batch, "training"))
 
 
 def seconds(found: Iterable[Part], macs: float, moved: float, backward: bool = False) -> float:
@@ -175,13 +187,15 @@ def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
     if mode == "training":
         elementwise += all_slots  # the batch mean that is stored
     cache = _product("update, cache", tm, d, 2 * d)
+    # Both gates, g_r ⊙ C, C̃, and what GELU and norm were given.
+    kept = (6 if grc.candidate == "layernorm_gelu" else 4) * all_slots
     return [
-        Part("resampling", 0, resampled, 0, resampled),
+        Part("resampling", 0, resampled, 0, resampled, resampled // 2),  # else the host keeps its input already
         _product("update, source", sizes.rows * tm, d, 3 * d),
         cache._replace(backward_macs=cache.macs, backward_moved=cache.moved),
         _product("update, candidate", sizes.rows * tm, d, d),
         # The backward of a function of one tensor reads two and writes one.
-        Part("update, elementwise", 0, elementwise, 0, elementwise * 3 // 2),
+        Part("update, elementwise", 0, elementwise, 0, elementwise * 3 // 2, kept),
     ]
 
 
@@ -193,22 +207,23 @@ def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
         slots = sizes.key_rows * tm
         found += [_product("keys", slots, d, d), _product("values", slots, d, values)]
     moved = tokens * (d + values) + sizes.key_rows * tm * (d + values)
+    kept = moved + sizes.key_rows * sizes.slots  # queries, keys, values and what came of them; C_t
     if grc.branch == "linear":
         each = d * values // shape.heads
         macs = sizes.key_rows * tm * each + tokens * (each + d)
-        found.append(Part("linear attention", macs, moved, 2 * macs, 2 * moved))
+        found.append(Part("linear attention", macs, moved, 2 * macs, 2 * moved, kept))
     else:
         macs = tokens * tm * (d + values)
         # The fused kernel, for equal widths, does not keep its scores: five products backward to two forward.
         backward = macs * 5 // 2 if values == d else 2 * macs
-        found.append(Part("scores and values", macs, moved, backward, 2 * moved))
+        found.append(Part("scores and values", macs, moved, backward, 2 * moved, kept))
     if sizes.lifted:
         found.append(_product("lift", tokens, d, sizes.lifted))
     if grc.lift == "pad":
         padded = tokens * (d + sizes.out)
-        found.append(Part("zeros", 0, padded, 0, padded))
+        found.append(Part("zeros", 0, padded, 0, padded, tokens * sizes.out))
     mixed = 3 * tokens * sizes.out  # both branches are read, one is written
-    found.append(Part("mix", 0, mixed, 0, mixed * 3 // 2))
+    found.append(Part("mix", 0, mixed, 0, mixed * 3 // 2, tokens * sizes.out))
     # The gradient of Dm channels is spread over D and added to that of the self-attention; the summary's likewise.
     for _ in range(1 if mode == "frozen" else 2):
         found.append(Part("gradient of the input", 0, 0, 0, tokens * (d + 4 * shape.width)))
@@ -216,7 +231,7 @@ def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
         width, pixels = shape.width, sizes.rows * shape.grid_tokens
         macs = 9 * pixels * width * width // d
         moved = 2 * pixels * width + 3 * tokens * sizes.out
-        found.append(Part("convolution", macs, moved, 2 * macs, 2 * moved))
+        found.append(Part("convolution", macs, moved, 2 * macs, 2 * moved, pixels * width))
     return found
 
 

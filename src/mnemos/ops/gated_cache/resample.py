@@ -42,7 +42,8 @@ def resample(
         return _take(tokens, torch.minimum(slot * count // length, last), where)
     if method != "linear":
         raise InputError(f"no resampling is called {method!r}; known: nearest, linear, grid")
-    place = ((slot + 0.5) * count / length - 0.5).clamp(min=0)
+    exact = torch.promote_types(tokens.dtype, torch.float32)
+    place = ((slot.to(exact) + 0.5) * count / length - 0.5).clamp(min=0)
     low = torch.minimum(place.floor().long(), last)
     high = torch.minimum(low + 1, last)
     share = (place - low).clamp(max=1)[..., None].to(tokens.dtype)

@@ -1,0 +1,341 @@
+"""What a gated cache costs a model that someone else wrote: each host beside itself with caches, in one process.
+
+    python benchmarks/host_cost.py [--hosts pvt_tiny vit_s ...] [--rounds 7] [--quick] [--out results/host_cost.json]
+
+Checked first: with the gates closed each cached twin computes what its host computes, and the operations that torch
+counts are the host's and those of the hand formula (mnemos/ops/gated_cache/cost.py). Timed, interleaved, in an order
+that rotates: a training step (forward, backward, AdamW) and a forward in eval mode without gradient, of the host, of
+its twin with preset="paper" (whose cache is frozen in eval) and of its twin with the default preset. Peak memory: by
+how much the resident memory of a process of its own, forked before anything ran, grows over three training steps.
+Beside each measured ratio stands what a roofline of this machine predicts, from products and copies measured in the
+same run.
+"""
+
+import argparse
+import copy
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC
+from mnemos.adapt import libraries
+from mnemos.evaluate.bench import race, ratio
+from mnemos.evaluate.flops import count_flops
+from mnemos.evaluate.roofline import Machine, measure, operations
+from mnemos.memory.gated_cache import caches
+from mnemos.ops.gated_cache import cost
+from mnemos.train.run import provenance
+
+PRESETS = ("paper", "mnemos")  # the second is the library's default
+MODES = ("training", "inference")
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """A model, what it is fed, and the cache it is given."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    batch: int
+    length: Any = "auto"
+    tokens: int = 0  # of a text; 0: images of 224²
+
+    @property
+    def fed(self) -> str:
+        return f"{self.batch} x {self.tokens} tokens" if self.tokens else f"{self.batch} x 3 x 224 x 224"
+
+    def inputs(self) -> Tensor:
+        torch.manual_seed(1)
+        if self.tokens:
+            return torch.randint(1000, (self.batch, self.tokens))
+        return torch.randn(self.batch, 3, 224, 224)
+
+    def cached(self, host: nn.Module, preset: str) -> tuple[nn.Module, Any]:
+        """A twin of the host with caches, and the report."""
+        twin = copy.deepcopy(host)
+        return twin, mnemos.cache(twin, GRC(length=self.length, preset=preset))
+
+
+def _pvt_tiny() -> nn.Module:
+    found = libraries.transformers()
+    return found.PvtForImageClassification(found.PvtConfig(num_labels=1000))
+
+
+def _bert() -> nn.Module:
+    found = libraries.transformers()
+    return found.BertForSequenceClassification(found.BertConfig())
+
+
+def _timm(name: str) -> Callable[[], nn.Module]:
+    return lambda: libraries.timm().create_model(name)
+
+
+HOSTS = {
+    host.name: host
+    for host in (
+        HostModel("pvt_tiny", _pvt_tiny, 8),
+        HostModel("vit_s", _timm("vit_small_patch16_224"), 8, length=197),
+        HostModel("swin_t", _timm("swin_tiny_patch4_window7_224"), 4),
+        HostModel("pvt_v2_b2", _timm("pvt_v2_b2"), 4),
+        HostModel("bert_base", _bert, 4, tokens=128),
+    )
+}
+# (host, figure, at most)
+BARS = (
+    ("pvt_tiny", "flops", 1.13),
+    ("pvt_tiny", "training", 1.18),
+    ("pvt_tiny", "inference", 1.10),
+    ("vit_s", "training", 1.30),
+    ("vit_s", "inference", 1.15),
+    *((name, "memory", 1.15) for name in HOSTS),
+)
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    y = model(x)
+    return y if isinstance(y, Tensor) else y.logits
+
+
+def work(model: nn.Module, x: Tensor, mode: str) -> Callable[[], None]:
+    """One training step, or one forward in eval mode; the model is put in that mode, once, and is to stay in it."""
+    if mode == "inference":
+        model.eval()  # again and again, it would forget the frozen cache's keys and values
+
+        def infer() -> None:
+            with torch.no_grad():
+                logits(model, x)
+
+        return infer
+    model.train()
+    y = torch.zeros(x.shape[0], dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+
+    def step() -> None:
+        nn.functional.cross_entropy(logits(model, x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def check(host: nn.Module, twin: nn.Module, x: Tensor) -> float:
+    """The largest difference in a logit between a host and its twin with closed gates, in eval and in training."""
+    closed = copy.deepcopy(twin)
+    worst = 0.0
+    with torch.no_grad():
+        for cache in caches(closed):
+            cache.mix.fill_(-torch.inf)
+        for training in (False, True):
+            outputs = []
+            for model in (host, closed):
+                torch.manual_seed(2)
+                outputs.append(logits(model.train(training), x))
+            torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+            worst = max(worst, float((outputs[0] - outputs[1]).abs().max()))
+    return worst
+
+
+def shape_of(one: Any, x: Tensor) -> cost.Shape:
+    """The sizes of a cached attention; a text's is as long as the text."""
+    return one.shape._replace(tokens=one.tokens or x.shape[1])
+
+
+def counted(model: nn.Module, x: Tensor, what: str) -> int:
+    """FLOPs of a forward in training ("training"), of one with its backward ("step"), or in eval ("inference")."""
+    model.train(what != "inference")
+    if what == "step":
+        found = count_flops(lambda: logits(model, x).sum().backward())
+        model.zero_grad()
+        return found
+    with torch.no_grad():
+        logits(model, x)  # a frozen cache's keys and values are projected once
+        return count_flops(lambda: logits(model, x))
+
+
+def flops(host: nn.Module, twin: nn.Module, report: Any, x: Tensor) -> dict[str, Any]:
+    """Counted forwards and steps of both; what was added must be what the formula says."""
+    added = {"training": 0, "step": 0, "inference": 0}
+    for one in report.swapped:
+        shape, grc = shape_of(one, x), one.grc
+        added["training"] += 2 * cost.training_macs(shape, grc, len(x))
+        added["step"] += 2 * cost.training_macs(shape, grc, len(x)) + 2 * cost.backward_macs(shape, grc, len(x))
+        added["inference"] += 2 * cost.inference_macs(shape, grc, len(x))
+    found: dict[str, Any] = {}
+    for name in added:
+        counts = [counted(model, x, name) for model in (host, twin)]
+        found[name] = {
+            "host": counts[0],
+            "cached": counts[1],
+            "added by the formula": added[name],
+            "ratio": counts[1] / counts[0],
+        }
+        assert counts[1] - counts[0] == added[name], (name, counts, added[name])
+    return found
+
+
+def peak(name: str, preset: str | None, threads: int, answer: Any) -> None:
+    """In a process of its own: by how many bytes it grows over three training steps."""
+    torch.set_num_threads(threads)
+    host = HOSTS[name]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = host.build()
+    if preset:
+        mnemos.cache(model, GRC(length=host.length, preset=preset))
+    step = work(model, host.inputs(), "training")
+    for _ in range(3):
+        step()
+    answer.put(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+
+
+def peaks(name: str, threads: int, repeats: int) -> dict[str, int]:
+    """The smallest of a few measurements: what else a process holds only adds."""
+    context = multiprocessing.get_context("fork")  # nothing has run in this one: its child has no threads to miss
+    found: dict[str, list[int]] = {}
+    for _ in range(repeats):
+        for preset in (None, *PRESETS):
+            answer = context.Queue()
+            child = context.Process(target=peak, args=(name, preset, threads, answer))
+            child.start()
+            found.setdefault(preset or "host", []).append(answer.get(timeout=300))
+            child.join()
+    return {preset: min(each) for preset, each in found.items()}
+
+
+def assess(host: HostModel, machine: Machine, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    x, plain = host.inputs(), host.build()
+    models = {"host": plain}
+    row: dict[str, Any] = {"host": host.name, "fed": host.fed, "presets": {}}
+    for preset in PRESETS:
+        twin, report = host.cached(plain, preset)
+        models[preset] = twin
+        row["presets"][preset] = {
+            "closed gate differs by": check(plain, twin, x),
+            "parameters": {"host": sum(p.numel() for p in plain.parameters()), "added": report.parameters},
+            "slots": sorted({one.length for one in report.swapped}),
+            "flops": flops(plain, twin, report, x),
+            # What the backward needs, and AdamW's four numbers a parameter: a floor under what memory it takes.
+            "kept": sum(cost.kept_bytes(shape_of(one, x), one.grc, len(x)) for one in report.swapped)
+            + 16 * report.parameters,
+        }
+    for mode in MODES:
+        runs = {name: work(model, x, mode) for name, model in models.items()}
+        for run in runs.values():
+            run()
+        asked = {name: operations(run) for name, run in runs.items()}
+        predicted = {name: machine.seconds(found) for name, found in asked.items()}
+        moved = {name: sum(one.bytes for one in found) for name, found in asked.items()}
+        times = race(runs, rounds)
+        row[mode] = {"host": {"seconds": statistics.median(times["host"]), "predicted": predicted["host"]}}
+        for preset in PRESETS:
+            found = ratio(times, preset, "host")
+            row[mode][preset] = {
+                "measured": found.median,
+                "quartiles": [found.low, found.high],
+                "predicted": predicted[preset] / predicted["host"],
+                "bytes": moved[preset] / moved["host"],
+                "flops": row["presets"][preset]["flops"]["step" if mode == "training" else mode]["ratio"],
+                "seconds": statistics.median(times[preset]),
+            }
+    return row
+
+
+def cache_seconds(rounds: int) -> dict[str, Any]:
+    """How long mnemos.cache() itself takes on models of about 86 and 110 million parameters."""
+    found = {}
+    for name, build in {"vit_base_patch16_224": _timm("vit_base_patch16_224"), "bert_base": _bert}.items():
+        model, times = build(), []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            mnemos.cache(model, GRC())
+            times.append(time.perf_counter() - start)
+            mnemos.uncache(model)
+        parameters = sum(p.numel() for p in model.parameters())
+        found[name] = {"parameters": parameters, "seconds": statistics.median(times), "worst": max(times)}
+    return found
+
+
+def figure(row: dict[str, Any], name: str, preset: str) -> float:
+    if name == "flops":
+        return row["presets"][preset]["flops"]["training"]["ratio"]
+    if name == "memory":
+        return row["memory"][preset] / row["memory"]["host"]
+    return row[name][preset]["measured"]
+
+
+def judge(rows: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for row in rows:
+        for name, what, limit in BARS:
+            if name == row["host"]:
+                for preset in PRESETS:
+                    value = figure(row, what, preset)
+                    found.append({"bar": f"{name} {what}, {preset}", "at most": limit, "found": value})
+    for name, each in made.items():
+        found.append({"bar": f"cache() on {name}, seconds", "at most": 1.0, "found": each["seconds"]})
+    return [{**bar, "met": bar["found"] <= bar["at most"]} for bar in found]
+
+
+def say(row: dict[str, Any]) -> None:
+    base = row["training"]["host"]["seconds"], row["inference"]["host"]["seconds"], row["memory"]["host"] / 2**20
+    print(f"{row['host']} ({row['fed']}): step {base[0]:.3f} s, forward {base[1]:.3f} s, peak {base[2]:.0f} MiB")
+    for preset in PRESETS:
+        counted = row["presets"][preset]["flops"]["training"]["ratio"]
+        memory, kept = row["memory"], row["presets"][preset]["kept"]
+        line = f"  {preset:7} FLOPs x{counted:.3f}  memory x{memory[preset] / memory['host']:.3f}"
+        line += f" (what is kept: {1 + kept / memory['host']:.3f})"
+        for mode in MODES:
+            one = row[mode][preset]
+            line += f"  {mode} x{one['measured']:.3f} ({one['quartiles'][0]:.3f} to {one['quartiles'][1]:.3f};"
+            line += f" roofline {one['predicted']:.3f}, FLOPs {one['flops']:.3f}, bytes {one['bytes']:.3f})"
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", nargs="+", default=list(HOSTS), choices=list(HOSTS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--quick", action="store_true", help="one round, memory once: figures that mean little")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
+    libraries.timm(), libraries.transformers()
+    torch.set_num_threads(1)  # until the children have been forked
+    memory = {name: peaks(name, options.threads, 1 if options.quick else 2) for name in options.hosts}
+    torch.set_num_threads(options.threads)
+    machine = measure()
+    print(f"{options.threads} threads: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bytes / 1e9:.1f} GB/s", flush=True)
+    rows = []
+    for name in options.hosts:
+        rows.append({**assess(HOSTS[name], machine, rounds), "memory": memory[name]})
+        say(rows[-1])
+    made = cache_seconds(1 if options.quick else 5)
+    bars = judge(rows, made)
+    for bar in bars:
+        print(f"{'met    ' if bar['met'] else 'NOT MET'} {bar['bar']}: {bar['found']:.3f} (at most {bar['at most']})")
+    if options.out:
+        result = {
+            "rounds": rounds,
+            "machine": {"flops a second": machine.flops, "bytes a second": machine.bytes},
+            "rows": rows,
+            "cache() seconds": made,
+            "bars": bars,
+            "provenance": provenance(0, "cpu"),
+        }
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""How training images are varied: the paper's augmentation, timm's, or a light one that needs no library."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mnemos.types import InputError
+
+_JITTER = 0.4  # of colours: DeiT's; timm leaves it out where there are operations, and so did the paper
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to training images; evaluation sees every image as it is.
+
+    none: nothing. light: pad each side by an eighth with black and crop at random, and `flip` half of the images left
+    to right. timm: "standard timm augmentation", DeiT's: a random resized crop (bicubic; where images are stored at the
+    size asked for, as CIFAR's, a padded crop), flip, the `operations` of RandAugment, a rectangle of noise in a share
+    `erasing` of images, and in every batch mixup or cutmix, whose weights come from beta distributions with these
+    parameters, with labels smoothed by `smoothing`. 0 leaves any of them out; operations "" puts a colour jitter of 0.4
+    in their place. With timm, evaluation cuts the centre, 7/8 of the shorter side, else all of it.
+    """
+
+    policy: Literal["timm", "light", "none"] = "light"
+    flip: bool = True
+    # From here on for timm alone.
+    operations: str = "rand-m9-mstd0.5-inc1"
+    erasing: float = 0.25
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    smoothing: float = 0.1
+
+    @property
+    def centre(self) -> float:
+        """The share of the shorter side that evaluation sees."""
+        return 0.875 if self.policy == "timm" else 1.0
+
+    def check(self) -> None:
+        """Raise InputError for values that mean nothing."""
+        for name in ("mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"data.augment.{name} must be at least 0, found {getattr(self, name)}")
+        if not 0 <= self.erasing <= 1:
+            raise InputError(f"data.augment.erasing must be between 0 and 1, found {self.erasing}")
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"data.augment.smoothing must be at least 0 and below 1, found {self.smoothing}")
+
+
+def normalise(pixels: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(pixels/255 − mean)/std, float32 [B, C, H, W], of pixels [B, H, W, C]."""
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float()
+    shape = 1, -1, 1, 1
+    return images.div_(255).sub_(torch.tensor(mean).view(shape)).div_(torch.tensor(std).view(shape))
+
+
+def vary(pixels: NDArray[np.uint8], random: np.random.Generator, flip: bool) -> NDArray[np.uint8]:
+    """The light policy: pixels [B, S, S, C], each cropped from a black margin of S/8 and half of them flipped."""
+    rows, side = pixels.shape[:2]
+    margin = side // 8
+    padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    corners = random.integers(0, 2 * margin, (rows, 2), endpoint=True)
+    turned = random.random(rows) < (0.5 if flip else 0.0)
+    found = np.empty_like(pixels)
+    for i, (top, left) in enumerate(corners):
+        crop = padded[i, top : top + side, left : left + side]
+        found[i] = crop[:, ::-1] if turned[i] else crop
+    return found
+
+
+def _posterise(image: Any, bits: int, **_: Any) -> Any:
+    """Keep so many bits of a colour. timm goes down to 0, which is black; Pillow 13 refuses that, earlier ones did not."""
+    from PIL import Image, ImageOps
+
+    if bits < 1:
+        return Image.new(image.mode, image.size)
+    return image if bits >= 8 else ImageOps.posterize(image, bits)
+
+
+class TimmAugmentation:
+    """The policy "timm", built by timm. It draws from the generators that everybody shares."""
+
+    def __init__(
+        self,
+        config: AugmentConfig,
+        size: int,
+        classes: int,
+        stored: bool,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        from mnemos.adapt.libraries import timm
+
+        if len(mean) != 3:
+            raise InputError(f"data.augment.policy timm is for images of 3 colours, found {len(mean)}; use light")
+        timm()
+        from timm.data import Mixup, create_transform
+
+        try:
+            self._transform: Any = create_transform(
+                size,
+                is_training=True,
+                hflip=0.5 if config.flip else 0.0,
+                color_jitter=_JITTER,
+                auto_augment=config.operations or None,
+                interpolation="bicubic",
+                mean=mean,
+                std=std,
+                re_prob=config.erasing,
+                re_mode="pixel",
+                re_count=1,
+            )
+        except (AssertionError, KeyError, ValueError) as error:
+            raise InputError(
+                f"data.augment.operations: expected a policy of timm such as rand-m9-mstd0.5-inc1, found "
+                f"{config.operations!r} ({error})"
+            ) from None
+        for step in self._transform.transforms:
+            for operation in getattr(step, "ops", ()):
+                if operation.name.startswith("Posterize"):
+                    operation.aug_fn = _posterise
+        if stored:
+            from torchvision.transforms import RandomCrop
+
+            self._transform.transforms[0] = RandomCrop(size, padding=size // 8)
+        self._classes, self._smoothing = classes, config.smoothing
+        self._mix: Any = None
+        if config.mixup or config.cutmix:
+            self._mix = Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=classes)
+
+    def image(self, image: Any) -> Tensor:
+        """[3, size, size], normalised, of a PIL image."""
+        return self._transform(image)
+
+    def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Images [B, 3, S, S] mixed in pairs, in place, and their targets: [B, classes], or labels [B] as they are.
+
+        Row i is mixed with row B − 1 − i; of an odd number the last row is left as it is.
+        """
+        even = len(images) // 2 * 2 if self._mix is not None else 0
+        if not even and not self._smoothing:
+            return images, labels
+        parts = []
+        if even:
+            parts.append(self._mix(images[:even], labels[:even])[1])
+        if even < len(images):
+            low = self._smoothing / self._classes
+            single = torch.nn.functional.one_hot(labels[even:], self._classes).float()
+            parts.append(single * (1 - self._smoothing) + low)
+        return images, torch.cat(parts)

@@ -1,0 +1,95 @@
+"""Where in a picture the tokens of a cached attention stand: a grid behind class tokens, or the windows of a Swin."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.attention.gated_branch import GatedBranch
+from mnemos.ops.gated_cache import resample
+
+
+@dataclass(frozen=True)
+class Places:
+    """The tokens of one picture in one layer: R rows (windows; 1 elsewhere) of `prefix` class tokens and T others.
+
+    grid: (height, width); index [R, T] int64: the place y·width + x of a token, −1 where it is padding.
+    """
+
+    grid: tuple[int, int]
+    prefix: int
+    index: Tensor
+
+    def unfolded(self, values: Tensor) -> Tensor:
+        """One value a token [B·R, prefix + T] put back in place, [B, height, width]."""
+        rows, tokens = self.index.shape
+        found = values[:, self.prefix :].reshape(-1, rows * tokens)
+        height, width = self.grid
+        place = self.index.flatten()
+        picture = found.new_zeros(found.shape[0], height * width)
+        picture[:, place[place >= 0]] = found[:, place >= 0]
+        return picture.unflatten(1, self.grid)
+
+    def centres(self, length: int, method: str) -> Tensor:
+        """(y, x) in [0, 1] of what each of `length` slots is written from, [R, length, 2]; NaN where that is padding.
+
+        The coordinates are resampled as the tokens are: where a slot takes several tokens, this is their mean.
+        """
+        height, width = self.grid
+        y, x = (self.index // width + 0.5) / height, (self.index % width + 0.5) / width
+        both = torch.stack([y, x], -1).masked_fill((self.index < 0)[..., None], torch.nan)
+        return resample(both, length, None, method, self.grid)
+
+
+def places(model: nn.Module, name: str, layer: GatedBranch, rows: int, tokens: int, picture: tuple[int, int]) -> Any:
+    """The `Places` of a layer that was called with `rows` rows a picture of `tokens` tokens, or a str: why not.
+
+    picture: (height, width) in pixels, the grid of a layer whose tokens are pixels.
+    """
+    found = _windows(model, name, rows, tokens)
+    if found is not None:
+        return found
+    if rows != 1:
+        return f"its {rows} rows a picture are windows whose places are not known"
+    tokens -= layer.prefix
+    for grid in (layer.grid, picture):
+        if grid is not None and grid[0] * grid[1] == tokens:
+            return Places(grid, layer.prefix, torch.arange(tokens)[None])
+    return f"its {tokens} tokens form no known grid"
+
+
+def _windows(model: nn.Module, name: str, rows: int, tokens: int) -> Places | None:
+    """The windows of a Swin block above the layer, cut as timm and Hugging Face cut them."""
+    block = _above(model, name)
+    if block is None:
+        return None
+    grid, window, shift = (_pair(getattr(block, part)) for part in ("input_resolution", "window_size", "shift_size"))
+    padded = [-(-n // w) * w for n, w in zip(grid, window, strict=True)]
+    if rows * tokens != padded[0] * padded[1] or tokens != window[0] * window[1]:
+        return None
+    image = torch.arange(grid[0] * grid[1]).view(grid)
+    back = (-shift[0], -shift[1])
+    fill = (0, padded[1] - grid[1], 0, padded[0] - grid[0])
+    # Hugging Face pads and then shifts, timm shifts and then pads.
+    if hasattr(block, "maybe_pad"):
+        image = F.pad(image, fill, value=-1).roll(back, (0, 1))
+    else:
+        image = F.pad(image.roll(back, (0, 1)), fill, value=-1)
+    cut = image.view(padded[0] // window[0], window[0], padded[1] // window[1], window[1]).transpose(1, 2)
+    return Places(grid, 0, cut.reshape(rows, tokens))
+
+
+def _above(model: nn.Module, name: str) -> Any:
+    modules = dict(model.named_modules())
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        block = modules.get(".".join(parts[:end]))
+        if all(hasattr(block, part) for part in ("input_resolution", "window_size", "shift_size")):
+            return block
+    return None
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value[0]), int(value[1])) if isinstance(value, (tuple, list)) else (int(value), int(value))

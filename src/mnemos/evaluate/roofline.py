@@ -1,0 +1,119 @@
+"""What a call asks of a machine, operation by operation, and how long a roofline says that takes.
+
+Operations of a model run one after another, and none overlaps with the next: the time is the sum over operations of
+the longer of two, its arithmetic at the machine's rate of products and its traffic at the machine's bandwidth. Products
+are bound by the one and elementwise work by the other, so neither total alone would do.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from .flops import COUNTED, no_fast_path
+
+
+class Work(NamedTuple):
+    """One operation: FLOPs (a multiply-add is 2) and bytes read and written, each tensor once."""
+
+    name: str
+    flops: int
+    bytes: int
+
+
+class Machine(NamedTuple):
+    """Rates that were measured: FLOPs a second of a large product, bytes a second of a large copy."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self, found: Iterable[Work]) -> float:
+        """The roofline's time for operations that follow one another."""
+        return sum(max(work.flops / self.flops, work.bytes / self.bytes) for work in found)
+
+
+def operations(function: Callable[[], Any]) -> list[Work]:
+    """Every operation of a call, which is made once, as it runs; views cost nothing.
+
+    torch's own attention is taken without its fast path, which hides what it does.
+    """
+    with no_fast_path(), _Recorder() as recorder:
+        function()
+    return recorder.found
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Work] = []
+        self.formulas: dict[Any, Any] = {**flop_registry, **{k: shape_wrapper(f) for k, f in COUNTED.items()}}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        if packet not in self.formulas:
+            with self:
+                parts = func.decompose(*args, **kwargs)  # what is made of other operations is not one itself
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        moved = _moved(func, args, kwargs, out)
+        flops = self.formulas[packet](*args, **kwargs, out_val=out) if packet in self.formulas else 0
+        if flops or moved:
+            self.found.append(Work(packet.__name__, int(flops), moved))
+        return out
+
+
+def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Bytes read and written: every tensor given, every one made, and once more what is written in place."""
+    packet = func._overloadpacket
+    if packet in _FREE:
+        return 0
+    names = func._schema.arguments
+    given = [*zip(names, args, strict=False), *((a, kwargs[a.name]) for a in names if a.name in kwargs)]
+    written = sum(_size(value) for a, value in given if a.alias_info is not None and a.alias_info.is_write)
+    aliases = any(r.alias_info is not None for r in func._schema.returns)
+    if aliases and not written:
+        return 0  # a view
+    read = sum(_size(value) for _, value in given)
+    if packet in _OVERWRITES:
+        read -= written
+    return read + written + (0 if aliases else _size(out))
+
+
+# Views that are not declared as such, and memory that is asked for and not touched.
+_FREE = {torch.ops.aten._unsafe_view, torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided}
+_FREE |= {torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided}
+_OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_}
+
+
+def _size(value: Any) -> int:
+    """Bytes of the tensors in a value; what is expanded is stored once."""
+    total = 0
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            stored = [n for n, stride in zip(leaf.shape, leaf.stride(), strict=True) if stride or not n]
+            total += math.prod(stored) * leaf.element_size()
+    return total
+
+
+def measure(size: int = 1024, megabytes: int = 64, rounds: int = 9) -> Machine:
+    """This machine's rates on the CPU with torch's threads: the best of a few products and copies, about a second."""
+    a, b, c = (torch.randn(size, size) for _ in range(3))
+    source = torch.randn(megabytes * 2**18)
+    target = torch.empty_like(source)
+    product = min(_time(lambda: torch.mm(a, b, out=c)) for _ in range(rounds))
+    copy = min(_time(lambda: target.copy_(source)) for _ in range(rounds))
+    return Machine(2 * size**3 / product, 2 * source.nbytes / copy)
+
+
+def _time(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -1,0 +1,92 @@
+"""Pyramid vision transformers (Wang et al. 2021, 2022): version 1 is Hugging Face's, version 2 timm's."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from mnemos.adapt.libraries import timm, transformers
+from mnemos.types import InputError
+
+from .image import ImageConfig, check_stages
+
+_STRIDE = 4  # of the first patches; every later stage halves the side
+
+
+@dataclass(frozen=True)
+class PVTConfig(ImageConfig):
+    """PVT, a pyramid of stages whose attentions see fewer keys than queries: version 1 or 2.
+
+    Patches of 4 pixels at first; each later stage halves the side. A stage of side s has s² queries and (s/r)² keys,
+    where r is its reduction. Version 1 has a class token in the last stage, whose reduction is 1; version 2 overlaps
+    its patches, has a convolution in its MLP, and classifies the mean. PVT-Tiny is image 224, widths (64, 128, 320,
+    512), depths (2, 2, 2, 2), heads (1, 2, 5, 8), mlp_ratios (8, 8, 4, 4), reductions (8, 4, 2, 1).
+    """
+
+    name: ClassVar[str] = "pvt"
+    version: Literal[1, 2] = 1
+    widths: tuple[int, ...] = (32, 64)
+    depths: tuple[int, ...] = (2, 2)
+    heads: tuple[int, ...] = (2, 4)
+    mlp_ratios: tuple[int, ...] = (2, 2)
+    reductions: tuple[int, ...] = (2, 1)
+
+    def _host(self) -> nn.Module:
+        return self._first() if self.version == 1 else self._second()
+
+    def _first(self) -> nn.Module:
+        transformers()
+        from transformers import PvtConfig, PvtForImageClassification
+
+        strides = (_STRIDE, *(2 for _ in self.depths[1:]))
+        return PvtForImageClassification(
+            PvtConfig(
+                image_size=self.image,
+                num_channels=self.channels,
+                num_labels=self.classes,
+                num_encoder_blocks=len(self.depths),
+                depths=self.depths,
+                hidden_sizes=self.widths,
+                num_attention_heads=self.heads,
+                mlp_ratios=self.mlp_ratios,
+                sequence_reduction_ratios=self.reductions,
+                patch_sizes=strides,
+                strides=strides,
+                drop_path_rate=self.drop_path,
+            )
+        )
+
+    def _second(self) -> nn.Module:
+        timm()
+        from timm.models.pvt_v2 import PyramidVisionTransformerV2
+
+        host: Any = PyramidVisionTransformerV2(
+            in_chans=self.channels,
+            num_classes=self.classes,
+            depths=self.depths,
+            embed_dims=self.widths,
+            num_heads=self.heads,
+            sr_ratios=self.reductions,
+            mlp_ratios=self.mlp_ratios,
+            drop_path_rate=self.drop_path,
+        )
+        # What timm itself says of the models it makes by name, and what says to `cache` how many tokens there will be.
+        host.pretrained_cfg = {"input_size": (self.channels, self.image, self.image)}
+        return host
+
+    def _check(self) -> None:
+        super()._check()
+        check_stages(self, "widths", "heads", "mlp_ratios", "reductions")
+        if self.image % (unit := _STRIDE * 2 ** (len(self.depths) - 1)):
+            raise InputError(
+                f"pvt: image must be divisible by {unit} for {len(self.depths)} stages, found {self.image}"
+            )
+        for stage, reduction in enumerate(self.reductions):
+            side = self.image // (_STRIDE * 2**stage)
+            if side % reduction:
+                raise InputError(f"pvt: reduction {reduction} does not divide stage {stage}'s side of {side} tokens")
+        if self.version == 1 and self.reductions[-1] != 1:
+            raise InputError(
+                f"pvt: version 1 has a class token in its last stage, whose reduction must be 1, found "
+                f"{self.reductions}"
+            )

@@ -1,0 +1,61 @@
+"""The Swin transformer (Liu et al. 2021), timm's."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from mnemos.adapt.libraries import timm
+from mnemos.types import InputError
+
+from .image import ImageConfig, check_stages
+
+
+@dataclass(frozen=True)
+class SwinConfig(ImageConfig):
+    """timm's SwinTransformer: attention in windows, shifted in every second block; each stage halves the side.
+
+    Stage i has width·2ⁱ channels. A cache is as long as a window is large. Swin-T is image 224, patch 4, window 7,
+    width 96, depths (2, 2, 6, 2), heads (3, 6, 12, 24), mlp_ratio 4.
+    """
+
+    name: ClassVar[str] = "swin"
+    patch: int = 2
+    window: int = 4
+    width: int = 32
+    depths: tuple[int, ...] = (2, 2)
+    heads: tuple[int, ...] = (2, 4)
+    mlp_ratio: float = 2.0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of each stage."""
+        return tuple(self.width * 2**i for i in range(len(self.depths)))
+
+    def _host(self) -> nn.Module:
+        timm()
+        from timm.models.swin_transformer import SwinTransformer
+
+        return SwinTransformer(
+            img_size=self.image,
+            patch_size=self.patch,
+            in_chans=self.channels,
+            num_classes=self.classes,
+            embed_dim=self.width,
+            depths=self.depths,
+            num_heads=self.heads,
+            window_size=self.window,
+            mlp_ratio=self.mlp_ratio,
+            drop_path_rate=self.drop_path,
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        check_stages(self, "heads")
+        if self.patch < 1 or self.image % self.patch:
+            raise InputError(f"swin: image must be divisible by patch, found {self.image} and {self.patch}")
+        if self.window < 1 or self.mlp_ratio * self.width < 1:
+            raise InputError(
+                f"swin: expected a window and an MLP of at least 1, found {self.window} and "
+                f"{self.mlp_ratio * self.width:g}"
+            )

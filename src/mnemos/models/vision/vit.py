@@ -1,0 +1,56 @@
+"""The vision transformer (Dosovitskiy et al. 2021), timm's."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from mnemos.adapt.libraries import timm
+from mnemos.types import InputError, check_heads
+
+from .image import ImageConfig
+
+
+@dataclass(frozen=True)
+class ViTConfig(ImageConfig):
+    """timm's VisionTransformer: patches as tokens. ViT-S/16 is image 224, patch 16, width 384, depth 12, heads 6."""
+
+    name: ClassVar[str] = "vit"
+    patch: int = 4  # side of a patch
+    width: int = 64
+    depth: int = 4
+    heads: int = 4
+    mlp_ratio: float = 2.0  # hidden width of the MLP over width
+    dropout: float = 0.0  # of embedded patches, and of what attention and MLP add
+    pool: Literal["cls", "mean"] = "cls"  # what is classified: a class token, or the mean over patches
+
+    def _host(self) -> nn.Module:
+        timm()
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(
+            img_size=self.image,
+            patch_size=self.patch,
+            in_chans=self.channels,
+            num_classes=self.classes,
+            global_pool="token" if self.pool == "cls" else "avg",
+            class_token=self.pool == "cls",
+            embed_dim=self.width,
+            depth=self.depth,
+            num_heads=self.heads,
+            mlp_ratio=self.mlp_ratio,
+            pos_drop_rate=self.dropout,
+            proj_drop_rate=self.dropout,
+            drop_path_rate=self.drop_path,
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        check_heads(self.width, self.heads)
+        if self.patch < 1 or self.image % self.patch:
+            raise InputError(f"vit: image must be divisible by patch, found {self.image} and {self.patch}")
+        if self.depth < 1 or self.mlp_ratio * self.width < 1 or not 0 <= self.dropout < 1:
+            raise InputError(
+                f"vit: expected depth of at least 1, an MLP of at least 1 and dropout below 1, found {self.depth}, "
+                f"{self.mlp_ratio * self.width:g} and {self.dropout}"
+            )

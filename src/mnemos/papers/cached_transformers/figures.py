@@ -1,0 +1,228 @@
+"""Figures 1, 4 and 5: accuracy against FLOPs, the two branches as images, and σ(λ) by layer and head."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mnemos.evaluate.explain import explain
+from mnemos.figures import attention_maps, report
+from mnemos.figures.names import shortened
+from mnemos.figures.read import read_run
+from mnemos.figures.results import Cached, Explained
+from mnemos.figures.style import RULE, arm, head, nothing, raster
+from mnemos.train.session import open_run
+from mnemos.types import InputError
+
+from ..claims import Claim, paper
+from ..findings import Finding, Table
+from ..reproduce import Options
+from . import small
+from .costs import costs
+from .tables import PAPER, commands
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Families of Figure 1, and the depths of a small PVT that make a curve here.
+FAMILIES = {"PVT": ("PVT-Tiny", "PVT-Small", "PVT-Medium"), "PVTv2": ("PVTv2-B2", "PVTv2-B3", "PVTv2-B4")}
+DEPTHS = (1, 2, 4)
+DPI = 160
+_BOX = (0.11, 0.02, 0.88, 0.96)  # of the images, in figure4.png
+
+
+def figure1(claim: Claim, options: Options) -> Finding:
+    """Figure 1: the paper's accuracies over FLOPs counted here, and those of small PVTs of three depths."""
+    values = paper("cached_transformers").claim("table1").values
+    table = Table("The paper's accuracies over our FLOPs", ["", "G", "G cached", "paper top-1", "paper top-1 cached"])
+    curves: dict[str, list[list[tuple[float, float]]]] = {}
+    for family, names in FAMILIES.items():
+        curves[family] = [[], []]
+        for name in names:
+            plain, cached = costs(name, [PAPER])
+            table.add(name, plain.training, cached.training, *values[name][:2])
+            for curve, one, accuracy in zip(curves[family], (plain, cached), values[name], strict=False):
+                curve.append((one.training, accuracy))
+    found = Finding([table], [commands([name for names in FAMILIES.values() for name in names])])
+    ours: dict[str, list[list[tuple[float, float]]]] = {}
+    if not options.recipes_only:
+        comparison = small.trained(options, "depths", _depths(options))
+        measured = Table(f"Test accuracy: {small.about(options, comparison)}", ["", "M multiply-adds", "accuracy"])
+        name = small.recipe(options, "pvt").name
+        ours[name] = [[], []]
+        for i, row in enumerate(comparison["rows"]):
+            measured.add(row["name"], row["flops"] / 2e6, small.accuracy(comparison, i))
+            ours[name][i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
+        found.tables.append(measured)
+        found.runs += small.runs(comparison)
+        found.notes += [_above(ours[name]), small.caution(options)]
+    path = _png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, [curves, ours]))
+    found.files.append(path)
+    return found
+
+
+def figure4(claim: Claim, options: Options) -> Finding:
+    """Figure 4: o_self and o_mem of a cached ViT on test pictures."""
+    if options.recipes_only:
+        return Finding([], [commands(["ViT-S"])])
+    run = _run(options, "vit")
+    found = _explained(run)
+    if found.pictures is None:
+        raise InputError(f"{run}: expected a run whose caches look at pictures, found none ({found.left})")
+    mapped = [layer for layer in found.layers if layer.self_map is not None]
+    middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
+    table = Table(
+        "The two branches, over the same test pictures", ["layer", "mean σ(λ)", "share by size", "correlation"]
+    )
+    names = [layer.name for layer in found.layers]
+    called = dict(zip(names, shortened(names), strict=True))
+    for layer in mapped:
+        maps = layer.maps or {}
+        correlations = maps["correlation"]
+        table.add(
+            called[layer.name],
+            sum(layer.share) / len(layer.share),
+            float(maps["weight"]),
+            sum(correlations) / len(correlations),
+        )
+    notes = [
+        f"{called[middle.name]} is the middle layer. Correlation: of the two maps of a picture, mean over pictures; branches "
+        "that complement each other, as the paper reads its figure, keep it below zero."
+    ]
+    path = _png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
+    page = report([run], options.out / "figure4.html")
+    return Finding([table], notes, [path, page], [run])
+
+
+def figure5(claim: Claim, options: Options) -> Finding:
+    """Figure 5: σ(λ) by layer and head of a cached ViT and a cached PVT."""
+    if options.recipes_only:
+        return Finding([], [commands(["ViT-S", "PVT-Tiny", "PVT-Small"])])
+    runs = [options.run] if options.run else [_run(options, host) for host in ("vit", "pvt")]
+    found = Finding()
+    drawn: list[tuple[str, Explained]] = []
+    for run in runs:
+        one = _explained(run)
+        name = read_run(run, run.name).recipe["name"]
+        drawn.append((name, one))
+        table = Table(f"σ(λ) of {name}", ["layer", "mean", "least", "most"])
+        names = shortened([layer.name for layer in one.layers])
+        for called, layer in zip(names, one.layers, strict=True):
+            table.add(called, sum(layer.share) / len(layer.share), min(layer.share), max(layer.share))
+        found.tables.append(table)
+        above = sum(sum(layer.share) / len(layer.share) > 0.5 for layer in one.layers)
+        found.notes.append(f"{name}: σ(λ) > 0.5 in {above} of {len(one.layers)} layers; the paper: in more than half.")
+    found.files.append(_png(options.out / "figure5.png", (10.0, 4.2), partial(_shares, drawn)))
+    found.files.append(report(runs[:1], options.out / "figure5.html"))
+    found.runs += runs
+    return found
+
+
+def _run(options: Options, host: str) -> Path:
+    """The run to draw: the one given, or the cached twin of a host, trained where it has not been."""
+    if options.run is not None:
+        return options.run
+    comparison = small.twins(options, host)
+    return comparison["folder"] / comparison["runs"][comparison["rows"][-1]["name"]][0]
+
+
+def _explained(run: Path) -> Explained:
+    """What a run's caches were seen to do; looked at now where the run did not."""
+    if not (run / "explain.json").is_file():
+        _, task, model = open_run(run)
+        explain(model, task, run)
+    found = read_run(run, str(run)).explained
+    if found is None:
+        raise InputError(f"{run}: expected a run with gated caches, found none in its model; name another with --run")
+    return found
+
+
+def _depths(options: Options) -> list[Any]:
+    """A small PVT of each depth, without a cache and with one, alternating."""
+    found = []
+    for depth in DEPTHS:
+        for kind in (small.PLAIN, small.CACHED):
+            recipe = small.recipe(options, "pvt", kind)
+            model: Any = recipe.model
+            model = replace(model, depths=(depth,) * len(model.depths))
+            found.append(replace(recipe, name=f"{recipe.name}-depth-{depth}", model=model))
+    return found
+
+
+def _above(curves: Sequence[Sequence[tuple[float, float]]]) -> str:
+    """How many cached points stand above the uncached curve at their own FLOPs (its last point beyond its end)."""
+    plain, cached = (sorted(curve) for curve in curves)
+    count = sum(accuracy > _at(plain, flops) for flops, accuracy in cached)
+    return f"Of {len(cached)} cached models {count} stand above the uncached curve at equal FLOPs; the paper: all."
+
+
+def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
+    if x <= curve[0][0]:
+        return curve[0][1]
+    for (a, y), (b, z) in itertools.pairwise(curve):
+        if x <= b:
+            return y + (z - y) * (x - a) / (b - a)
+    return curve[-1][1]
+
+
+def _png(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(raster(size, DPI, draw, {"font.size": 11.0}))
+    temporary.replace(path)
+    return path
+
+
+def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figure: Any) -> None:
+    titles = ("The paper: ImageNet-1k top-1, %", "Here: test accuracy, %")
+    units = ("10⁹ multiply-adds, counted here", "10⁶ multiply-adds")
+    for i, (curves, title, unit) in enumerate(zip(panels, titles, units, strict=True)):
+        axes = figure.add_axes((0.06 + 0.5 * i, 0.14, 0.42, 0.74))
+        if not curves:
+            nothing(axes, "nothing was trained (--recipes-only)")
+            continue
+        axes.set_title(title, loc="left")
+        axes.set_xlabel(unit)
+        axes.grid(axis="y", color=RULE[0])
+        for index, (name, (plain, cached)) in enumerate(curves.items()):
+            axes.plot(*zip(*plain, strict=True), color=arm(index), marker="o", linestyle="--", label=name)
+            axes.plot(*zip(*cached, strict=True), color=arm(index), marker="s", label=f"{name}, cached")
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _size(found: Explained) -> tuple[float, float]:
+    """Inches of a picture in which each image is square: a row of pictures, and two of maps, of which `_maps` says."""
+    assert found.pictures is not None
+    across = len(found.pictures) * (1 + attention_maps.GAP) - attention_maps.GAP
+    down = attention_maps.TOP + 1 + attention_maps.BEFORE + 2 + attention_maps.BETWEEN
+    return 10.0, 10.0 * _BOX[2] / across * down / _BOX[3]
+
+
+def _maps(figure: Any, found: Explained, chosen: list[Cached], called: dict[str, str]) -> None:
+    attention_maps.draw(figure.add_axes(_BOX), found, chosen, called)
+
+
+def _shares(drawn: Sequence[tuple[str, Explained]], figure: Any) -> None:
+    width = 0.92 / len(drawn)
+    for i, (name, found) in enumerate(drawn):
+        axes: Axes = figure.add_axes((0.06 + i * width, 0.14, width - 0.05, 0.74))
+        axes.set_title(f"σ(λ), {name}", loc="left")
+        axes.set_xlabel("cached layer")
+        axes.set_ylim(0, 1)
+        axes.axhline(0.5, color=RULE[0])
+        axes.set_xticks(range(len(found.layers)))
+        axes.set_xlim(-0.5, len(found.layers) - 0.5)
+        for place, layer in enumerate(found.layers):
+            for h, share in enumerate(layer.share):
+                colour, solid = head(h)
+                axes.plot(
+                    [place],
+                    [share],
+                    marker="o",
+                    markersize=8,
+                    linestyle="none",
+                    color=colour,
+                    markerfacecolor=colour if solid else "none",
+                )

@@ -1,0 +1,106 @@
+"""The paper's comparisons at the size that runs here: small twins, trained on digits, MNIST or CIFAR-10."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mnemos import registry
+from mnemos.data.idx import find_mnist
+from mnemos.train.compare import compare
+from mnemos.train.recipe import Recipe
+from mnemos.types import InputError
+
+from ..findings import Cell, spread
+from ..reproduce import Options
+
+PLAIN, ATTENTION, CACHED = "", "-attention-cache", "-cached"
+
+
+def task(options: Options) -> tuple[str, dict[str, Any]]:
+    """Which small recipes the options choose ("digits", "mnist", "cifar"), and the fields of their data."""
+    if options.data is None:
+        return "digits", {}
+    for folder in (options.data, options.data / "mnist"):
+        try:
+            find_mnist(str(folder), "train")
+        except InputError:
+            continue
+        return "mnist", {"path": str(folder)}
+    return "cifar", {"path": str(options.data)}
+
+
+def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
+    """The small recipe of a host ("vit", "pvt", "swin") and a kind of cache, with what the options change."""
+    name, fields = task(options)
+    found: Recipe = registry.load("recipe", f"{name}-{host}{kind}")()
+    if fields:
+        found = replace(found, data=replace(found.data, **fields))
+    if options.steps is not None:
+        found = replace(found, train=replace(found.train, steps=options.steps))
+    return found
+
+
+def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]:
+    """A host without a cache (ratio 0), and with one of each ratio."""
+    cached = recipe(options, host, CACHED)
+    found = [recipe(options, host)]
+    for ratio in wanted:
+        name = f"{found[0].name}-ratio-{ratio:g}"
+        model: Any = cached.model
+        found.append(replace(cached, name=name, model=replace(model, cache=replace(model.cache, ratio=ratio))))
+    return found
+
+
+def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """The comparison of recipes, trained in options.out/runs where they have not been already.
+
+    What comparison.json says, with "folder": where it is.
+    """
+    steps = recipes[0].train.steps
+    folder = options.out / "runs" / f"{name}-{task(options)[0]}-{steps}"
+    found = compare(list(recipes), folder, options.seeds, quiet=True)
+    return {**found, "folder": folder}
+
+
+def twins(options: Options, host: str) -> dict[str, Any]:
+    """A host without a cache, with one of keys and values, and with a gated one."""
+    kinds = (PLAIN, ATTENTION, CACHED) if host != "swin" else (PLAIN, CACHED)
+    return trained(options, host, [recipe(options, host, kind) for kind in kinds])
+
+
+def accuracy(comparison: dict[str, Any], index: int) -> Cell:
+    """The test accuracy of an arm, mean and standard deviation over seeds, in percent."""
+    row = comparison["rows"][index]
+    return spread(row["mean"], row["std"])
+
+
+def emptied(comparison: dict[str, Any], index: int) -> Cell:
+    """That of a cached arm with its caches emptied."""
+    name = comparison["rows"][index]["name"]
+    for control in comparison["controls"]:
+        if (control["name"], control["control"]) == (name, "emptied"):
+            return spread(control["mean"], control["std"])
+    return None
+
+
+def about(options: Options, comparison: dict[str, Any]) -> str:
+    """One line: what was trained, on what, for how long, and what chance would do."""
+    name, _ = task(options)
+    steps = recipe(options, "vit").train.steps
+    seeds = comparison["rows"][0]["seeds"]
+    majority = comparison["majority"]
+    chance = "" if majority is None else f"; always the commonest class: {100 * majority:.1f}"
+    return f"small models on {name}, {steps:,} updates, {seeds} seed{'s' * (seeds > 1)}{chance}"
+
+
+def caution(options: Options) -> str:
+    """What the number of seeds allows to be claimed."""
+    if options.seeds >= 5:
+        return "± is the standard deviation over seeds; differences within it show nothing."
+    return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5, and --data."
+
+
+def runs(comparison: dict[str, Any]) -> list[Path]:
+    """The folders of a comparison's runs."""
+    return [comparison["folder"] / place for places in comparison["runs"].values() for place in places]

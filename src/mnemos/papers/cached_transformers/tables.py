@@ -1,0 +1,186 @@
+"""Tables 1, 2, 8, 9 and 10: costs at the real size, throughput of this machine, accuracies of small models."""
+
+import copy
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.adapt.cache import cache
+from mnemos.evaluate.bench import race, ratio
+from mnemos.memory.grc import GRC
+
+from ..claims import Claim
+from ..findings import Finding, Table
+from ..reproduce import Options
+from . import small
+from .costs import RECIPES, Cost, config, costs
+
+PAPER = GRC(preset="paper")
+RATIOS = (0.125, 0.25, 0.5, 1.0)
+ROUNDS = 3  # of a throughput measurement
+BATCH = 4
+
+_SIZES = ("params M", "params M cached", "G", "G cached", "+ formula", "G cached, in eval")
+_COUNTS = (
+    "G: 10⁹ multiply-adds of a 224² image, every product counted; + formula: what a cache adds by the formula of "
+    "mnemos/ops/gated_cache/cost.py. As the paper counts: without products of queries with keys and of weights with "
+    "values, and 9·T·Dm² for a cache as long as the tokens are many, where ours keeps PVT's reduced length."
+)
+
+
+def table1(claim: Claim, options: Options) -> Finding:
+    """Table 1: parameters and FLOPs of the paper's models; accuracies of small ViTs, PVTs and Swins."""
+    found = Finding([_costs(claim)], [_COUNTS, commands(list(claim.values))])
+    if not options.recipes_only:
+        _accuracies(found, options, ("vit", "pvt", "swin"))
+    return found
+
+
+def table8(claim: Claim, options: Options) -> Finding:
+    """Table 8: ImageNet-22k with Swin-T; the accuracy of a small Swin."""
+    found = Finding([_costs(claim)], [_COUNTS, commands(list(claim.values))])
+    if not options.recipes_only:
+        _accuracies(found, options, ("swin",))
+    return found
+
+
+def table2(claim: Claim, options: Options) -> Finding:
+    """Table 2: no cache, a cache of keys and values, a gated cache."""
+    table = Table("Top-1 accuracy on ImageNet-1k", ["", *(f"paper {column}" for column in claim.columns)])
+    for name, values in claim.values.items():
+        table.add(name, *values)
+    found = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
+    if options.recipes_only:
+        return found
+    ours = Table("", ["", "none", "attention-based", "GRC", "GRC, emptied"])
+    for host in ("vit", "pvt"):
+        comparison = small.twins(options, host)
+        cells = [small.accuracy(comparison, i) for i in range(3)]
+        ours.add(comparison["rows"][0]["name"], *cells, small.emptied(comparison, 2))
+        ours.title = f"Test accuracy: {small.about(options, comparison)}"
+        found.runs += small.runs(comparison)
+    found.tables.append(ours)
+    found.notes.append(small.caution(options))
+    return found
+
+
+def table9(claim: Claim, options: Options) -> Finding:
+    """Table 9: parameters, FLOPs and throughput of PVT, cached and not."""
+    counted = ["as the paper counts", "as the paper counts cached", "paper G", "paper G cached"]
+    flops = Table("Parameters and FLOPs", ["", *_SIZES, *counted])
+    for name, values in claim.values.items():
+        plain, with_cache = costs(name, [PAPER])
+        flops.add(name, *_sizes(plain, with_cache), plain.papers, with_cache.papers, *values[4:])
+    found = Finding([flops], [_COUNTS])
+    if options.recipes_only:
+        return found
+    speed = Table(
+        f"Images a second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: cached by not",
+        ["", "train", "train cached", "ratio", "paper ratio", "test", "test cached", "test ratio", "paper test ratio"],
+    )
+    for name, values in claim.values.items():
+        train = [*throughput(name, training=True), values[1] / values[0]]
+        speed.add(name, *train, *throughput(name, training=False), values[3] / values[2])
+    found.tables.append(speed)
+    found.notes.append(
+        f"Ratios are medians over {ROUNDS} interleaved rounds. The paper's images a second are a V100's "
+        f"({', '.join(f'{name} {v[0]:g} and {v[2]:g}' for name, v in claim.values.items())} without a cache)."
+    )
+    return found
+
+
+def table10(claim: Claim, options: Options) -> Finding:
+    """Table 10: FLOPs and parameters of PVT-Tiny by caching ratio, and accuracies of a small PVT."""
+    grcs = [GRC(preset="paper", ratio=r) for r in RATIOS]
+    columns = ["ratio", "params M", "G", "+ formula", "G in eval", "as the paper counts", *_papers(claim)]
+    table = Table("PVT-Tiny", columns)
+    plain, *cached = costs("PVT-Tiny", grcs)
+    for (name, values), one in zip(claim.values.items(), (plain, *cached), strict=True):
+        table.add(name, one.parameters / 1e6, one.training, one.added or None, one.inference, one.papers, *values)
+    found = Finding([table], [_COUNTS])
+    if options.recipes_only:
+        return found
+    comparison = small.trained(options, "ratios", small.ratios(options, "pvt", RATIOS))
+    ours = Table(
+        f"Test accuracy: {small.about(options, comparison)}", ["ratio", "accuracy", "cache emptied", "paper top-1"]
+    )
+    for i, (name, values) in enumerate(claim.values.items()):
+        ours.add(name, small.accuracy(comparison, i), small.emptied(comparison, i), values[1])
+    found.tables.append(ours)
+    found.runs += small.runs(comparison)
+    found.notes.append(small.caution(options))
+    return found
+
+
+def throughput(name: str, training: bool) -> tuple[float, float, float]:
+    """Images a second of a paper's model without and with a cache, and the ratio of the latter to the former."""
+    torch.manual_seed(0)
+    plain = config(name).build()
+    twin = copy.deepcopy(plain)
+    cache(twin.host, PAPER)
+    x = torch.randn(BATCH, plain.config.channels, plain.config.image, plain.config.image)
+    times = race({"plain": _work(plain, x, training), "cached": _work(twin, x, training)}, ROUNDS)
+    each = [BATCH / statistics.median(times[which]) for which in ("plain", "cached")]
+    return each[0], each[1], 1 / ratio(times, "cached", "plain").median
+
+
+def _work(model: nn.Module, x: Tensor, training: bool) -> Callable[[], None]:
+    model.train(training)
+    if not training:
+
+        def infer() -> None:
+            with torch.no_grad():
+                model(x)
+
+        return infer
+    y = torch.zeros(len(x), dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(x)[0], y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _costs(claim: Claim) -> Table:
+    """Parameters and FLOPs beside the paper's accuracies."""
+    table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *_papers(claim)])
+    for name, values in claim.values.items():
+        table.add(name, *_sizes(*costs(name, [PAPER])), *values)
+    return table
+
+
+def _sizes(plain: Cost, cached: Cost) -> list[float]:
+    found = [plain.parameters / 1e6, cached.parameters / 1e6, plain.training, cached.training]
+    return [*found, cached.added, cached.inference]
+
+
+def _papers(claim: Claim) -> list[str]:
+    return [f"paper {column}" for column in claim.columns]
+
+
+def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> None:
+    ours = Table("", ["", "without", "cached", "cached, emptied"])
+    for host in hosts:
+        comparison = small.twins(options, host)
+        last = len(comparison["rows"]) - 1
+        cells = [small.accuracy(comparison, 0), small.accuracy(comparison, last), small.emptied(comparison, last)]
+        ours.add(comparison["rows"][0]["name"], *cells)
+        ours.title = f"Test accuracy: {small.about(options, comparison)}"
+        found.runs += small.runs(comparison)
+    found.tables.append(ours)
+    found.notes.append(small.caution(options))
+
+
+def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
+    """How the paper's models are trained at their real size."""
+    recipes = ", ".join(RECIPES[name] for name in names)
+    endings = " or ".join(f'"{kind}"' for kind in kinds if kind)
+    return (
+        f"At the real size: mnemos train RECIPE --data.folder IMAGENET, of {recipes}, each also with {endings} "
+        "behind its name (300 epochs, many GPUs; not trained here)."
+    )

@@ -1,0 +1,244 @@
+"""Every host that a gated cache goes into, small, with inputs: what the tests of this room run over."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.adapt import libraries
+
+# Families of hosts whose forwards differ, for tests that would take too long over all.
+FEW = ("torch_encoder", "timm_vit", "hf_pvt", "hf_bert", "hf_bigbird", "hf_reformer")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of a model; `valid` [B, T] says which positions of the output mean something (None: all)."""
+
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    valid: Tensor | None = None
+    batch: int = 0  # the dimension of the batch
+
+    def rows(self, start: int, stop: int) -> "Example":
+        """The same of some rows alone."""
+
+        def cut(x: Any, dim: int) -> Any:
+            return x.narrow(dim, start, stop - start) if isinstance(x, Tensor) else x
+
+        args = tuple({id(x): cut(x, self.batch) for x in self.args}[id(x)] for x in self.args)  # one stays one
+        args = args if len({id(x) for x in self.args}) == len(self.args) else (args[0],) * len(args)
+        kwargs = {name: cut(value, 0) for name, value in self.kwargs.items()}
+        return Example(args, kwargs, None if self.valid is None else cut(self.valid, 0), self.batch)
+
+    def to(self, dtype: torch.dtype) -> "Example":
+        """The same with floats of another type."""
+        cast: dict[int, Any] = {}
+        for x in (*self.args, *self.kwargs.values()):
+            cast[id(x)] = x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        kwargs = {name: cast[id(x)] for name, x in self.kwargs.items()}
+        return Example(tuple(cast[id(x)] for x in self.args), kwargs, self.valid, self.batch)
+
+
+def tensor(output: Any) -> Tensor:
+    """The tensor that matters in what a model returns."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple):
+        return output[0]
+    found = getattr(output, "logits", None)
+    return output.last_hidden_state if found is None else found
+
+
+def run(model: Any, example: Example) -> Tensor:
+    """A model's output at the positions that mean something."""
+    torch.manual_seed(0)  # Reformer hashes at random
+    found = tensor(model(*example.args, **example.kwargs))
+    return found if example.valid is None else found[example.valid]
+
+
+def loss(model: Any, example: Example) -> Tensor:
+    """A scalar of all of it, summed over rows."""
+    found = run(model, example)
+    weight = torch.linspace(-1, 1, found.shape[-1], dtype=found.dtype)
+    return (found * weight).sum() + found.square().sum() / 2
+
+
+def _images(side: int) -> Callable[[int, int], Example]:
+    def make(rows: int, seed: int) -> Example:
+        return Example((torch.randn(rows, 3, side, side, generator=torch.Generator().manual_seed(seed)),))
+
+    return make
+
+
+def lengths(rows: int, t: int) -> Tensor:
+    """How many tokens of each row are valid."""
+    return torch.tensor([(t, t - 3, 4, t - 1, 7, t, 3, 5)[i % 8] for i in range(rows)])
+
+
+def _text(t: int, decoder: bool = False) -> Callable[[int, int], Example]:
+    def make(rows: int, seed: int) -> Example:
+        generator = torch.Generator().manual_seed(seed)
+        valid = torch.arange(t) < lengths(rows, t)[:, None]
+        ids = torch.randint(5, 50, (rows, t), generator=generator).where(valid, 1)
+        kwargs = {"input_ids": ids, "attention_mask": valid.long()}
+        if decoder:
+            kwargs["decoder_input_ids"] = torch.randint(5, 50, (rows, 6), generator=generator)
+        return Example((), kwargs, None if decoder else valid)
+
+    return make
+
+
+def _sequences(t: int, padded: bool = False, time_first: bool = False, thrice: bool = False) -> Any:
+    def make(rows: int, seed: int) -> Example:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(*((t, rows) if time_first else (rows, t)), 12, generator=generator)
+        valid = torch.arange(t) < lengths(rows, t)[:, None] if padded else None
+        name = "key_padding_mask" if thrice else "src_key_padding_mask"
+        kwargs = {} if valid is None else {name: ~valid}
+        return Example((x,) * (3 if thrice else 1), kwargs, valid, int(time_first))
+
+    return make
+
+
+def _encoder(**more: Any) -> nn.Module:
+    options = {"dropout": 0.0, "batch_first": True, **more}
+    layer = nn.TransformerEncoderLayer(12, 2, 16, **options)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not options.get("norm_first"))
+
+
+def _mha() -> nn.Module:
+    return nn.MultiheadAttention(12, 2, batch_first=True)
+
+
+def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: libraries.timm().create_model(name, num_classes=5, **options)
+
+
+_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+_STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def _hf(name: str, **options: Any) -> Callable[[], nn.Module]:
+    """A model by the name of its class; `eager=True` is attention written out."""
+
+    def make() -> nn.Module:
+        library = libraries.transformers()
+        config = getattr(library, next(n for n in _configs(name) if hasattr(library, n)))
+        return getattr(library, name)(config(**options))
+
+    return make
+
+
+def _configs(name: str) -> list[str]:
+    return [f"{name.removesuffix(end)}Config" for end in ("ForImageClassification", "ForMaskedLM", "Model")]
+
+
+_VIT = {**_SIZES, **_STILL, "image_size": 16, "patch_size": 4, "num_labels": 5}
+_SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3], "window_size": 4}
+_SWIN |= {"drop_path_rate": 0.0}
+_PYRAMID = {"image_size": 32, "hidden_sizes": [8, 12], "depths": [1, 1], "num_attention_heads": [1, 2]}
+_PYRAMID |= {"num_encoder_blocks": 2, "patch_sizes": [4, 2], "strides": [4, 2], "sequence_reduction_ratios": [2, 1]}
+_PYRAMID |= {"mlp_ratios": [2, 2], "num_labels": 5}
+_PVT2 = {**_PYRAMID, "sr_ratios": [2, 1], "patch_sizes": [7, 3]}
+_TEXT = {**_SIZES, **_STILL, "vocab_size": 60, "max_position_embeddings": 80, "pad_token_id": 1}
+_SPARSE = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1, "sep_token_id": 4}
+_SEQ = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3}
+_SEQ |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "vocab_size": 60, "dropout": 0.0}
+_SEQ |= {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "max_position_embeddings": 80}
+_REFORMER = {"is_decoder": False, "hidden_size": 24, "num_attention_heads": 3, "attention_head_size": 8}
+_REFORMER |= {"feed_forward_size": 20, "axial_pos_shape": [4, 8], "axial_pos_embds_dim": [12, 12], "num_buckets": 4}
+_REFORMER |= {"attn_layers": ["lsh", "local"], "lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8}
+_REFORMER |= {"vocab_size": 60, "hidden_dropout_prob": 0.0, "lsh_attention_probs_dropout_prob": 0.0}
+_REFORMER |= {"local_attention_probs_dropout_prob": 0.0, "pad_token_id": 1, "hash_seed": 0}
+_EAGER = {"attn_implementation": "eager"}
+_TIMM_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
+_TIMM_SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (1, 2), "num_heads": (2, 3)}
+_TIMM_SWIN |= {"drop_path_rate": 0.0}
+_TIMM_PVT = {"depths": (1, 1, 1, 1), "embed_dims": (8, 12, 16, 16), "num_heads": (1, 2, 2, 4), "mlp_ratios": (2,) * 4}
+
+ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] = {
+    "torch_encoder": (_encoder, _sequences(9)),
+    "torch_padded": (_encoder, _sequences(9, padded=True)),
+    "torch_time_first": (lambda: _encoder(batch_first=False, norm_first=True), _sequences(9, time_first=True)),
+    "torch_mha": (_mha, _sequences(9, padded=True, thrice=True)),
+    "timm_vit": (_timm("vit_tiny_patch16_224", **_TIMM_VIT), _images(16)),
+    "timm_swin": (_timm("swin_tiny_patch4_window7_224", **_TIMM_SWIN), _images(16)),
+    "timm_pvt2": (_timm("pvt_v2_b0", **_TIMM_PVT), _images(64)),
+    "timm_pvt2_pooled": (_timm("pvt_v2_b2_li", **_TIMM_PVT), _images(64)),
+    "hf_vit": (_hf("ViTForImageClassification", **_VIT), _images(16)),
+    "hf_vit_eager": (_hf("ViTForImageClassification", **_VIT, **_EAGER), _images(16)),
+    "hf_deit": (_hf("DeiTForImageClassification", **_VIT), _images(16)),
+    "hf_swin": (_hf("SwinForImageClassification", **_SWIN), _images(16)),
+    "hf_pvt": (_hf("PvtForImageClassification", **_PYRAMID), _images(32)),
+    "hf_pvt2": (_hf("PvtV2ForImageClassification", **_PVT2), _images(32)),
+    "hf_pvt2_pooled": (_hf("PvtV2ForImageClassification", **_PVT2, linear_attention=True), _images(32)),
+    "hf_bert": (_hf("BertModel", **_TEXT), _text(11)),
+    "hf_bert_eager": (_hf("BertModel", **_TEXT, **_EAGER), _text(11)),
+    "hf_roberta": (_hf("RobertaModel", **_TEXT), _text(11)),
+    "hf_bigbird": (_hf("BigBirdModel", **_TEXT, **_SPARSE), _text(40)),
+    "hf_bigbird_short": (_hf("BigBirdModel", **_TEXT, **_SPARSE), _text(11)),  # falls back to dense attention
+    "hf_reformer": (_hf("ReformerModel", **_REFORMER), _text(32)),
+    "hf_marian": (_hf("MarianModel", **_SEQ), _text(11, decoder=True)),
+    "hf_bart": (_hf("BartModel", **_SEQ), _text(11, decoder=True)),
+    "hf_bart_eager": (_hf("BartModel", **_SEQ, **_EAGER), _text(11, decoder=True)),
+}
+_built: dict[str, nn.Module] = {}
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A fresh host, the same at every call, in eval mode: in double precision, with weights that do something."""
+    if name not in _built:
+        torch.manual_seed(0)
+        model = ZOO[name][0]()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        _built[name] = model.eval()
+    return copy.deepcopy(_built[name]).to(dtype)
+
+
+def example(name: str, rows: int = 3, seed: int = 2, dtype: torch.dtype = torch.float64) -> Example:
+    """An input of a host."""
+    return ZOO[name][1](rows, seed).to(dtype)
+
+
+def given(name: str) -> dict[str, Any]:
+    """What `cache` has to be told of a host that does not say how large its images are."""
+    return {"example": example(name, 1).args} if name.startswith("timm_pvt2") else {}
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """All that a model has and is: names and identities of parameters, hooks, attributes of every module."""
+    found: dict[str, Any] = {"keys": list(model.state_dict())}
+    for name, module in model.named_modules():
+        attributes = {key for key in module.__dict__ if not key.startswith("_")}
+        hooks = {key: dict(value) for key, value in module.__dict__.items() if key.endswith("_hooks")}
+        plain = {key: value for key, value in module.__dict__.items() if isinstance(value, (bool, int, float, str))}
+        plain = {key: value for key, value in plain.items() if not key.endswith("_seed")}  # drawn at every forward
+        found[name] = attributes, set(module.__dict__), hooks, plain, list(module._modules), module.training
+        config = getattr(module, "config", None)
+        if config is not None:
+            found[f"{name}.config"] = config.to_dict()
+    return found
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    """Equal to rounding, in double precision."""
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def open_caches(model: nn.Module, seed: int = 5) -> None:
+    """Give the branches of a cached model weights, gates and contents that do something."""
+    from mnemos.memory.gated_cache import caches
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for branch in caches(model):
+            for value in (*branch.parameters(), branch.cache):
+                value += 0.3 * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+            branch.mix += 1.5

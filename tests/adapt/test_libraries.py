@@ -1,0 +1,57 @@
+"""Host libraries are imported when asked for, and torchvision's missing operators stop nobody."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from mnemos.adapt import libraries
+from mnemos.types import InputError
+
+
+@pytest.mark.parametrize(("name", "extra"), [("timm", "vision"), ("transformers", "hf")])
+def test_a_missing_library_names_its_install_command(monkeypatch, name, extra):
+    libraries.timm()
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(InputError) as raised:
+        getattr(libraries, name)()
+    assert str(raised.value) == f"{name} is not installed; run: pip install 'mnemos[{extra}]'"
+
+
+def test_timm_imports_with_its_data_and_an_operator_that_is_missing_says_so():
+    libraries.timm()
+    import timm.data  # noqa: F401
+    import torchvision
+
+    boxes, scores = torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 2), torch.tensor([0.5, 0.6])
+    if libraries._declared is None:  # torchvision was built for this PyTorch
+        assert torchvision.ops.nms(boxes, scores, 0.5).tolist() == [1]
+    else:
+        with pytest.raises(RuntimeError, match="custom C"):
+            torchvision.ops.nms(boxes, scores, 0.5)
+
+
+def test_nothing_is_declared_where_torchvision_works(monkeypatch):
+    works = types.ModuleType("torchvision")
+    monkeypatch.setitem(sys.modules, "torchvision", works)
+    monkeypatch.setattr(libraries, "_declared", None)
+    assert libraries.torchvision() is works
+    assert libraries._declared is None
+
+
+def test_any_other_failure_of_an_import_is_not_hidden(monkeypatch):
+    def broken(name: str) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(libraries.importlib, "import_module", broken)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        libraries.timm()
+
+
+@pytest.mark.slow
+def test_a_fresh_process_can_ask_in_any_order():
+    for calls in ("transformers(); timm()", "timm(); transformers()"):
+        code = f"from mnemos.adapt.libraries import *; {calls}; import timm.data, transformers.models.pvt.modeling_pvt"
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,182 @@
+"""The hand formula of a gated cache's cost against what torch counts while it runs."""
+
+import ast
+import inspect
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import GRC
+from mnemos.attention import GatedCacheAttention, SoftmaxAttention
+from mnemos.evaluate.flops import count_flops
+from mnemos.ops.gated_cache import cost
+from mnemos.ops.gated_cache.cost import Shape
+
+B, T, TM, D, HEADS = 3, 20, 7, 24, 2
+SWITCHES = [
+    {"preset": "paper"},
+    {"preset": "mnemos"},
+    {"preset": "official"},
+    {"preset": "official", "convolution": False},
+    {"preset": "paper", "inference": "transient"},
+    {"preset": "mnemos", "inference": "frozen", "ratio": 0.25},
+    {"preset": "paper", "branch": "linear"},
+    {"preset": "mnemos", "branch": "linear"},
+    {"preset": "paper", "convolution": True, "ratio": 1.0},
+]
+IDS = ["-".join(map(str, s.values())) for s in SWITCHES]
+
+
+def counted(layer, x) -> tuple[int, int]:
+    """FLOPs of a forward, and of one with its backward, in the mode that the layer is in."""
+    with torch.no_grad():
+        if not layer.training:
+            layer(x.detach())  # a frozen cache's keys and values are projected once
+        forward = count_flops(lambda: layer(x.detach()))
+    return forward, count_flops(lambda: layer(x)[0].sum().backward()) if layer.training else 0
+
+
+def shape_of(layer: GatedCacheAttention, tokens: int, grid: tuple[int, int] | None) -> Shape:
+    area = 0 if grid is None else grid[0] * grid[1]
+    return Shape(tokens, layer.cache.shape[0], D, layer.cache_dim, HEADS, grid_tokens=area, lifts=False)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=IDS)
+@pytest.mark.parametrize("length", [TM, T])
+def test_the_formula_counts_what_our_own_layer_multiplies(switches, length):
+    grid = (4, 5) if switches.get("convolution") is not False else None
+    layer = GatedCacheAttention(D, HEADS, grc=GRC(length=length, **switches), grid=grid)
+    plain = SoftmaxAttention(D, HEADS)
+    x = torch.randn(B, T, D, requires_grad=True)
+    shape = shape_of(layer, T, grid)
+    forward, step = counted(layer, x)
+    alone, alone_step = counted(plain, x)
+    assert forward - alone == 2 * cost.training_macs(shape, layer.grc, B)
+    assert step - alone_step == 2 * (cost.training_macs(shape, layer.grc, B) + cost.backward_macs(shape, layer.grc, B))
+    layer.eval()
+    assert counted(layer, x)[0] - alone == 2 * cost.inference_macs(shape, layer.grc, B)
+    assert sum(p.numel() for p in layer.parameters()) - sum(p.numel() for p in plain.parameters()) == cost.parameters(
+        shape, layer.grc
+    )
+
+
+def encoder() -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(D, HEADS, 32, 0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("switches", [s for s in SWITCHES if not s.get("convolution")], ids=str)
+def test_the_formula_counts_what_a_host_gains(switches):
+    torch.manual_seed(0)
+    host, x = encoder(), torch.randn(B, T, D, requires_grad=True)
+    alone = counted(host, x)
+    parameters = sum(p.numel() for p in host.parameters())
+    report = mnemos.cache(host, GRC(length=TM, **switches), example=x)
+    shapes = [(one.shape, one.grc) for one in report.swapped]
+    assert len(shapes) == 2
+    assert [shape.tokens for shape, _ in shapes] == [T, T]
+    forward, step = counted(host, x)
+    assert forward - alone[0] == 2 * sum(cost.training_macs(*both, B) for both in shapes)
+    assert step - alone[1] == 2 * sum(cost.training_macs(*both, B) + cost.backward_macs(*both, B) for both in shapes)
+    # torch's encoder layers leave their fast path in eval once they have a cache, which counts nothing of its own.
+    assert counted(host.eval(), x)[0] - alone[0] == 2 * sum(cost.inference_macs(*both, B) for both in shapes)
+    assert sum(p.numel() for p in host.parameters()) - parameters == sum(cost.parameters(*both) for both in shapes)
+    one = [2 * cost.training_macs(*both) for both in shapes]
+    assert report.flops == sum(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["paper", "mnemos", "official"])
+@pytest.mark.parametrize("name", ["vit", "pvt", "pvt2", "swin"])
+def test_the_formula_counts_what_image_models_gain(name, preset):
+    """Class tokens, keys reduced by convolution, windows folded in the batch, grids."""
+    from mnemos.models.vision import PVTConfig, SwinConfig, ViTConfig
+
+    configs = {
+        "vit": ViTConfig(width=32, depth=2),
+        "pvt": PVTConfig(widths=(16, 32), depths=(1, 1)),
+        "pvt2": PVTConfig(version=2, widths=(16, 32), depths=(1, 1)),
+        "swin": SwinConfig(width=16),
+    }
+    torch.manual_seed(0)
+    model, x = configs[name].build(), torch.randn(B, 3, 32, 32)
+    host = model.host
+    alone = counted(model, x)
+    report = mnemos.cache(host, GRC(preset=preset))
+    shapes = [(one.shape, one.grc) for one in report.swapped]
+    forward, step = counted(model, x)
+    assert forward - alone[0] == 2 * sum(cost.training_macs(*both, B) for both in shapes) > 0
+    assert step - alone[1] == 2 * sum(cost.training_macs(*both, B) + cost.backward_macs(*both, B) for both in shapes)
+    assert counted(model.eval(), x)[0] - alone[0] == 2 * sum(cost.inference_macs(*both, B) for both in shapes)
+    assert report.parameters == sum(cost.parameters(*both) for both in shapes)
+
+
+def test_what_the_batch_shares_is_counted_once():
+    shape, grc = Shape(T, TM, D, D // 2, HEADS), GRC(preset="paper").resolved()
+    d = D // 2
+    by_row = T * d * d + 2 * T * TM * d + T * d * D + 4 * TM * d * d
+    assert cost.training_macs(shape, grc, B) == B * by_row + 2 * TM * d * d + 2 * TM * d * d
+    assert cost.frozen_macs(shape, grc, B) == B * (T * d * d + 2 * T * TM * d + T * d * D)
+    windows = shape._replace(rows=4)
+    assert cost.training_macs(windows, grc, B) == cost.training_macs(shape, grc, 4 * B)
+
+
+@pytest.mark.parametrize(("ratio", "table10"), [(0.125, 0.03), (0.25, 0.06), (0.5, 0.25), (1.0, 1.07)])
+def test_the_papers_convention_gives_its_table_10(ratio, table10):
+    """PVT-Tiny at 224²: stages of 3136, 784, 196 and 50 tokens, 64 to 512 channels, two layers each; 1.90 G without."""
+    stages = [(3136, 64), (784, 128), (196, 320), (50, 512)]
+    added = sum(2 * cost.paper_flops(Shape(t, t, d, int(ratio * d), 1)) for t, d in stages)
+    assert added / 1e9 == pytest.approx(table10, abs=0.0151)
+
+
+def test_a_roofline_is_bound_by_the_slower_of_two():
+    shape, grc = Shape(T, TM, D, D // 2, HEADS), GRC().resolved()
+    found = cost.parts(shape, grc, B)
+    assert cost.seconds(found, 1.0, float("inf")) == cost.training_macs(shape, grc, B)
+    moved = cost.forward_bytes(shape, grc, B) + cost.backward_bytes(shape, grc, B)
+    assert cost.seconds(found, float("inf"), 0.25, backward=True) == moved
+
+
+def test_it_imports_no_torch():
+    tree = ast.parse(inspect.getsource(cost))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {node.module for node in imports} == {"collections.abc", "typing"}
+
+
+class Host(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+def kept(model: torch.nn.Module, x: torch.Tensor) -> int:
+    """Bytes that autograd keeps of a training forward, parameters and the input apart."""
+    mine = {t.untyped_storage().data_ptr() for t in (x, *model.parameters())}
+    found: dict[int, torch.Tensor] = {}  # the tensors are held, so that no address is given twice
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        if t.untyped_storage().data_ptr() not in mine:
+            found[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        model(x)
+    return sum(t.untyped_storage().nbytes() for t in found.values())
+
+
+@pytest.mark.parametrize("preset", ["paper", "mnemos", "official"])
+@pytest.mark.parametrize("length", [TM, T])
+def test_what_is_kept_for_the_backward_is_what_the_formula_says(preset, length):
+    """Small numbers aside, such as a norm's means and the weights that λ has scaled."""
+    x = torch.randn(16, T, D, requires_grad=True)
+    host = Host()
+    alone = kept(host, x)
+    report = mnemos.cache(
+        host, GRC(length=length, preset=preset, convolution=False), where="attention", example=x.detach()
+    )
+    formula = cost.kept_bytes(report.swapped[0].shape, report.swapped[0].grc, 16)
+    assert 0.9 < formula / (kept(host, x) - alone) <= 1.0

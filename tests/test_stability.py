@@ -1,0 +1,144 @@
+"""What benchmarks/stability.py and forgetting.py rest on: they run the library's code, and the bounds hold."""
+
+import importlib
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BOUNDED, UPDATES = ("official", "mnemos"), 2000
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module
+
+
+@pytest.fixture
+def stability(benchmark) -> ModuleType:
+    return benchmark("stability")
+
+
+def lanes(stability: ModuleType, preset: str) -> tuple[list, tuple[torch.Tensor, ...], Any]:
+    """A lane for every kind of weights and input; where there is a norm, its gain and shift are anything."""
+    made = [stability.layer(preset, weights) for weights in stability.WEIGHTS]
+    generator = torch.Generator().manual_seed(3)
+    for m in made:
+        if m.candidate_norm is not None:
+            m.candidate_norm.weight.normal_(0, 2, generator=generator)
+            m.candidate_norm.bias.normal_(0, 2, generator=generator)
+
+    def feed(n: int, start: int) -> torch.Tensor:
+        kinds = [stability.tokens(kind, n, start, stability.SIZE, 0) for kind in stability.INPUTS]
+        each = [stability.sources(made[0], x).expand(n, -1, -1, -1) for x in kinds]
+        return torch.stack(each, 1).repeat(1, len(made), 1, 1, 1)
+
+    each = [m for m in made for _ in stability.INPUTS]
+    return each, stability.stacked(each), feed
+
+
+def bound(layer: Any) -> torch.Tensor:
+    """√(Dm − 1)·|gain| + |shift| [Dm]."""
+    norm = layer.candidate_norm
+    return math.sqrt(layer.cache_dim - 1) * norm.weight.abs() + norm.bias.abs()
+
+
+def test_what_is_measured_is_the_training_forward_of_the_layer(stability):
+    stability.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", BOUNDED)
+def test_bounded_presets_stay_under_the_proven_bound(stability, preset):
+    layers, p, feed = lanes(stability, preset)
+    found = stability.run(p, feed, UPDATES)
+    assert all(found["finite"])
+    limits = torch.stack([bound(m) for m in layers])
+    assert (found["cache"].abs() <= limits[:, None] * (1 + 1e-5)).all(), "channel by channel"
+    assert (torch.tensor(found["peak"]) <= limits.amax(1) * (1 + 1e-5)).all(), "and every row at every update"
+
+
+@pytest.mark.parametrize("preset", BOUNDED)
+def test_from_any_start_channel_by_channel(stability, preset):
+    layers, p, feed = lanes(stability, preset)
+    cache = 20 * torch.randn(len(layers), *layers[0].cache.shape, generator=torch.Generator().manual_seed(4))
+    norm = torch.stack([bound(m) for m in layers])[:, None]
+    limit = torch.maximum(cache.abs().amax(1, keepdim=True), norm) * (1 + 1e-5)
+    for source in feed(50, 0):
+        new, _ = stability.update(source, cache, *p)
+        assert (new.abs() <= limit[:, None]).all()
+        cache = new.mean(1)
+    assert (limit > norm * (1 + 1e-5)).any(), "where it starts outside, it need not come in"
+
+
+def test_the_bound_is_reached(stability):
+    layer = stability.layer("mnemos", "gates open")
+    d = layer.cache_dim
+    layer.candidate.weight.copy_(torch.cat([torch.eye(d), torch.zeros(d, d)], 1))
+    layer.candidate.bias.zero_()
+    source = torch.zeros(1, 1, *layer.cache.shape)
+    source[..., 0] = 1e4
+    new, _ = stability.update(source, layer.cache[None], *stability.stacked([layer]))
+    torch.testing.assert_close(new[0, 0, :, 0], bound(layer)[0].expand(len(layer.cache)))
+
+
+def test_the_linear_candidate_overflows_with_large_weights(stability):
+    """Documented behaviour: nothing bounds it. The same weights at their first size stay finite."""
+    rows = {row["weights"]: row for row in stability.table("paper", UPDATES, 0, kinds=("normal",))}
+    assert rows["default"]["finite"]
+    assert rows["default"]["peak"] < 3
+    diverged = rows["candidate x4.5"]
+    assert not diverged["finite"]
+    assert diverged["first_not_finite"] < UPDATES
+    assert diverged["rms"][0] < 1.5, "it began like any other"
+    assert diverged["rms"][-1] is None
+    assert max(diverged["radius"][:3]) > 1 > max(rows["default"]["radius"][:3])
+
+
+def test_the_linear_candidate_is_bounded_where_theory_says_so(stability):
+    """Rows of W_cC that sum to q < 1 in absolute value: |C| ≤ max|W_cS·S̄ + b_c| / (1 − q), whatever the gates do."""
+    layers, _, feed = lanes(stability, "paper")
+    d, q = layers[0].cache_dim, 0.9
+    for m in layers:  # lanes of one kind of weights are one layer: the second time changes nothing
+        half = m.candidate.weight[:, d:]
+        half *= q / half.abs().sum(1, keepdim=True)
+    p = stability.stacked(layers)
+    source = feed(300, 0)
+    pushed = torch.einsum("nlbtd,led->nlbte", source, p[4][..., :d]) + p[5][None, :, None, None]
+    limit = pushed.abs().amax((0, 2, 3, 4)) / (1 - q)
+    found = stability.run(p, lambda n, start: source[start : start + n], 300)
+    assert all(found["finite"])
+    assert (torch.tensor(found["peak"]) <= limit * (1 + 1e-5)).all()
+
+
+def test_half_lives_of_what_is_known(benchmark):
+    forgetting = benchmark("forgetting")
+    k = torch.arange(200)
+    share = torch.stack([0.5 ** (k / h) for h in (0.4, 1.0, 7.5)] + [torch.ones(200)], 1)
+    torch.testing.assert_close(forgetting.half_life(share)[:3], torch.tensor([0.4, 1.0, 7.5]))
+    assert forgetting.half_life(share)[3].isnan()
+    generator, x, kept = torch.Generator().manual_seed(0), torch.zeros(2, 50), []
+    keep = 0.5 ** (1 / torch.tensor([[2.0], [10.0]]))
+    for _ in range(5000):
+        x = keep * x + torch.randn(2, 50, generator=generator)
+        kept.append(x)
+    found = forgetting.half_life(forgetting.autocorrelation(torch.stack(kept[200:]), 100))
+    torch.testing.assert_close(found, torch.tensor([2.0, 10.0]), rtol=0.05, atol=0)
+
+
+@pytest.mark.slow
+def test_the_paper_preset_forgets_as_its_gate_says(benchmark):
+    forgetting, stability = benchmark("forgetting"), benchmark("stability")
+    rows, _ = forgetting.measure("paper", 0, 1000, stability.step)
+    rows = [row for row in rows if row["bias"] > -5]  # slower ones are not half forgotten in 200 updates
+    half = [row["half_life_of_influence"] for row in rows]  # by falling bias
+    assert half == sorted(half)
+    assert 0.9 < half[3] < 1.3, "half open: about one update"
+    for row in rows:
+        assert row["half_life_of_influence"] == pytest.approx(row["half_life_without_candidate"], rel=0.45)
