@@ -52,7 +52,7 @@ def test_help_lists_every_verb(capsys):
         assert f"mnemos {verb}" in said
 
 
-@pytest.mark.parametrize("verb", ["list", "eval", "report", "train", "compare"])
+@pytest.mark.parametrize("verb", ["list", "eval", "report", "train", "compare", "reproduce"])
 def test_every_verb_has_help(verb, capsys):
     assert main([verb, "--help"]) == 0
     assert f"mnemos {verb}" in capsys.readouterr().out
@@ -99,6 +99,8 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["compare", "demo", "listops"], "differ in data"),
         (["compare", "demo", "demo-wider", "--seeds", "0"], "at least 1"),
         (["report", "nowhere"], "nowhere"),
+        (["reproduce", "cached_transformer"], "did you mean 'cached_transformers'"),
+        (["reproduce", "cached_transformers/tabel1"], "did you mean cached_transformers/table1"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):

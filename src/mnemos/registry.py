@@ -48,6 +48,15 @@ RECIPES = {
     "listops": "mnemos.papers.cached_transformers.recipes:listops",
     "listops-cached": "mnemos.papers.cached_transformers.recipes:listops_cached",
 }
+_VISION = "mnemos.papers.cached_transformers.vision"
+for _names, _arms in (
+    ("digits-vit digits-pvt mnist-vit mnist-pvt cifar-vit cifar-pvt photos-vit", " -cached -wider -attention-cache"),
+    ("digits-swin mnist-swin cifar-swin", " -cached -wider"),
+    ("imagenet-vit-s imagenet-pvt-tiny imagenet-pvt-small", " -cached -attention-cache"),
+    ("imagenet-pvt-medium imagenet-pvt-v2-b2 imagenet-pvt-v2-b3 imagenet-pvt-v2-b4", " -cached"),
+    ("imagenet-swin-t imagenet-22k-swin-t", " -cached"),
+):
+    RECIPES |= {_n + _a: f"{_VISION}:{_n}{_a}" for _n in _names.split(" ") for _a in _arms.split(" ")}
 KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
 
 

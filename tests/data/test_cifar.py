@@ -216,10 +216,10 @@ def test_damaged_archives(tmp_path):
     whole = (tmp_path / "train.tar.gz").read_bytes()
     for i in range(2, 20):
         (tmp_path / "train.tar.gz").write_bytes(whole[: len(whole) * i // 20])
-        with pytest.raises(InputError, match="train.tar.gz: the gzip stream is cut short"):
+        with pytest.raises(InputError, match=r"train.tar.gz: the gzip stream is cut short"):
             read_cifar(tmp_path, "cifar10")
     (tmp_path / "train.tar.gz").write_bytes(gzip.decompress(whole)[:-6000])
-    with pytest.raises(InputError, match="train.tar.gz: expected a tar, found one cut short"):
+    with pytest.raises(InputError, match=r"train.tar.gz: expected a tar, found one cut short"):
         read_cifar(tmp_path, "cifar10")
 
 
@@ -233,7 +233,7 @@ def test_missing_files(tmp_path):
     jpegs(tmp_path / "test.tar.gz", "test", each=1)
     with pytest.raises(InputError, match=r"train/class0/0000.jpg: expected 32 x 32 pixels, found \(31, 31\)"):
         read_cifar(tmp_path, "cifar10")
-    with pytest.raises(InputError, match="data.size must be at least 1"):
+    with pytest.raises(InputError, match=r"data.size must be at least 1"):
         CIFARConfig(str(tmp_path), size=0).build()
 
 

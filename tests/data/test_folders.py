@@ -1,3 +1,4 @@
+import itertools
 import os
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_a_folder_a_class(tmp_path):
     parts = read_layout(tmp_path, 0.1)
     assert parts["train"].files.classes == ("a", "b", "c", "d")
     found = {split: paths(part, tmp_path) for split, part in parts.items()}
-    everything = sorted(sum(found.values(), []))
+    everything = sorted(itertools.chain(*found.values()))
     assert everything == sorted(os.path.relpath(p, tmp_path) for p in tmp_path.glob("*/*.png"))
     assert len(set(everything)) == 31, "disjoint"
     # A tenth of each, at least one of three or more: 1, 2, 1, and none of the only one.
@@ -94,7 +95,10 @@ def test_what_is_an_image(tmp_path):
     (tmp_path / "a" / "ü.png").touch()
     files = scan(str(tmp_path))
     names = ["000.png", "B.JPG", "c.JpEg", "d.webp", "e.tif", "f.PPM", "g.bmp", "inner/deep/j.png", "ü.png"]
-    assert [files.path(i) for i in range(10)] == [*(str(tmp_path / "a" / n) for n in names), str(tmp_path / "b/000.png")]
+    assert [files.path(i) for i in range(10)] == [
+        *(str(tmp_path / "a" / n) for n in names),
+        str(tmp_path / "b/000.png"),
+    ]
     assert files.labels.tolist() == [0] * 9 + [1]
 
 

@@ -139,5 +139,9 @@ def test_numbers_of_maps():
     share = torch.sigmoid(layer.mix.detach()).repeat_interleave(8)
     sizes = [float((s * o).square().mean().sqrt()) for s, o in ((share, o_mem), (1 - share, o_self))]
     assert numbers["weight"] == pytest.approx(sizes[0] / sum(sizes))
+    # As much of its own as all have in common.
+    wide = Places((40, 40), 0, torch.arange(1600)[None])
+    o_mem = (torch.randn(1, 1600, 1) + torch.randn(3, 1600, 1)).expand(-1, -1, 16)
+    assert maps(layer, wide, Seen(o_mem, o_mem, o_mem))[0]["memory_own"] == pytest.approx(0.5, abs=0.04)
     against = maps(layer, place, Seen(o_self, o_self, -2 * o_self))[0]
     assert against["correlation"] == pytest.approx([-1] * 5)

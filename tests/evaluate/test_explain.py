@@ -78,8 +78,17 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(tmp_path, monke
 
 def test_files_stay_small(tmp_path):
     config = ViTConfig(image=96, patch=8, width=8, depth=13, heads=2, classes=4)
-    explain(cached(config), photos(96, sizes=(300, 8, 16)), tmp_path)
+    task = photos(96, sizes=(300, 8, 16))
+    found = explain(cached(config), task, tmp_path)
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 4e6
+    assert sum(entry["slots"] is not None for entry in found["layers"]) == 6
+    # The patches are cut from the pictures that are named, of a choice of 256 among 300.
+    arrays, slots = load_file(tmp_path / "explain.safetensors"), found["layers"][0]["slots"]
+    assert max(max(row) for row in slots["image"]) > 256
+    for i, (images, centres) in enumerate(zip(slots["image"], slots["centres"], strict=True)):
+        pictures = torch.stack([torch.as_tensor(task.picture("train", image)) for image in images])
+        cut = patches(pictures, torch.arange(6), torch.tensor(centres), (12, 12))
+        assert torch.equal(cut, arrays["patches.0"][i])
 
 
 def test_without_caches_nothing_is_written(tmp_path):

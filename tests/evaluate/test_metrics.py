@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mnemos.data.batch import IGNORE, Batch
-from mnemos.evaluate.metrics import bits, evaluate, perplexity
+from mnemos.evaluate.metrics import bits, counted, evaluate, perplexity, score
 from mnemos.types import InputError
 
 
@@ -112,3 +112,50 @@ def test_units():
     assert perplexity(math.log(50)) == pytest.approx(50)
     assert perplexity(1e4) == math.inf
     assert bits(math.log(8)) == pytest.approx(3)
+
+
+class Fixed(nn.Module):
+    """Logits by the image's number, which is its only pixel."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x, state=None, mask=None):
+        return self.logits[x[:, 0, 0, 0].long()], None
+
+
+def test_top5():
+    logits = torch.rand(40, 9, generator=torch.Generator().manual_seed(3))
+    targets = torch.arange(40) % 9
+    targets[7] = IGNORE
+    images = torch.arange(40.0).view(40, 1, 1, 1)
+    batches = [Batch(images[a:b], targets[a:b]) for a, b in ((0, 13), (13, 40))]
+    found = evaluate(Fixed(logits), batches)
+    right = [sum(logits[i] > logits[i, y]) < 5 for i, y in enumerate(targets.tolist()) if y != IGNORE]
+    assert found["top5"] == pytest.approx(sum(right) / 39)
+    assert 0.3 < found["top5"] < 0.8
+    assert found["count"] == 39
+    assert evaluate(Fixed(logits.double()), batches)["top5"] == found["top5"], "images follow the model's precision"
+    doubled = evaluate(Fixed(logits), batches, lambda sums: 2 * sums)
+    assert doubled == {**found, "count": 78}
+    assert "top5" not in evaluate(Fixed(logits[:, :5]), [Batch(images, targets % 5)])
+    assert "top5" not in evaluate(Summing(), stream([4])[0]), "tokens of a language"
+
+
+def test_targets_that_are_probabilities():
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(6, 5, generator=generator)
+    targets = torch.rand(6, 5, generator=generator)
+    targets /= targets.sum(1, keepdim=True)
+    loss, right, count = score(logits, targets)
+    assert loss.item() == pytest.approx(-(targets * logits.log_softmax(1)).sum().item(), rel=1e-6)
+    assert right.item() == sum(int(logits[i].argmax() == targets[i].argmax()) for i in range(6))
+    assert count.item() == counted(targets).item() == 6
+    hard = torch.tensor([0, 4, 2, IGNORE, 1, 1])
+    whole = hard != IGNORE
+    one = F.one_hot(hard[whole], 5).float()
+    assert score(logits, hard)[0].item() == pytest.approx(score(logits[whole], one)[0].item(), rel=1e-6)
+    assert counted(hard).item() == 5
+    low = score(logits.bfloat16(), targets)[0]
+    assert low.dtype == torch.float32

@@ -55,15 +55,17 @@ def test_what_decays():
     model.frozen = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
     model.slot_bias = nn.Parameter(torch.zeros(3, 3))
     model.blocks[0].mix = nn.Parameter(torch.zeros(4, 1))
-    decayed, free = parameter_groups(model, 0.1)
+    decayed, free, gates = parameter_groups(model, 0.1, 3.0)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1
-    assert free["weight_decay"] == 0.0
+    assert free["weight_decay"] == gates["weight_decay"] == 0.0
+    assert {names[id(p)] for p in gates["params"]} == {"mix", "blocks.0.mix"}
+    assert [group["share"] for group in (decayed, free, gates)] == [1.0, 1.0, 3.0]
     assert {names[id(p)] for p in decayed["params"]} == {
         "embedding.weight", "blocks.0.weight", "blocks.1.weight", "head.weight", "late.weight",
     }  # fmt: skip
     assert {names[id(p)] for p in free["params"]} == {
-        "mix", "blocks.0.mix", "slot_bias", "blocks.0.bias", "blocks.1.bias", "head.bias", "late.bias",
+        "slot_bias", "blocks.0.bias", "blocks.1.bias", "head.bias", "late.bias",
     }  # fmt: skip
 
 
@@ -117,6 +119,52 @@ def test_state_comes_back_bit_by_bit(name, fused):
             assert torch.equal(value, optimiser_state(other, again)[name][key])
 
 
+class Gated(nn.Linear):
+    """A layer and its gate."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.mix = nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam", "adam"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_gates_have_a_rate_of_their_own(name, fused):
+    """λ moves `gate_rate` times as far as under the others' rate, and nothing else moves differently."""
+    moved = {}
+    for share in (1.0, 7.0, 0.0):
+        torch.manual_seed(0)
+        layer, config = Gated(), OptimConfig(name, 1e-3, gate_rate=share, schedule=ScheduleConfig("cosine", 2))
+        before = {n: p.detach().clone() for n, p in layer.named_parameters()}
+        optimiser = make_optimiser(layer, config, fused)
+        for update in range(1, 7):
+            assert set_rate(optimiser, config, update, 9) == pytest.approx(1e-3 * factor(config.schedule, update, 9))
+            for n, parameter in layer.named_parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 * update + len(n))
+            optimiser.step()
+        moved[share] = {n: p.detach() - before[n] for n, p in layer.named_parameters()}
+    torch.testing.assert_close(moved[7.0]["mix"], 7 * moved[1.0]["mix"])
+    assert moved[1.0]["mix"].abs().min() > 1e-4
+    assert not moved[0.0]["mix"].any()
+    for n in ("weight", "bias"):
+        assert torch.equal(moved[1.0][n], moved[7.0][n])
+        assert torch.equal(moved[1.0][n], moved[0.0][n])
+
+
+def test_imagenets_schedule():
+    """300 epochs of 1,251 updates of 1,024: five of warm-up from 1e-6 to 1e-3, then half a cosine to 1e-5."""
+    epoch = 1251
+    config = OptimConfig(rate=1e-3, schedule=ScheduleConfig("cosine", 5 * epoch, floor=0.01, start=0.001))
+    optimiser = make_optimiser(nn.Linear(2, 2), config)
+    rates = {u: set_rate(optimiser, config, u, 300 * epoch) for u in (1, epoch, 5 * epoch, 300 * epoch)}
+    assert rates[1] == pytest.approx(1e-6 + (1e-3 - 1e-6) / (5 * epoch))
+    assert rates[epoch] == pytest.approx(1e-6 + (1e-3 - 1e-6) / 5)
+    assert rates[5 * epoch] == pytest.approx(1e-3)
+    assert rates[300 * epoch] == pytest.approx(1e-5)
+    middle = 5 * epoch + 295 * epoch // 2
+    assert set_rate(optimiser, config, middle, 300 * epoch) == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-4)
+
+
 def test_state_of_another_model_is_refused():
     layer = nn.Linear(2, 2)
     with pytest.raises(InputError, match="found a state of 'other'"):
@@ -131,6 +179,9 @@ def test_state_of_another_model_is_refused():
         (OptimConfig(betas=(0.9, 1.0)), "optim.betas"),
         (OptimConfig(decay=-1), "optim.decay"),
         (OptimConfig(clip=-1), "optim.clip"),
+        (OptimConfig(gate_rate=-1), "optim.gate_rate must be at least 0, found -1"),
+        (OptimConfig(gate_rate=float("inf")), "optim.gate_rate"),
+        (OptimConfig(schedule=ScheduleConfig(start=1.5)), "optim.schedule.start must be between 0 and 1"),
         (OptimConfig(schedule=ScheduleConfig(warmup=-1)), "optim.schedule.warmup"),
         (OptimConfig(schedule=ScheduleConfig(floor=2)), "optim.schedule.floor"),
     ],

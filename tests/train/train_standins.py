@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.config import DataConfig, ModelConfig
-from mnemos.data.batch import IGNORE, Batch
+from mnemos.data.batch import IGNORE, Batch, TokenTask
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
@@ -94,7 +94,7 @@ class ToyConfig(ModelConfig):
         return Toy(self)
 
 
-class ToyTask:
+class ToyTask(TokenTask):
     def __init__(self, config: "ToyDataConfig") -> None:
         self.config = config
         self.kind = "language" if config.language else "classification"

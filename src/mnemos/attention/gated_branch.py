@@ -104,6 +104,15 @@ class GatedBranch(GatedCache):
         self._remembered.clear()
         return super().train(mode)
 
+    # Moved or loaded weights may stand at the address, and say the version, of those before.
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._remembered.clear()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._remembered.clear()
+        super()._load_from_state_dict(*args)
+
     def lifted(self, o_mem: Tensor) -> Tensor:
         """o_mem [B, T, H, M] as wide as what it is mixed with, [B, T, H, D/H]."""
         if self.lift is None:
@@ -127,7 +136,8 @@ class GatedBranch(GatedCache):
         Versions tell of most changes. Fused optimisers keep theirs secret, but need a forward with gradient, after
         which nothing is kept. Whoever writes through `.data` calls eval() again.
         """
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
+        changing = self.training or torch.is_grad_enabled()
+        if changing or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
             if self._remembered:  # to clear nothing is a side effect to a compiler, too
                 self._remembered.clear()
             return compute()

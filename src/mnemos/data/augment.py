@@ -63,7 +63,7 @@ def vary(pixels: NDArray[np.uint8], random: np.random.Generator, flip: bool) -> 
     margin = side // 8
     padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
     corners = random.integers(0, 2 * margin, (rows, 2), endpoint=True)
-    turned = random.random(rows) < (0.5 if flip else 0.0)
+    turned: NDArray[np.bool_] = np.less(random.random(rows), 0.5 if flip else 0.0)
     found = np.empty_like(pixels)
     for i, (top, left) in enumerate(corners):
         crop = padded[i, top : top + side, left : left + side]
@@ -72,7 +72,7 @@ def vary(pixels: NDArray[np.uint8], random: np.random.Generator, flip: bool) -> 
 
 
 def _posterise(image: Any, bits: int, **_: Any) -> Any:
-    """Keep so many bits of a colour. timm goes down to 0, which is black; Pillow 13 refuses that, earlier ones did not."""
+    """Keep so many bits of a colour. timm goes down to 0, black; Pillow 13 refuses that, earlier ones did not."""
     from PIL import Image, ImageOps
 
     if bits < 1:

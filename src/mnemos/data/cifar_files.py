@@ -106,7 +106,7 @@ def download_cifar(folder: str | Path, variant: Variant) -> None:
             )
         os.replace(temporary, folder / about.archive)
     except (urllib.error.URLError, OSError) as error:
-        raise InputError(f"{URL}{about.archive}: could not be fetched ({error}); put it into {folder} yourself") from None
+        raise InputError(f"{URL}{about.archive}: could not be fetched ({error}); put it into {folder}") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -203,7 +203,7 @@ def _unpickled(data: bytes, where: str) -> dict[bytes, Any]:
             raise pickle.UnpicklingError("it is no dict")
     except Exception as error:  # a damaged pickle raises whatever it stumbles over
         problem = " ".join(str(error).split())
-        raise InputError(f"{where}: expected CIFAR's pickle, cannot read it ({problem}); fetch the file again") from None
+        raise InputError(f"{where}: expected CIFAR's pickle, cannot read it ({problem}); fetch it again") from None
     return value
 
 
@@ -222,9 +222,7 @@ def _read_jpegs(folder: Path, about: Official) -> Images:
     return Images(train, test, names)
 
 
-def _jpegs(
-    archive: Path, classes: int
-) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[str, ...]]:
+def _jpegs(archive: Path, classes: int) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[str, ...]]:
     """The images of a tar of …/CLASS/*.jpg, and its classes in order; theirs are in the order of their names."""
     found: list[tuple[str, NDArray[np.uint8]]] = []
     for member, data in _unpacked(archive):

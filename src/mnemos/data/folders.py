@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from mnemos.types import InputError
 
 ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+Split = Literal["train", "valid", "test"]
 _VALID = ("val", "validation", "valid")
 
 
@@ -48,7 +50,7 @@ class Part:
     rows: NDArray[np.int64]
 
 
-def read_layout(folder: str | Path, held_out: float) -> dict[str, Part]:
+def read_layout(folder: str | Path, held_out: float) -> dict[Split, Part]:
     """The splits "train", "valid" and "test" of a folder, disjoint, in one of two layouts.
 
     FOLDER/CLASS/…/IMAGE: of each class a share `held_out` is the validation split and as much the test split, at least

@@ -15,10 +15,9 @@ from .ahead import ahead
 from .augment import AugmentConfig, TimmAugmentation, normalise, vary
 from .batch import Batch
 from .buckets import Order
+from .folders import Split
 from .pictures import Pictures
 from .randomness import AUGMENT, ORDER, generator, global_generators
-
-Split = Literal["train", "valid", "test"]
 
 
 class View(NamedTuple):
@@ -74,9 +73,9 @@ class ImageTask:
         if workers < 0:
             raise InputError(f"data.workers must be at least 0, found {workers}")
         self.names, self.classes, self.side, self.colours = list(names), len(names), size, colours
-        self._views = {
-            split: view if split == "train" else View(view.pictures, _mixed(view.rows)) for split, view in splits.items()
-        }
+        self._views = dict(splits)
+        for split in ("valid", "test"):
+            self._views[split] = View(splits[split].pictures, _mixed(splits[split].rows))
         test = self._views["test"]
         self.majority = float(np.bincount(test.pictures.labels[test.rows]).max() / len(test.rows))
         self._order = Order(len(self._views["train"].rows))
@@ -149,9 +148,7 @@ class _Key(NamedTuple):
 class _Maker:
     """Batches of pictures, as pure functions of their keys."""
 
-    def __init__(
-        self, pictures: Pictures, size: int, classes: int, colours: Colours, augment: AugmentConfig
-    ) -> None:
+    def __init__(self, pictures: Pictures, size: int, classes: int, colours: Colours, augment: AugmentConfig) -> None:
         augment.check()
         self.pictures, self.colours, self.augment = pictures, colours, augment
         self.timm = None

@@ -8,7 +8,7 @@ from mnemos.types import InputError
 
 from .augment import AugmentConfig
 from .folders import read_layout
-from .image_task import IMAGENET, ImageTask, View
+from .image_task import IMAGENET, ImageTask, Split, View
 from .pictures import FilePictures, pillow
 
 
@@ -41,8 +41,9 @@ class PhotosConfig(DataConfig):
         parts = read_layout(self.folder, self.held_out)
         opened = {id(part.files): part.files for part in parts.values()}  # several splits may come from one folder
         pictures = {key: FilePictures(files, self.size, self.augment.centre) for key, files in opened.items()}
+        splits: dict[Split, View] = {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()}
         return ImageTask(
-            {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()},
+            splits,
             parts["train"].files.classes,
             self.size,
             IMAGENET,

@@ -82,8 +82,9 @@ class FilePictures:
         kept = None if self._kept is None else self._kept[index]
         if kept is not None and kept[0]:
             return kept[1:].reshape(self.size, self.size, 3)
-        # Twice the size that the whole image is scaled to is as good to scale from as all of it.
-        picture = fit(read_image(self.files.path(index), 2 * math.floor(self.size / self.centre)), self.size, self.centre)
+        # Twice what the whole is scaled to is as good to scale from as the whole.
+        image = read_image(self.files.path(index), 2 * math.floor(self.size / self.centre))
+        picture = fit(image, self.size, self.centre)
         if kept is not None:
             kept[1:] = picture.reshape(-1)
             kept[0] = 1  # last, for another process that looks

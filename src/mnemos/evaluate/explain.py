@@ -66,11 +66,11 @@ def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
             _look(model, task, layers, found, tensors)
         else:
             found["left"] = "the task has no pictures"
-    write_json(folder / "explain.json", found)
     if tensors:
         from safetensors.torch import save_file
 
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / "explain.safetensors"))
+    write_json(folder / "explain.json", found)  # last: what it tells of is there
     return found
 
 
@@ -220,7 +220,7 @@ def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int
     height, width, _ = pictures.shape[1:]
     patch = [max(1, round(n / g)) for n, g in zip((height, width), grid, strict=True)]
     margin = [-(-n // 2) for n in patch]
-    padded = F.pad(pictures.permute(0, 3, 1, 2), (margin[1], margin[1], margin[0], margin[0]), value=0)
+    padded = F.pad(pictures.permute(0, 3, 1, 2), (margin[1], margin[1], margin[0], margin[0]), value=128)
     found = []
     for i, (y, x) in zip(image.flatten().tolist(), where.flatten(0, -2).tolist(), strict=True):
         # With the margin around the picture, the crop starts where without it the patch does.

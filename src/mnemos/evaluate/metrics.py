@@ -51,7 +51,7 @@ def evaluate(
 def score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(sum of the negative log-likelihoods, right guesses, targets counted), of logits [..., C] and targets [...].
 
-    Of targets [B, C] that are probabilities: the cross-entropy −Σ p·log q, and a guess is right where it is the likeliest.
+    Of targets [B, C] that are probabilities: the sum of −Σ p·log q, and a guess is right where it is the likeliest.
     """
     if targets.is_floating_point():
         wide = torch.promote_types(logits.dtype, targets.dtype)

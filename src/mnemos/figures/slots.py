@@ -124,7 +124,7 @@ def _summary(name: str, compared: list[Cached], run: Run) -> str:
     distance = _span([_number(layer, "distance") for layer in compared])
     if averages:
         parts = [f"{name}: a slot holds the average of the place in the picture that it is written from."]
-    elif above:
+    elif len(above) > len(compared) / 2:
         parts = [f"{name}: some slots hold something of single patches."]
     else:
         parts = [

@@ -55,9 +55,9 @@ def parameter_groups(model: nn.Module, decay: float, gate_rate: float = 1.0) -> 
 def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     """What the rate is multiplied by at `update` = 1, 2, …, `steps`, with w the warm-up.
 
-    Up to w: start + (1 − start)·update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 + cos(π·p)), where p
-    goes from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after `drop_at` updates.
-    lra: min(1, update/w)/√max(update, w).
+    Up to w: start + (1 − start)·update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 +
+    cos(π·p)), where p goes from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after
+    `drop_at` updates. lra: min(1, update/w)/√max(update, w).
     """
     warmup = max(config.warmup, 1)
     rising = min(1.0, update / warmup)

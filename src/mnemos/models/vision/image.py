@@ -16,7 +16,10 @@ from mnemos.types import InputError, Output, check_heads
 
 @dataclass(frozen=True)
 class ImageConfig(ModelConfig):
-    """Base of the image classifiers' configurations: square images in, logits of `classes` out."""
+    """Base of the image classifiers' configurations: square images in, logits of `classes` out.
+
+    image, channels and classes may be 0 in a recipe: what the data has.
+    """
 
     inputs: ClassVar[str] = "images"
     image: int = 32  # side, in pixels
@@ -29,10 +32,11 @@ class ImageConfig(ModelConfig):
         """The model, initialised as its library does. Raises InputError for sizes that do not fit one another."""
         self._check()
         host = self._host()
+        example = torch.zeros(1, self.channels, self.image, self.image)
         if isinstance(self.cache, GRC):
-            cache(host, self.cache)
+            cache(host, self.cache, example=example)
         elif self.cache is not None:
-            remember(host, self.cache, torch.zeros(1, self.channels, self.image, self.image))
+            remember(host, self.cache, example)
         return ImageModel(self, host)
 
     def _host(self) -> nn.Module:

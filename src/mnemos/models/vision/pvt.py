@@ -1,8 +1,9 @@
 """Pyramid vision transformers (Wang et al. 2021, 2022): version 1 is Hugging Face's, version 2 timm's."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+import torch
 from torch import nn
 
 from mnemos.adapt.libraries import timm, transformers
@@ -10,26 +11,30 @@ from mnemos.types import InputError
 
 from .image import ImageConfig, check_stages
 
-_STRIDE = 4  # of the first patches; every later stage halves the side
-
 
 @dataclass(frozen=True)
 class PVTConfig(ImageConfig):
     """PVT, a pyramid of stages whose attentions see fewer keys than queries: version 1 or 2.
 
-    Patches of 4 pixels at first; each later stage halves the side. A stage of side s has s² queries and (s/r)² keys,
-    where r is its reduction. Version 1 has a class token in the last stage, whose reduction is 1; version 2 overlaps
-    its patches, has a convolution in its MLP, and classifies the mean. PVT-Tiny is image 224, widths (64, 128, 320,
-    512), depths (2, 2, 2, 2), heads (1, 2, 5, 8), mlp_ratios (8, 8, 4, 4), reductions (8, 4, 2, 1).
+    Each stage after the first halves the side. A stage of side s has s² queries and (s/r)² keys, where r is its
+    reduction. Version 1 has a class token in the last stage, whose reduction is 1; version 2 overlaps its patches, has
+    a convolution in its MLP, and classifies the mean. PVT-Tiny is image 224, patch 4, widths (64, 128, 320, 512),
+    depths (2, 2, 2, 2), heads (1, 2, 5, 8), mlp_ratios (8, 8, 4, 4), reductions (8, 4, 2, 1).
     """
 
     name: ClassVar[str] = "pvt"
     version: Literal[1, 2] = 1
+    patch: int = 4  # side of the first stage's patches
     widths: tuple[int, ...] = (32, 64)
     depths: tuple[int, ...] = (2, 2)
     heads: tuple[int, ...] = (2, 4)
     mlp_ratios: tuple[int, ...] = (2, 2)
     reductions: tuple[int, ...] = (2, 1)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Of each stage, in tokens."""
+        return tuple(self.image // (self.patch * 2**i) for i in range(len(self.depths)))
 
     def _host(self) -> nn.Module:
         return self._first() if self.version == 1 else self._second()
@@ -38,29 +43,35 @@ class PVTConfig(ImageConfig):
         transformers()
         from transformers import PvtConfig, PvtForImageClassification
 
-        strides = (_STRIDE, *(2 for _ in self.depths[1:]))
-        return PvtForImageClassification(
-            PvtConfig(
-                image_size=self.image,
-                num_channels=self.channels,
-                num_labels=self.classes,
-                num_encoder_blocks=len(self.depths),
-                depths=self.depths,
-                hidden_sizes=self.widths,
-                num_attention_heads=self.heads,
-                mlp_ratios=self.mlp_ratios,
-                sequence_reduction_ratios=self.reductions,
-                patch_sizes=strides,
-                strides=strides,
-                drop_path_rate=self.drop_path,
-            )
+        strides = (self.patch, *(2 for _ in self.depths[1:]))
+        config = PvtConfig(
+            image_size=self.image,
+            num_channels=self.channels,
+            num_labels=self.classes,
+            num_encoder_blocks=len(self.depths),
+            depths=self.depths,
+            hidden_sizes=self.widths,
+            num_attention_heads=self.heads,
+            mlp_ratios=self.mlp_ratios,
+            sequence_reduction_ratios=self.reductions,
+            patch_sizes=strides,
+            strides=strides,
+            drop_path_rate=self.drop_path,
         )
+        host = PvtForImageClassification(config)
+        if self.patch != 4:  # which the library's tables of positions are made for after the first stage
+            parts = zip(self.sides, self.widths, host.pvt.encoder.patch_embeddings, strict=True)
+            for side, width, embedding in parts:
+                table = torch.empty(1, side * side + (embedding.cls_token is not None), width)
+                nn.init.trunc_normal_(table, std=config.initializer_range)
+                embedding.position_embeddings = nn.Parameter(table)
+        return host
 
     def _second(self) -> nn.Module:
         timm()
-        from timm.models.pvt_v2 import PyramidVisionTransformerV2
+        from timm.models.pvt_v2 import OverlapPatchEmbed, PyramidVisionTransformerV2
 
-        host: Any = PyramidVisionTransformerV2(
+        host = PyramidVisionTransformerV2(
             in_chans=self.channels,
             num_classes=self.classes,
             depths=self.depths,
@@ -70,21 +81,23 @@ class PVTConfig(ImageConfig):
             mlp_ratios=self.mlp_ratios,
             drop_path_rate=self.drop_path,
         )
-        # What timm itself says of the models it makes by name, and what says to `cache` how many tokens there will be.
-        host.pretrained_cfg = {"input_size": (self.channels, self.image, self.image)}
+        if self.patch != 4:  # timm's; as wide in proportion, initialised as it does
+            host.patch_embed = OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.widths[0])
+            host.patch_embed.apply(host._init_weights)
         return host
 
     def _check(self) -> None:
         super()._check()
         check_stages(self, "widths", "heads", "mlp_ratios", "reductions")
-        if self.image % (unit := _STRIDE * 2 ** (len(self.depths) - 1)):
+        if self.patch < 2:
+            raise InputError(f"pvt: patch must be at least 2, found {self.patch}")
+        if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
             raise InputError(
                 f"pvt: image must be divisible by {unit} for {len(self.depths)} stages, found {self.image}"
             )
-        for stage, reduction in enumerate(self.reductions):
-            side = self.image // (_STRIDE * 2**stage)
+        for side, reduction in zip(self.sides, self.reductions, strict=True):
             if side % reduction:
-                raise InputError(f"pvt: reduction {reduction} does not divide stage {stage}'s side of {side} tokens")
+                raise InputError(f"pvt: reduction {reduction} does not divide a stage's side of {side} tokens")
         if self.version == 1 and self.reductions[-1] != 1:
             raise InputError(
                 f"pvt: version 1 has a class token in its last stage, whose reduction must be 1, found "

@@ -88,8 +88,8 @@ def figure4(claim: Claim, options: Options) -> Finding:
             sum(correlations) / len(correlations),
         )
     notes = [
-        f"{called[middle.name]} is the middle layer. Correlation: of the two maps of a picture, mean over pictures; branches "
-        "that complement each other, as the paper reads its figure, keep it below zero."
+        f"{called[middle.name]} is the middle layer. Correlation: of the two maps of a picture, mean over pictures; "
+        "branches that complement each other, as the paper reads its figure, keep it below zero."
     ]
     path = _png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
     page = report([run], options.out / "figure4.html")

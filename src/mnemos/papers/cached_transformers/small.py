@@ -23,11 +23,11 @@ def task(options: Options) -> tuple[str, dict[str, Any]]:
         return "digits", {}
     for folder in (options.data, options.data / "mnist"):
         try:
-            find_mnist(str(folder), "train")
+            find_mnist(folder, "train")
         except InputError:
             continue
         return "mnist", {"path": str(folder)}
-    return "cifar", {"path": str(options.data)}
+    return "cifar", {"folder": str(options.data)}
 
 
 def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:

@@ -1,0 +1,134 @@
+"""A frozen cache: its keys and values are projected once, and again when the weights or the cache have changed."""
+
+import pytest
+import torch
+from hosts import FEW, build, close, example, given, loss, open_caches, run
+from torch import nn
+
+import mnemos
+from mnemos import GRC
+from mnemos.memory.gated_cache import caches
+
+
+def cached(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = build(name, dtype)
+    torch.manual_seed(4)
+    mnemos.cache(model, GRC(preset="paper", length=3), **given(name))
+    open_caches(model)
+    return model
+
+
+def count(model: nn.Module) -> list[int]:
+    """How often keys and values were projected since; as long as the list is."""
+    calls = [0]
+    for branch in caches(model):
+        for part in (branch.key, branch.value, branch.update_gate, branch.reset_gate, branch.candidate):
+            part.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    return calls
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", FEW)
+def test_eval_is_all_that_is_needed(name, mode):
+    model, inputs = cached(name).train(), example(name)
+    run(model, inputs)
+    calls = count(model.eval())
+    expected = run(model, inputs)  # with gradient nothing is kept, but a reversible layer's forward has none
+    assert calls == [2 * len(caches(model))]
+    with mode():
+        for _ in range(3):
+            close(run(model, inputs).clone(), expected)
+    assert calls == [(2 if name == "hf_reformer" else 4) * len(caches(model))], "projected once"
+    assert all(branch._remembered for branch in caches(model))
+    run(model.train(), inputs)
+    assert not any(branch._remembered for branch in caches(model)), "training keeps nothing"
+
+
+def step(optimizer: str, **options):
+    def change(model: nn.Module, name: str) -> None:
+        loss(model, example(name)).backward()  # in eval mode, as some fine-tune
+        getattr(torch.optim, optimizer)(model.parameters(), 0.05, **options).step()
+
+    return change
+
+
+def step_in_training(model: nn.Module, name: str) -> None:
+    step("AdamW", fused=True)(model.train(), name)
+    model.eval()
+
+
+def load(model: nn.Module, name: str, assign: bool = False) -> None:
+    found = {k: v + 0.1 if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    model.load_state_dict(found, assign=assign)
+
+
+def in_place(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.key.weight.mul_(-2)
+
+
+def of_the_cache(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.cache.mul_(-2)
+
+
+def of_the_gate(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.mix.add_(1)
+
+
+def replaced(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.value.weight = nn.Parameter(branch.value.weight.flip(0))
+
+
+def through_data(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.value.weight.data = branch.value.weight.data * 2
+
+
+def rounded(model: nn.Module, name: str) -> None:
+    model.half().double()
+
+
+CHANGES = {
+    "SGD": step("SGD"),
+    "Adam, foreach": step("Adam", foreach=True),
+    "Adam, fused": step("Adam", fused=True),
+    "in training": step_in_training,
+    "load": load,
+    "load, assigned": lambda model, name: load(model, name, assign=True),
+    "in place": in_place,
+    "of the cache": of_the_cache,
+    "of the gate": of_the_gate,
+    "replaced": replaced,
+    "through .data": through_data,
+    "another type and back": rounded,
+    "emptied": lambda model, name: mnemos.memory.empty(model),
+}
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "hf_bert"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(name, change):
+    model, inputs = cached(name).eval(), example(name)
+    with torch.no_grad():
+        before = run(model, inputs)
+    with torch.set_grad_enabled(change.startswith(("SGD", "Adam", "in training"))):
+        CHANGES[change](model, name)
+    with torch.no_grad():
+        after = run(model, inputs)
+        assert not torch.equal(after, before)
+        for branch in caches(model):
+            branch._remembered.clear()
+        assert torch.equal(run(model, inputs), after)
+
+
+def test_a_transient_cache_is_projected_at_every_call():
+    model, inputs = build("timm_vit"), example("timm_vit")
+    mnemos.cache(model, GRC(length=3))
+    calls = count(model)
+    with torch.no_grad():
+        for _ in range(2):
+            run(model, inputs)
+    assert calls == [2 * 2 * 2]

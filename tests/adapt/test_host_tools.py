@@ -1,0 +1,193 @@
+"""Cached hosts under what people do to models: copies, pickles, other types, autocast, torch.compile."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from hosts import FEW, ZOO, build, close, example, given, loss, open_caches, run
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import mnemos
+from mnemos import GRC
+from mnemos.memory.gated_cache import accumulate, caches, hold
+
+
+def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64, layers: str = "") -> nn.Module:
+    model = build(name, dtype)
+    if layers:  # one of them, for the sake of time
+        above, _, last = layers.rpartition(".")
+        setattr(model.get_submodule(above), last, model.get_submodule(layers)[:1])
+    torch.manual_seed(4)
+    mnemos.cache(model, GRC(preset=preset, length=3), **given(name))
+    open_caches(model)
+    return model.train()
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("name", ZOO)
+def test_a_copy_is_whole_and_commits_into_itself(name, how):
+    model = cached(name, "paper")
+    with torch.no_grad():
+        run(model.eval(), example(name))  # something is remembered of the frozen cache
+    run(model.train(), example(name, seed=1))
+    stored, pending = ([getattr(b, n).clone() for b in caches(model)] for n in ("cache", "pending"))
+    twin = how(model)
+    assert not {id(b) for b in caches(twin)} & {id(b) for b in caches(model)}
+    assert not {b.cache.data_ptr() for b in caches(twin)} & {b.cache.data_ptr() for b in caches(model)}
+    run(twin, example(name, seed=2))
+    for mine, before, left, theirs in zip(caches(model), stored, pending, caches(twin), strict=True):
+        assert torch.equal(mine.cache, before)
+        assert torch.equal(mine.pending, left)
+        assert torch.equal(theirs.cache, left)
+    close(run(model, example(name, seed=2)), run(how(twin), example(name, seed=2)), 10.0)  # both run
+    mnemos.uncache(twin)
+    assert caches(model)
+    assert not caches(twin)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter += 1
+    run(model, example(name, seed=3))
+
+
+def test_a_copy_does_not_read_what_its_original_remembers():
+    model = cached("timm_vit", "paper").eval()
+    inputs = example("timm_vit")
+    with torch.no_grad():
+        run(model, inputs)
+        twin = copy.deepcopy(model)
+        for branch in caches(twin):
+            branch.cache.add_(1)
+        different = run(twin, inputs)
+        assert (different - run(model, inputs)).abs().max() > 1e-3
+        close(different, run(twin.eval(), inputs))
+
+
+@pytest.mark.parametrize("name", [*FEW[:4], "hf_bigbird_short", "hf_reformer"])  # sparse BigBird takes no autocast
+def test_half_precision_stays_near_and_keeps_the_cache_in_float32(name):
+    for preset in ("paper", "official", "mnemos"):
+        single, half = (cached(name, preset, torch.float32) for _ in range(2))
+        for seed in (1, 2):
+            inputs = example(name, seed=seed, dtype=torch.float32)
+            with torch.autocast("cpu", torch.bfloat16):
+                found = run(half, inputs)
+                low = loss(half, inputs) if seed == 2 else found.float().square().sum()
+            expected = run(single, inputs)
+            if seed == 2:
+                loss(single, inputs)
+            low.backward()
+            assert found.isfinite().all()
+            if name != "hf_reformer":  # which hashes to other buckets
+                assert (found.float() - expected).norm() < 0.1 * expected.norm()
+            for branch, other in zip(caches(half), caches(single), strict=True):
+                assert branch.cache.dtype == branch.pending.dtype == torch.float32
+                assert all(p.grad is not None and p.grad.isfinite().all() for p in branch.parameters())
+                if name != "hf_reformer":
+                    assert (branch.cache - other.cache).norm() < 0.1 * other.cache.norm()
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            first = run(half.eval(), inputs)
+            assert torch.equal(run(half, inputs), first)
+        with torch.no_grad():  # what was remembered in half precision is not taken now
+            close(run(half, inputs), run(copy.deepcopy(half).eval(), inputs), 1e-6)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_model_of_half_precision_trains(name):
+    model = build(name, torch.bfloat16)
+    mnemos.cache(model, GRC(length=3), **given(name))
+    model.train()
+    for seed in (1, 2):
+        found = run(model, example(name, seed=seed, dtype=torch.bfloat16))
+        found.float().square().sum().backward()
+    for branch in caches(model.eval()):
+        assert branch.cache.isfinite().all()
+        assert branch.cache.abs().max() > 0
+        assert all(p.grad.isfinite().all() for p in branch.parameters())
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def compare(model: nn.Module, compiled: nn.Module, own: nn.Module, name: str, tolerance: float) -> None:
+    """Two updates and an evaluation, of an eager model and of a compiled one."""
+    for seed in (1, 2):
+        inputs = example(name, seed=seed, dtype=torch.float32)
+        losses = loss(model, inputs), loss(compiled, inputs)
+        torch.testing.assert_close(*losses, rtol=tolerance, atol=tolerance)
+        for value in losses:
+            value.backward()
+        for a, b in zip(caches(model), caches(own), strict=True):
+            torch.testing.assert_close(b.cache, a.cache, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(b.pending, a.pending, rtol=tolerance, atol=tolerance)
+    for a, b in zip(model.parameters(), own.parameters(), strict=True):
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad, a.grad, rtol=tolerance, atol=10 * tolerance)
+    model.eval()
+    own.eval()
+    for a, b in zip(caches(model), caches(own), strict=True):
+        assert a.cache.abs().max() > 0
+        torch.testing.assert_close(b.cache, a.cache, rtol=tolerance, atol=tolerance)
+    for change in (0.0, 0.5):
+        with torch.no_grad():
+            for branch in (*caches(model), *caches(own)):
+                branch.cache.add_(change)
+                branch.key.weight.add_(change)
+            found = run(compiled, inputs)
+            torch.testing.assert_close(found, run(model, inputs), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "preset", "layers"),
+    [
+        ("torch_padded", "mnemos", "layers"),
+        ("timm_vit", "official", "blocks"),
+        ("hf_pvt", "mnemos", ""),
+        ("hf_bert", "paper", "encoder.layer"),
+    ],
+)
+def test_compiled_equals_eager(fresh_compiler, name, preset, layers):
+    model, own = (cached(name, preset, torch.float32, layers) for _ in range(2))
+    compare(model, torch.compile(own, backend="aot_eager"), own, name, 1e-5)
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_compiled_with_checkpointing_equals_eager(fresh_compiler):
+    model, own = (cached("timm_vit", "mnemos", torch.float32, "blocks") for _ in range(2))
+    (block,) = own.blocks
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    compare(model, torch.compile(own, backend="aot_eager"), own, "timm_vit", 1e-5)
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_inductor_equals_eager(fresh_compiler):
+    model, own = (cached("torch_mha", dtype=torch.float32) for _ in range(2))
+    compare(model, torch.compile(own), own, "torch_mha", 1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_can_be_held_and_can_accumulate(fresh_compiler):
+    model, own = (cached("torch_mha", dtype=torch.float32) for _ in range(2))
+    compiled = torch.compile(own, backend="aot_eager")
+    batch = example("torch_mha", rows=4, dtype=torch.float32)
+    with torch.no_grad():
+        for each, called in ((model, model), (own, compiled)):
+            run(called, batch)
+            with accumulate(each):
+                for start in (0, 2):
+                    run(called, batch.rows(start, start + 2))
+            with hold(each):
+                run(called, batch)
+            run(called, batch)
+    for a, b in zip(caches(model.eval()), caches(own.eval()), strict=True):
+        torch.testing.assert_close(b.cache, a.cache)

@@ -1,0 +1,155 @@
+"""Cached Hugging Face models on disk: the stock class reads the host, ours reads everything."""
+
+import json
+
+import pytest
+import torch
+from hosts import ZOO, build, close, example, loss, open_caches, run
+from torch import nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.adapt import from_pretrained, libraries
+from mnemos.memory.gated_cache import caches
+
+NAMES = [name for name in ZOO if name.startswith("hf_") and not name.endswith(("eager", "short"))]
+
+
+def trained(name: str, dtype: torch.dtype = torch.float64, **grc) -> nn.Module:
+    """A cached model with something learned, stored and pending."""
+    model = build(name, dtype)
+    torch.manual_seed(4)
+    mnemos.cache(model, GRC(**{"preset": "paper", "length": 3, **grc}))
+    open_caches(model)
+    for seed in (1, 2):
+        loss(model.train(), example(name, seed=seed, dtype=dtype)).backward()
+    return model
+
+
+def equal(model: nn.Module, other: nn.Module) -> None:
+    mine, theirs = model.state_dict(), other.state_dict()
+    assert list(mine) == list(theirs)
+    for key, value in mine.items():
+        assert value.dtype == theirs[key].dtype, key
+        assert torch.equal(value, theirs[key]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_model_comes_back_whole(name, tmp_path):
+    model = trained(name, gate_init=-1.5, candidate="layernorm_gelu")
+    model.save_pretrained(tmp_path)
+    again = from_pretrained(type(model), tmp_path, dtype=torch.float64)
+    assert not again.training
+    equal(again, model)
+    assert [b.grc for b in caches(again)] == [b.grc for b in caches(model)]
+    for training in (False, True):
+        close(loss(again.train(training), example(name, seed=3)), loss(model.train(training), example(name, seed=3)))
+    equal(again, model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stock_class_reads_the_host(name, tmp_path):
+    model = trained(name).eval()
+    model.save_pretrained(tmp_path)
+    stock = type(model).from_pretrained(tmp_path, dtype=torch.float64)
+    assert not caches(stock)
+    mnemos.uncache(model)
+    assert "mnemos" not in model.config.to_dict()
+    equal(stock, model)
+    close(run(stock, example(name)), run(model, example(name)))
+
+
+def test_several_lengths_and_several_files(tmp_path):
+    model = trained("hf_pvt", preset="official", length=(5, 2))
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = from_pretrained(type(model), tmp_path, dtype=torch.float64)
+    assert [b.cache.shape[0] for b in caches(again)] == [5, 2]
+    equal(again, model)
+
+
+def test_types_of_the_file_and_of_the_call(tmp_path):
+    model = trained("hf_vit", torch.float32)
+    model.save_pretrained(tmp_path)
+    again = from_pretrained(type(model), tmp_path, dtype=torch.bfloat16)
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+    for a, b in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b.bfloat16())
+    again.train()
+    run(again, example("hf_vit", dtype=torch.bfloat16)).sum().backward()
+
+
+def test_a_base_model_and_a_model_with_a_head(tmp_path):
+    """Each class reads what the other has saved, as the library's own do."""
+    model = trained("hf_vit").eval()
+    base = model.vit
+    model.save_pretrained(tmp_path / "head")
+    alone = from_pretrained(type(base), tmp_path / "head", dtype=torch.float64)
+    pixels = example("hf_vit").args[0]
+    for a, b in zip(caches(alone), caches(model), strict=True):
+        equal(a, b)
+    close(alone(pixels).last_hidden_state, base(pixels).last_hidden_state)
+    alone.save_pretrained(tmp_path / "base")
+    whole = from_pretrained(type(model), tmp_path / "base", dtype=torch.float64)
+    for a, b in zip(caches(whole), caches(model), strict=True):
+        equal(a, b)
+
+
+def test_a_part_that_was_cached(tmp_path):
+    """cache() of the encoder inside, save_pretrained of the whole."""
+    model = build("hf_vit")
+    mnemos.cache(model.vit, GRC(length=3))
+    open_caches(model)
+    model.save_pretrained(tmp_path)
+    equal(from_pretrained(type(model), tmp_path, dtype=torch.float64), model)
+
+
+def test_an_example_is_remembered(tmp_path):
+    """What an example said of the tokens is said again."""
+    model = build("hf_pvt")
+    mnemos.cache(model, GRC(length=(4, 4), resample="grid"), example=torch.randn(1, 3, 64, 64, dtype=torch.float64))
+    open_caches(model)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    model.save_pretrained(tmp_path)
+    again = from_pretrained(type(model), tmp_path, dtype=torch.float64)
+    assert [b.grid for b in caches(again)] == [b.grid for b in caches(model)]
+    close(run(again.eval(), type(example("hf_pvt"))((images,))), run(model.eval(), type(example("hf_pvt"))((images,))))
+
+
+def test_modules_that_the_user_named(tmp_path):
+    model = build("hf_bert")
+    mnemos.cache(model, GRC(length=3), where="encoder.layer.*.output", example=example("hf_bert", 1).kwargs)
+    open_caches(model)
+    model.save_pretrained(tmp_path)
+    again = from_pretrained(type(model), tmp_path, dtype=torch.float64)
+    equal(again, model)
+    close(run(again, example("hf_bert")), run(model, example("hf_bert")))
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    model = build("hf_vit")
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(InputError, match="found none recorded"):
+        from_pretrained(type(model), tmp_path / "plain")
+    mnemos.cache(model, GRC(length=3))
+    model.save_pretrained(tmp_path / "cached")
+    record = json.loads((tmp_path / "cached" / "config.json").read_text())["mnemos"]
+    assert record["grc"]["length"] == 3
+    mnemos.uncache(model)
+    model.config.mnemos = record
+    model.save_pretrained(tmp_path / "cached")  # the record without the weights
+    with pytest.raises(InputError, match="found none"):
+        from_pretrained(type(model), tmp_path / "cached")
+
+
+def test_the_safetensors_are_plain(tmp_path):
+    from safetensors.torch import load_file, load_model, save_model
+
+    model = trained("timm_vit")
+    save_model(model, str(tmp_path / "model.safetensors"))
+    assert any(key.endswith("grc.cache") for key in load_file(tmp_path / "model.safetensors"))
+    again = build("timm_vit")
+    mnemos.cache(again, GRC(preset="paper", length=3))
+    load_model(again, str(tmp_path / "model.safetensors"), strict=True)
+    equal(again, model)
+    assert libraries.timm()

@@ -1,0 +1,123 @@
+"""The functions behind the claims of Cached Transformers: counted costs, small twins, pictures of a run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mnemos import GRC
+from mnemos.cli import main
+from mnemos.papers.cached_transformers import costs, figures, small
+from mnemos.papers.reproduce import Options
+from mnemos.train.session import run
+
+
+@pytest.mark.slow
+def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
+    plain, half, whole = costs.costs("PVT-Tiny", [GRC(preset="paper"), GRC(preset="paper", ratio=1.0)])
+    for one in (half, whole):
+        assert one.training - plain.training == pytest.approx(one.added, abs=1e-9)
+        assert plain.inference < one.inference < one.training
+    assert plain.training == plain.inference
+    # As the paper counts: 1.90 G and, cached, 2.15 and 2.97.
+    assert plain.papers == pytest.approx(1.90, rel=0.03)
+    assert half.papers == pytest.approx(2.15, rel=0.03)
+    assert whole.papers == pytest.approx(2.97, rel=0.03)
+    assert plain.parameters == 13_229_288
+
+
+def test_a_cost_is_counted_once(monkeypatch):
+    """For all claims of a paper a model is built once."""
+    monkeypatch.setattr(costs, "_KEPT", {})
+    tiny = replace(costs.config("PVT-Tiny"), image=64, widths=(16, 32, 64, 64), drop_path=0.0)
+    made = []
+    monkeypatch.setattr(costs, "config", lambda name: made.append(name) or tiny)
+    first = costs.costs("PVT-Tiny", [GRC(preset="paper")])
+    assert costs.costs("PVT-Tiny", [GRC(preset="paper")]) == first
+    assert made == ["PVT-Tiny"]
+    costs.costs("PVT-Tiny", [GRC(preset="paper", ratio=0.25)])
+    assert made == ["PVT-Tiny"] * 2
+
+
+def test_every_model_of_the_paper_has_a_recipe():
+    for name in costs.RECIPES:
+        assert costs.config(name).cache is None
+        assert costs.config(name).image == 224
+
+
+def test_the_data_chooses_the_task(tmp_path):
+    assert small.task(Options(tmp_path)) == ("digits", {})
+    assert small.task(Options(tmp_path, data=tmp_path)) == ("cifar", {"folder": str(tmp_path)})
+    (tmp_path / "mnist").mkdir()
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (tmp_path / "mnist" / name).touch()
+    assert small.task(Options(tmp_path, data=tmp_path)) == ("mnist", {"path": str(tmp_path / "mnist")})
+
+
+def test_options_change_the_small_recipes(tmp_path):
+    options = Options(tmp_path, steps=7)
+    plain, *cached = small.ratios(options, "pvt", (0.25, 1.0))
+    assert plain.model.cache is None
+    assert [one.model.cache.ratio for one in cached] == [0.25, 1.0]
+    assert {one.train.steps for one in (plain, *cached)} == {7}
+    assert len({one.name for one in (plain, *cached)}) == 3
+    assert {one.data for one in (plain, *cached)} == {plain.data}
+
+
+def test_a_point_is_compared_at_its_own_flops():
+    curve = [(1.0, 10.0), (3.0, 20.0)]
+    assert [figures._at(curve, x) for x in (0.0, 1.0, 2.0, 3.0, 9.0)] == [10.0, 10.0, 15.0, 20.0, 20.0]
+    assert figures._above([curve, [(2.0, 15.1), (4.0, 19.0)]]).startswith("Of 2 cached models 1 stand")
+
+
+@pytest.fixture(scope="module")
+def cached_run(tmp_path_factory):
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp("out")
+    recipe = small.recipe(Options(out, steps=3), "vit", small.CACHED)
+    run(recipe, out / "run", quiet=True)
+    return out / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", ["figure4", "figure5"])
+def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, capsys):
+    assert main(["reproduce", f"cached_transformers/{claim}", "--run", str(cached_run), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / f"{claim}.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (tmp_path / f"{claim}.html").read_text()
+    found = json.loads((tmp_path / f"{claim}.json").read_text())
+    assert found["runs"] == [str(cached_run)]
+    layers = found["tables"][0]["rows"]
+    assert len(layers) == len(json.loads((cached_run / "explain.json").read_text())["layers"])
+    assert not (tmp_path / "runs").exists(), "nothing was trained"
+
+
+@pytest.mark.slow
+def test_a_run_without_pictures_of_its_caches_is_looked_at_now(cached_run, tmp_path):
+    for name in ("explain.json", "explain.safetensors"):
+        (cached_run / name).unlink()
+    assert main(["reproduce", "cached_transformers/figure5", "--run", str(cached_run), "--out", str(tmp_path)]) == 0
+    assert (cached_run / "explain.json").is_file()
+
+
+@pytest.mark.slow
+def test_figure1_without_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FAMILIES", {"PVT": ("PVT-Tiny",)})
+    assert main(["reproduce", "cached_transformers/figure1", "--recipes-only", "--out", str(tmp_path)]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["figure1.json", "figure1.png"]
+
+
+@pytest.mark.slow
+def test_a_table_trains_small_twins_once(tmp_path, capsys):
+    arguments = ["reproduce", "cached_transformers/table8", "--steps", "2", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    found = json.loads((tmp_path / "table8.json").read_text())
+    assert len(found["runs"]) == 2
+    results = {path: (tmp_path / path / "result.json").stat().st_mtime_ns for path in found["runs"]}
+    assert main(arguments) == 0
+    for path, written in results.items():
+        assert (tmp_path / path / "result.json").stat().st_mtime_ns == written
+    said = capsys.readouterr().out
+    assert "80.9" in said
+    assert "nothing can be claimed" in said
