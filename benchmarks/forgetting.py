@@ -178,12 +178,8 @@ def main() -> None:
             print(biases["bias_for_half_life"], f"{time.process_time() - begun:.0f} s of CPU", flush=True)
     if options.out:
         result = {"benchmark": "forgetting", "size": SIZE._asdict(), "updates": options.updates, "seeds": SEEDS}
-        result |= {
-            "rows": rows,
-            "biases": wanted,
-            "cpu_seconds": round(time.process_time() - begun),
-            "provenance": about,
-        }
+        result |= {"rows": rows, "biases": wanted, "dilution": diluted}
+        result |= {"cpu_seconds": round(time.process_time() - begun), "provenance": about}
         stability.write(options.out, result)
 
 

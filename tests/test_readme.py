@@ -22,7 +22,8 @@ RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "said"), RUNNABLE, ids=range(len(RUNNABLE)))
 def test_an_example_prints_what_it_says(code, said, tmp_path):
-    done = subprocess.run([sys.executable, "-c", PREAMBLE + code], capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    command = [sys.executable, "-c", PREAMBLE + code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == said
 

@@ -207,9 +207,9 @@ def example(name: str, rows: int = 3, seed: int = 2, dtype: torch.dtype = torch.
     return ZOO[name][1](rows, seed).to(dtype)
 
 
-def given(name: str) -> dict[str, Any]:
+def given(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """What `cache` has to be told of a host that does not say how large its images are."""
-    return {"example": example(name, 1).args} if name.startswith("timm_pvt2") else {}
+    return {"example": example(name, 1, dtype=dtype).args} if name.startswith("timm_pvt2") else {}
 
 
 def state(model: nn.Module) -> dict[str, Any]:

@@ -27,7 +27,11 @@ def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64
     return model.train()
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def pickled(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickled])
 @pytest.mark.parametrize("name", ZOO)
 def test_a_copy_is_whole_and_commits_into_itself(name, how):
     model = cached(name, "paper")

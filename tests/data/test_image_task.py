@@ -19,7 +19,7 @@ from image_standins import need_timm, photo, write_photos
 from mnemos.config import DataConfig, from_dict, to_dict
 from mnemos.data.ahead import ahead
 from mnemos.data.augment import AugmentConfig, normalise
-from mnemos.data.image_task import IMAGENET
+from mnemos.data.image_task import IMAGENET, _Key
 from mnemos.data.photos import PhotosConfig
 from mnemos.types import InputError
 
@@ -101,6 +101,21 @@ def test_a_training_batch_is_a_pure_function(folder, policy):
     if policy == "timm":
         assert first[3].targets.shape == (6, 3)
         torch.testing.assert_close(first[3].targets.sum(1), torch.ones(6))
+
+
+@pytest.mark.parametrize("settings", [AugmentConfig("light"), AugmentConfig("timm", mixup=0, cutmix=0)])
+def test_an_image_is_varied_anew_each_time(folder, settings):
+    """From batch to batch at one place of it, within a batch, and with another seed."""
+    if settings.policy == "timm":
+        need_timm()
+    made = PhotosConfig(str(folder), 16, augment=settings).build()
+    everything = np.arange(23)
+    keys = [(everything, (seed, index)) for seed in (0, 1) for index in range(5)]
+    versions = torch.stack([made._maker(_Key(*key)).inputs for key in keys])
+    for row in range(23):
+        assert len(versions[:, row].flatten(1).unique(dim=0)) > 6
+    twins = made._maker(_Key(np.zeros(10, np.int64), (0, 0))).inputs
+    assert len(twins.flatten(1).unique(dim=0)) > 6
 
 
 @pytest.mark.parametrize("policy", POLICIES)

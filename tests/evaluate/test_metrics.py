@@ -122,6 +122,7 @@ class Fixed(nn.Module):
         self.logits = nn.Parameter(logits)
 
     def forward(self, x, state=None, mask=None):
+        assert x.dtype == self.logits.dtype
         return self.logits[x[:, 0, 0, 0].long()], None
 
 

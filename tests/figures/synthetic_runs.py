@@ -95,6 +95,7 @@ def explained_layer(name, count, grid, shown, nearest):
     return {
         "name": name,
         "share": [0.4, 0.5, 0.6, 0.7],
+        "inference": "transient",
         "cost": {**sizes, "parameters": 10_000, "training_macs": 500_000, "inference_macs": 200_000},
         "maps": {
             "grid": list(grid),

@@ -160,6 +160,7 @@ def test_report_tells_what_the_caches_do(page):
         "0.200 times as far as a token’s own candidate",
         "the average of a slot’s place explains 62%",
         "than random mixtures of tokens are in no layer.",
+        "Evaluation does not read the slots as they are stored, but as each picture’s tokens rewrite them.",
         "Slots do not all differ: the nearest token is another in 39% of them.",
         # Costs: 20,000 parameters over the 70,282 of the twin, 2·2·500,000 FLOPs over its 3.1 M.
         "28.5% of the parameters and 64.5% of the training forward’s FLOPs that demo without a cache has",

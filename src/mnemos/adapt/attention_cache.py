@@ -51,8 +51,8 @@ def remember(model: nn.Module, config: AttentionCache, example: Any) -> list[str
     seen = tokens_seen(model, sites, example)
     caches = []
     for site in sites:
-        x = seen[site.name]
-        caches.append(TokenCache(config.images, *x.shape[1:]).to(x.device).train(site.module.training))
+        tokens, width, device = seen[site.name]
+        caches.append(TokenCache(config.images, tokens, width).to(device).train(site.module.training))
         setattr(site.module, _NAME, caches[-1])
     for site in projections:
         site.module.register_forward_pre_hook(_lengthen)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.memory.gated_cache import begin_forward, end_forward, promote
 from mnemos.memory.grc import GRC
+from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
 from .host import Host, Place
@@ -84,7 +85,7 @@ class HostBranch(GatedBranch):
         weight, bias, rest = self.remembered("mixing", (self.mix, *self.lift.parameters()), self._mixing)
         base = torch.addcmul(bias.to(y.dtype), y, rest.to(y.dtype))
         rows = o_mem.flatten(2).flatten(0, 1)
-        if rows.dtype == weight.dtype == base.dtype and not torch.is_autocast_enabled(y.device.type):
+        if rows.dtype == weight.dtype == base.dtype and not autocasts(y.device.type):
             # Into y's share, in one pass.
             return base.flatten(0, 1).addmm_(rows, weight.t()).unflatten(0, y.shape[:2])
         return base + F.linear(rows, weight).unflatten(0, y.shape[:2]).to(y.dtype)

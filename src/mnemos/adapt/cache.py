@@ -2,7 +2,7 @@
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,13 +16,22 @@ from mnemos.types import InputError
 from . import hugging_face, timm, torch_nn
 from .branch import HostBranch
 from .custom import custom_host
-from .example import tokens_seen
+from .example import Seen, tokens_seen
 from .hooks import attach, attach_root, detach_all
 from .host import Host, Place, Site
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+_NOT_NAMED = "not named by where="
 HOSTS: tuple[Host, ...] = (*torch_nn.HOSTS, *timm.HOSTS, *hugging_face.HOSTS)
+
+
+class Known(NamedTuple):
+    """What there is to know of an attention that had a cache before: Tm, T of a call (None: it varies), D."""
+
+    length: int
+    tokens: int | None
+    width: int
 
 
 class _Planned(NamedTuple):
@@ -57,14 +66,11 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 
 
 def apply(
-    model: nn.Module, grc: GRC, where: Where = None, example: Any = None, lengths: dict[str, int] | None = None
+    model: nn.Module, grc: GRC, where: Where = None, example: Any = None, known: dict[str, Known] | None = None
 ) -> Report:
-    """What `cache` does, with the length of each attention given by name where they are known already."""
-    if found := caches(model):
-        raise InputError(f"the model has {len(found)} gated caches already; mnemos.uncache(model) takes a host's away")
-    plans, left = _plan(model, grc, where, example)
-    if lengths is not None:
-        plans = [plan._replace(length=lengths[plan.site.name]) for plan in plans]
+    """What `cache` does; `known` says by name of each attention what need not be found out again."""
+    _check(model)
+    plans, left = _plan(model, grc, where, example, known)
     branches = [_branch(plan, grc) for plan in plans]
     for plan, branch in zip(plans, branches, strict=True):
         attach(plan.site.module, branch)
@@ -91,6 +97,18 @@ def uncache(model: nn.Module) -> nn.Module:
     return model
 
 
+def _check(model: nn.Module) -> None:
+    if found := caches(model):
+        raise InputError(f"the model has {len(found)} gated caches already; mnemos.uncache(model) takes a host's away")
+    sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
+        kind = "a sharded one" if sharded else type(model).__name__
+        raise InputError(
+            f"expected a model that is not distributed yet, found {kind}; call mnemos.cache() first, then distribute "
+            "it with its caches"
+        )
+
+
 def _sites(model: nn.Module) -> Iterable[Site]:
     """Every module with those above it."""
 
@@ -106,31 +124,36 @@ def _sites(model: nn.Module) -> Iterable[Site]:
             yield site
 
 
-def _plan(model: nn.Module, grc: GRC, where: Where, example: Any) -> tuple[list[_Planned], list[Left]]:
+def _plan(
+    model: nn.Module, grc: GRC, where: Where, example: Any, known: dict[str, Known] | None
+) -> tuple[list[_Planned], list[Left]]:
     """What to swap and what to leave, with nothing changed yet."""
     sites = list(_sites(model))
-    known = [(site, host) for site in sites if (host := _host(site.module)) is not None]
-    chosen, left = [], []
-    named = _named(sites, where)
-    for site, host in known:
-        if named is not None and site.name not in named:
-            left.append(Left(site.name, "not named by where="))
+    hosts = {site.name: host for site in sites if (host := _host(site.module)) is not None}
+    named, others = _named(sites, set(hosts), where)
+    chosen: list[Site] = []
+    left = []
+    for site in sites:
+        host = hosts.get(site.name)
+        if host is None:
+            chosen += [site] if site.name in others else []
+        elif named is not None and site.name not in named:
+            left.append(Left(site.name, _NOT_NAMED))
         elif (why := host.left(site)) is not None:
             left.append(Left(site.name, why))
         else:
             host.check(site.module)
-            chosen.append((site, host))
-    if not chosen and named and not any(site.name in named for site, _ in known):
-        others = [site for site in sites if site.name in named]
-        seen = tokens_seen(model, others, example)
-        chosen = [(site, custom_host(site, seen.get(site.name))) for site in others]
-    left += _unknown(sites, {site.name for site, _ in known} | {site.name for site, _ in chosen})
+            chosen.append(site)
+    left += _unknown(sites, set(hosts) | others)
     if not chosen:
         raise InputError(_nothing(left, where))
-    seen = tokens_seen(model, [site for site, _ in chosen], example)
-    widths = {name: x.shape[1] for name, x in seen.items()}
-    placed = [(site, host, host.place(site, widths.get(site.name))) for site, host in chosen]
-    lengths = _lengths(placed, grc)
+    seen: Mapping[str, Known | Seen] = tokens_seen(model, chosen, example) if known is None else known
+    placed = []
+    for site in chosen:
+        found = seen.get(site.name)
+        host = hosts.get(site.name) or custom_host(site, found and found.width)
+        placed.append((site, host, host.place(site, found and found.tokens)))
+    lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
     return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
 
 
@@ -138,21 +161,28 @@ def _host(module: nn.Module) -> Host | None:
     return next((host for host in HOSTS if (cls := host.cls()) is not None and isinstance(module, cls)), None)
 
 
-def _named(sites: list[Site], where: Where) -> set[str] | None:
-    """The names that `where` chooses; None: no choice was made."""
+def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
+    """The names that `where` chooses, None where no choice was made; those of modules of other kinds among them.
+
+    Of what a function or one pattern chooses, these count where there is no attention that is known: "blocks.*.attn*"
+    does not mean the dropout beside it.
+    """
     if where is None:
-        return None
-    if callable(where):
-        return {site.name for site in sites if where(site.name, site.module)}
+        return None, set()
     names = [site.name for site in sites]
+    if callable(where):
+        chosen = {site.name for site in sites if where(site.name, site.module)}
+        return chosen, set() if chosen & hosts else chosen
     found: set[str] = set()
+    others: set[str] = set()
     for pattern in [where] if isinstance(where, str) else where:
         hits = [name for name in names if _matches(name, pattern)]
         if not hits:
             near = difflib.get_close_matches(pattern, names, 1, 0.0)
             raise InputError(f"where={pattern!r} names no module; the nearest is {''.join(near)!r}")
         found |= set(hits)
-    return found
+        others |= set() if hosts & set(hits) else set(hits)
+    return found, others
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -177,8 +207,9 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
 
 def _nothing(left: list[Left], where: Where) -> str:
     if left:
+        first = next((one for one in left if one.why != _NOT_NAMED), left[0])
         more = f", and so were {len(left) - 1} more" if left[1:] else ""
-        return f"no self-attention to give a cache: {left[0].name!r} was left ({left[0].why}){more}"
+        return f"no self-attention to give a cache: {first.name!r} was left ({first.why}){more}"
     hint = (
         "name modules that map [B, T, D] to [B, T, D] with where="
         if where is None
@@ -249,4 +280,5 @@ def _record(model: Any, grc: GRC, report: Report) -> None:
     """In a Hugging Face model's configuration, which is saved with it: what `from_pretrained` needs to do it again."""
     config = getattr(model, "config", None)
     if hasattr(model, "save_pretrained") and config is not None:
-        config.mnemos = {"grc": to_dict(grc), "lengths": {one.name: one.length for one in report.swapped}}
+        found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
+        config.mnemos = {"grc": to_dict(grc), "caches": found}

@@ -28,13 +28,13 @@ class _Custom(Host):
         return dim, dim, heads
 
 
-def custom_host(site: Site, seen: Tensor | None) -> Host:
-    """A host for a named module: D from an example's input [B, T, D], else from what the module says of itself.
+def custom_host(site: Site, width: int | None) -> Host:
+    """A host for a named module: D as an example has shown it, else from what the module says of itself.
 
     H is what the module says, else 1. Raises InputError where D cannot be known.
     """
     module = site.module
-    dim = seen.shape[-1] if seen is not None else next((n for name in _WIDTHS if (n := _integer(module, name))), None)
+    dim = width or next((n for name in _WIDTHS if (n := _integer(module, name))), None)
     if dim is None:
         raise InputError(f"{site.name}: its width is not known; give cache() an example= input of the model")
     heads = next((n for name in _HEADS if (n := _integer(module, name)) and dim % n == 0), 1)

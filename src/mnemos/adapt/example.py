@@ -1,6 +1,6 @@
 """What an example input shows of a model: the tokens that each attention is given."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +10,29 @@ from mnemos.types import InputError
 from .host import Site
 
 
-def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, Tensor]:
-    """The first tensor [B, T, D] that each of the sites is called with when the model is run on `example`.
+class Seen(NamedTuple):
+    """T and D of the tokens [B, T, D] that an attention was called with, and where they were."""
+
+    tokens: int
+    width: int
+    device: torch.device
+
+
+def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, Seen]:
+    """What each of the sites is first called with when the model is run on `example`.
 
     {} without an example. Run in eval mode, without gradient; modes are put back. Raises InputError where the model
     cannot be run on it.
     """
     if example is None:
         return {}
-    seen: dict[str, Tensor] = {}
+    seen: dict[str, Seen] = {}
 
     def watch(name: str, batch_first: bool) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() == 3), None)
             if x is not None:
-                seen.setdefault(name, x if batch_first else x.transpose(0, 1))
+                seen.setdefault(name, Seen(x.shape[1 if batch_first else 0], x.shape[2], x.device))
 
         return hook
 

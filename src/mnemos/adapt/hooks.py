@@ -105,7 +105,7 @@ def _fail(model: Any, args: tuple, output: Any) -> None:
 
 def _all_or_none(model: Any, incompatible: Any) -> None:
     """A host's own checkpoint has no branch at all; one that has some of them lacks the others."""
-    found: list[HostBranch] = getattr(model, ROSTER)
+    found = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
     if any(branch.kept is None for branch in found):
         for branch in found:
             if branch.kept is not None:

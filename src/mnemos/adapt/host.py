@@ -162,3 +162,18 @@ def valid_tokens(mask: Any, x: Tensor) -> Tensor | None:
     else:
         kept = mask.amax((1, 2)) > torch.finfo(mask.dtype).min / 2
     return kept.expand(b, t)
+
+
+def hides_the_future(mask: Tensor | None, hidden: bool) -> bool:
+    """Whether an attention mask [..., T, T] hides from each token all later ones, and shows earlier ones.
+
+    `hidden`: what a mask of booleans says of what is hidden, True in PyTorch's modules and False in its functions; an
+    additive one says −∞. Cost O(T²). A compiler cannot ask: there the answer is no.
+    """
+    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return False
+    if torch.compiler.is_compiling() or mask.is_meta:
+        return False
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    unseen = mask == hidden if mask.dtype == torch.bool else mask < -1
+    return bool(unseen[..., later].all()) and not bool(unseen[..., later.T].all())

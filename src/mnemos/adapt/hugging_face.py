@@ -3,7 +3,7 @@
 from typing import Any
 
 from .host import Call, Host, Place, Site, argument, tokens_in, valid_tokens
-from .timm import windows
+from .timm import pyramid, windows
 
 _DECODER = "of a decoder: a shared cache would show it the future"
 _ACROSS = "across two sequences: it has no input of its own to remember"
@@ -17,16 +17,17 @@ def _config(site: Site, name: str) -> Any:
     return None
 
 
-def _side(size: Any) -> int:
-    return int(size if isinstance(size, int) else size[0])
+def _sides(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def _patches(site: Site, seen: int | None) -> Place:
     """ViT's and DeiT's: as many slots as patches; the class token (DeiT: and the teacher's) is left out."""
     prefix = 2 if type(site.module).__name__.startswith("DeiT") else 1
-    side = _side(_config(site, "image_size")) // _side(_config(site, "patch_size"))
-    tokens = seen or side * side + prefix
-    grid = (side, side) if tokens == side * side + prefix else None
+    image, patch = _sides(_config(site, "image_size")), _sides(_config(site, "patch_size"))
+    height, width = image[0] // patch[0], image[1] // patch[1]
+    tokens = seen or height * width + prefix
+    grid = (height, width) if tokens == height * width + prefix else None
     return Place(tokens, tokens - prefix, prefix, grid, tokens)
 
 
@@ -48,23 +49,19 @@ def _pvt(site: Site, seen: int | None) -> Place:
     encoder = next(m for m in site.above if hasattr(m, "patch_embeddings") and hasattr(m, "block"))
     stage = _stage(site, "block")
     prefix = int(getattr(encoder.patch_embeddings[stage], "cls_token", None) is not None)
-    side = _side(_config(site, "image_size"))
+    height, width = _sides(_config(site, "image_size"))
     for stride in _config(site, "strides")[: stage + 1]:
-        side //= stride
-    if seen:
-        side = round((seen - prefix) ** 0.5)
-    keys = (side // int(site.module.self.sequences_reduction_ratio)) ** 2
-    return Place(side * side + prefix, keys, prefix, (side, side), side * side + prefix)
+        height, width = height // stride, width // stride
+    return pyramid(seen, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
 
 
 def _pvt_v2(site: Site, seen: int | None) -> Place:
     """PVT v2's: as many slots as the layer has keys."""
-    side = _side(_config(site, "image_size"))
+    height, width = _sides(_config(site, "image_size"))
     for stride in _config(site, "strides")[: _stage(site, "layers") + 1]:
-        side = -(-side // stride)  # its patches overlap, and reach beyond the edge
-    side = round(seen**0.5) if seen else side
-    keys = 49 if site.module.linear_attention else (side // site.module.spatial_reduction_ratio) ** 2
-    return Place(side * side, min(keys, side * side), 0, (side, side), side * side)
+        height, width = -(-height // stride), -(-width // stride)  # its patches overlap, and reach beyond the edge
+    module = site.module
+    return pyramid(seen, (height, width), module.spatial_reduction_ratio, keys=49 if module.linear_attention else None)
 
 
 def _text(module: Any, args: tuple, kwargs: dict) -> Call:

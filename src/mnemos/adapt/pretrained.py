@@ -1,16 +1,17 @@
 """Cached Hugging Face models on disk: `save_pretrained` writes them as they are, this reads them back."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mnemos.config import from_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
 from .branch import HostBranch
-from .cache import apply
+from .cache import Known, apply
 
 
 def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
@@ -20,31 +21,63 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         model = mnemos.adapt.from_pretrained(ViTForImageClassification, folder)
 
     The class's own from_pretrained also reads the folder: it gives the host without its caches, and says that their
-    weights were not used. Raises InputError where the folder has no cached model.
+    weights were not used. `cls` may be another than was saved: the base model of one with a head, or the reverse.
+    Raises InputError where the folder has no cached model, or not the weights of its caches.
     """
     model = cls.from_pretrained(folder, **options)
     record = getattr(model.config, "mnemos", None)
     if record is None:
         raise InputError(f"{folder}: expected a model saved with its caches, found none recorded in config.json")
-    grc, lengths = from_dict(GRC, record["grc"], "config.json: mnemos.grc"), record["lengths"]
-    apply(model, grc, where=list(lengths), lengths=lengths)
-    stored = _weights(Path(folder))
+    grc = from_dict(GRC, record["grc"], "config.json: mnemos.grc")
+    names = [name for name, _ in model.named_modules()]
+    known = {_same(name, names, folder): Known(**sizes) for name, sizes in record["caches"].items()}
+    apply(model, grc, where=list(known), known=known)
+    stored = _stored(Path(folder))
     for name, module in model.named_modules():
         if isinstance(module, HostBranch):
-            module.load_state_dict(
-                {k.removeprefix(f"{name}."): v for k, v in stored.items() if k.startswith(f"{name}.")}
-            )
+            module.load_state_dict(stored[_same_place(name, stored, folder)])
     return model
 
 
-def _weights(folder: Path) -> dict[str, Any]:
-    """The tensors of a folder that belong to caches."""
+def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors of the caches in a folder, by the name of the branch in its files and their names in it."""
     from safetensors import safe_open
 
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), "pt") as file:
-            found |= {key: file.get_tensor(key) for key in file.keys() if ".grc." in f".{key}"}  # noqa: SIM118
-    if not found:
-        raise InputError(f"{folder}: expected the weights of gated caches in *.safetensors, found none; save it again")
+            for key in file.keys():  # noqa: SIM118
+                above, branch, part = f".{key}".rpartition(".grc.")
+                if branch:
+                    found.setdefault(f"{above}.grc".removeprefix("."), {})[part] = file.get_tensor(key)
     return found
+
+
+def _same(name: str, names: Iterable[str], folder: str | Path) -> str:
+    """A recorded name as it is here: of a base model that was saved inside another, or the reverse."""
+    found = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
+    if not found:
+        raise InputError(
+            f"{folder}: expected a module {name!r}, which has a cache there, found none; use the class that was saved"
+        )
+    return name if name in found else max(found, key=len)
+
+
+def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
+    """The branch in the files that is this one: files have the names of older versions of the library.
+
+    What they call differently are the parts of a name; its numbers and its last parts stay.
+    """
+    names = list(stored)
+    found = [one for one in names if one == name] or [one for one in names if _place(one) == _place(name)]
+    if len(found) != 1:
+        raise InputError(
+            f"{folder}: expected the weights of {name!r} in *.safetensors, found none; save the model again, with "
+            "save_original_format=False"
+        )
+    return found[0]
+
+
+def _place(name: str) -> tuple[list[str], list[str]]:
+    parts = name.split(".")
+    return [part for part in parts if part.isdigit()], parts[-2:]

@@ -1,20 +1,31 @@
 """Hosts of timm: `Attention` of its vision transformers, Swin's `WindowAttention`, PVT v2's `Attention`."""
 
+import math
 from typing import Any
 
-from .host import Host, Place, Site, nowhere, tokens_in
+from mnemos.types import InputError
 
-IMAGE = 224  # of a model that does not say
+from .host import Call, Host, Place, Site, argument, hides_the_future, nowhere, tokens_in, valid_tokens
+
+IMAGE = (224, 224)  # of a model that does not say
 
 
-def image_size(above: tuple[Any, ...]) -> int:
-    """The image side that a model was made for."""
+def image_size(above: tuple[Any, ...]) -> tuple[int, int]:
+    """The height and width of the images that a model was made for."""
     for module in above:
         config = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None) or {}
         size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
         if size:
-            return int(size[-1])
+            return int(size[-2]), int(size[-1])
     return IMAGE
+
+
+def _masked(module: Any, args: tuple, kwargs: dict) -> Call:
+    """Attention of images of several sizes is given what is padding as a mask [B, 1, T or 1, T]."""
+    x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, 1, "attn_mask")
+    if argument(args, kwargs, 2, "is_causal") or hides_the_future(mask, hidden=False):
+        raise InputError("a cached Attention was called causally, where a shared cache would show the future")
+    return Call(x, valid_tokens(mask, x) if mask is not None and mask.dim() == 4 else None)
 
 
 def _patches(site: Site, seen: int | None) -> Place:
@@ -45,13 +56,25 @@ def _window(site: Site, _: int | None) -> Place:
 def _pyramid(site: Site, seen: int | None) -> Place:
     """PVT v2's: as many slots as the layer has keys, the length its convolution or pooling reduces to."""
     stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
-    side = round(seen**0.5) if seen else -(-image_size(site.above) // (4 * 2**stage))
+    height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))
     attention = site.module
-    if attention.pool is not None:
-        keys = 49
-    else:
-        keys = (side // attention.sr.stride[0] if attention.sr is not None else side) ** 2
-    return Place(side * side, min(keys, side * side), 0, (side, side), side * side)
+    reduction = 1 if attention.sr is None else attention.sr.stride[0]
+    return pyramid(seen, (height, width), reduction, keys=None if attention.pool is None else 49)
+
+
+def pyramid(seen: int | None, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None) -> Place:
+    """Of PVT's: as many slots as `keys`, or as a convolution of stride `reduction` leaves of the tokens.
+
+    They form the `grid` of a stage, unless an example has shown another number of them: then a square, if they can.
+    """
+    count = grid[0] * grid[1] if seen is None else seen - prefix
+    found: tuple[int, int] | None = grid
+    if count != grid[0] * grid[1]:
+        side = math.isqrt(count)
+        found = (side, side) if side * side == count else None
+    if keys is None:
+        keys = (found[0] // reduction) * (found[1] // reduction) if found else count // reduction**2
+    return Place(count + prefix, max(1, min(keys, count)), prefix, found, count + prefix)
 
 
 HOSTS = (
@@ -61,7 +84,7 @@ HOSTS = (
         width="qkv.in_features",
         out="proj.out_features",
         heads="num_heads",
-        call=tokens_in("x"),
+        call=_masked,
         place=_patches,
     ),
     Host(

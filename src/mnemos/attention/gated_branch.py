@@ -11,6 +11,7 @@ from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.grc import GRC
 from mnemos.ops.gated_cache.resample import grid_shape
 from mnemos.ops.linear_attention import linear_attention
+from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
 from .softmax import attend
@@ -142,7 +143,7 @@ class GatedBranch(GatedCache):
                 self._remembered.clear()
             return compute()
         device = tensors[0].device.type
-        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        precision = torch.get_autocast_dtype(device) if autocasts(device) else None
         stamp = (precision, *((t.data_ptr(), t._version) for t in tensors))
         kept = self._remembered.get(name)
         if kept is None or kept[0] != stamp:

@@ -5,7 +5,8 @@ folder. `explain.json`:
 
     {"pictures": {"split", "index", "label", "guess", "names"} or null, "left": why there are none, or null,
      "sizes": {"train", "valid", "test"}, "middle": the layer of Figure 4, "layers": [{"name", "share": σ(λ) a head,
-     "cost": {...} or null, "maps": {...} or {"left": why} or null, "slots": {...} or {"left": why} or null}]}
+     "inference": "frozen" or "transient", "cost": {...} or null, "maps": {...} or {"left": why} or null,
+     "slots": {...} or {"left": why} or null}]}
 
 `explain.safetensors`: pictures [N, height, width, 1 or 3] uint8; self.i and memory.i [N, h, w] of layer i: the mean of
 o_self and o_mem over head and channel at every token, as it is (Figure 4 scales each picture of it to [0, 1]);
@@ -54,6 +55,7 @@ def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
             {
                 "name": name,
                 "share": torch.sigmoid(layer.mix.float()).tolist(),
+                "inference": layer.grc.inference,
                 "cost": cost(layer, *shapes[name]) if name in shapes else None,
                 "maps": None,
                 "slots": None,

@@ -82,7 +82,7 @@ def _layer(entry: Any, where: str, index: int, count: int, arrays: dict[str, np.
         cost = {key: number(cost.get(key), f"{where}, cost", key) for key in _COST}
         if not all(math.isfinite(value) for value in cost.values()):
             raise InputError(f'{where}: expected "cost" to give {", ".join(_COST)}; {_REMEDY}')
-    return Cached(entry["name"], tuple(share), cost, maps, slots, **drawn)
+    return Cached(entry["name"], tuple(share), cost, maps, slots, entry.get("inference"), **drawn)
 
 
 def _part(found: Any, where: str, name: str) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ class Cached:
     cost: dict[str, float] | None
     maps: dict[str, Any] | None
     slots: dict[str, Any] | None
+    inference: str | None = None  # "transient": evaluation reads the slots as its own tokens rewrite them
     self_map: np.ndarray | None = None
     memory_map: np.ndarray | None = None
     patches: np.ndarray | None = None

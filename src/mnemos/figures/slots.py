@@ -142,6 +142,10 @@ def _summary(name: str, compared: list[Cached], run: Run) -> str:
         parts.append(
             f"Slots do not all differ: the nearest token is another in {_span(distinct, percent=True)} of them."
         )
+    if any(layer.inference == "transient" for layer in compared):
+        parts.append(
+            "Evaluation does not read the slots as they are stored, but as each picture's tokens rewrite them."
+        )
     return " ".join([*parts, _lifetime(run)]).strip()
 
 

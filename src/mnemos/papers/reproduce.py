@@ -19,7 +19,7 @@ class Options:
     """How a claim is reproduced.
 
     out: a folder of the paper's own; data: a folder with CIFAR-10 or MNIST (None: scikit-learn's digits); steps:
-    updates of each run (None: as the small recipe has it); run: a finished run to draw, instead of a new one;
+    updates of each run (None: 500); run: a finished run to draw, instead of a new one;
     recipes_only: nothing is trained or timed.
     """
 

@@ -17,14 +17,15 @@ from mnemos.ops.gated_cache.cost import paper_flops
 
 # The paper's names, and the recipes of the same models at their real size; "-cached" is added for their twins.
 RECIPES = {
-    "ViT-S": "vit-s",
-    "PVT-Tiny": "pvt-tiny",
-    "PVT-Small": "pvt-small",
-    "PVT-Medium": "pvt-medium",
-    "Swin-T": "swin-t",
-    "PVTv2-B2": "pvt-v2-b2",
-    "PVTv2-B3": "pvt-v2-b3",
-    "PVTv2-B4": "pvt-v2-b4",
+    "ViT-S": "imagenet-vit-s",
+    "PVT-Tiny": "imagenet-pvt-tiny",
+    "PVT-Small": "imagenet-pvt-small",
+    "PVT-Medium": "imagenet-pvt-medium",
+    "Swin-T": "imagenet-swin-t",
+    "PVTv2-B2": "imagenet-pvt-v2-b2",
+    "PVTv2-B3": "imagenet-pvt-v2-b3",
+    "PVTv2-B4": "imagenet-pvt-v2-b4",
+    "Swin-T, 22k": "imagenet-22k-swin-t",
 }
 _ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of one activation with another
 _KEPT: dict[tuple[str, GRC | None], "Cost"] = {}

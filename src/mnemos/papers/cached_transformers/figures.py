@@ -121,11 +121,12 @@ def figure5(claim: Claim, options: Options) -> Finding:
 
 
 def _run(options: Options, host: str) -> Path:
-    """The run to draw: the one given, or the cached twin of a host, trained where it has not been."""
+    """The run to draw: the one given, or the twin of a host with the paper's cache, trained where it has not been."""
     if options.run is not None:
         return options.run
     comparison = small.twins(options, host)
-    return comparison["folder"] / comparison["runs"][comparison["rows"][-1]["name"]][0]
+    name = comparison["rows"][small.kinds(host).index(small.PAPER)]["name"]
+    return comparison["folder"] / comparison["runs"][name][0]
 
 
 def _explained(run: Path) -> Explained:
@@ -143,7 +144,7 @@ def _depths(options: Options) -> list[Any]:
     """A small PVT of each depth, without a cache and with one, alternating."""
     found = []
     for depth in DEPTHS:
-        for kind in (small.PLAIN, small.CACHED):
+        for kind in (small.PLAIN, small.PAPER):
             recipe = small.recipe(options, "pvt", kind)
             model: Any = recipe.model
             model = replace(model, depths=(depth,) * len(model.depths))

@@ -7,6 +7,7 @@ from typing import Any
 
 from mnemos import registry
 from mnemos.data.idx import find_mnist
+from mnemos.memory.grc import GRC
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
 from mnemos.types import InputError
@@ -14,7 +15,10 @@ from mnemos.types import InputError
 from ..findings import Cell, spread
 from ..reproduce import Options
 
-PLAIN, ATTENTION, CACHED = "", "-attention-cache", "-cached"
+STEPS = 500  # updates of a run, where the options do not say
+# What is changed of a small recipe's memory. The paper's cache is that of preset="paper", which claims are about.
+PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
+NAMES = {PLAIN: "none", ATTENTION: "attention-based", PAPER: "GRC, paper", CACHED: "GRC, mnemos"}
 
 
 def task(options: Options) -> tuple[str, dict[str, Any]]:
@@ -33,17 +37,18 @@ def task(options: Options) -> tuple[str, dict[str, Any]]:
 def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
     """The small recipe of a host ("vit", "pvt", "swin") and a kind of cache, with what the options change."""
     name, fields = task(options)
-    found: Recipe = registry.load("recipe", f"{name}-{host}{kind}")()
-    if fields:
-        found = replace(found, data=replace(found.data, **fields))
-    if options.steps is not None:
-        found = replace(found, train=replace(found.train, steps=options.steps))
-    return found
+    found: Recipe = registry.load("recipe", f"{name}-{host}{CACHED if kind == PAPER else kind}")()
+    if kind == PAPER:
+        model: Any = found.model
+        model = replace(model, cache=GRC(preset="paper"))
+        found = replace(found, name=f"{name}-{host}{PAPER}", model=model)
+    data = replace(found.data, **fields)
+    return replace(found, data=data, train=replace(found.train, steps=options.steps or STEPS))
 
 
 def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]:
     """A host without a cache (ratio 0), and with one of each ratio."""
-    cached = recipe(options, host, CACHED)
+    cached = recipe(options, host, PAPER)
     found = [recipe(options, host)]
     for ratio in wanted:
         name = f"{found[0].name}-ratio-{ratio:g}"
@@ -64,9 +69,13 @@ def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str,
 
 
 def twins(options: Options, host: str) -> dict[str, Any]:
-    """A host without a cache, with one of keys and values, and with a gated one."""
-    kinds = (PLAIN, ATTENTION, CACHED) if host != "swin" else (PLAIN, CACHED)
-    return trained(options, host, [recipe(options, host, kind) for kind in kinds])
+    """A host with each kind of cache that it can have, in the order of `kinds`."""
+    return trained(options, host, [recipe(options, host, kind) for kind in kinds(host)])
+
+
+def kinds(host: str) -> tuple[str, ...]:
+    """Swin's windows leave no room for keys of other images."""
+    return (PLAIN, PAPER, CACHED) if host == "swin" else (PLAIN, ATTENTION, PAPER, CACHED)
 
 
 def accuracy(comparison: dict[str, Any], index: int) -> Cell:

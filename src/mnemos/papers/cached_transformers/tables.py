@@ -52,17 +52,8 @@ def table2(claim: Claim, options: Options) -> Finding:
     for name, values in claim.values.items():
         table.add(name, *values)
     found = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
-    if options.recipes_only:
-        return found
-    ours = Table("", ["", "none", "attention-based", "GRC", "GRC, emptied"])
-    for host in ("vit", "pvt"):
-        comparison = small.twins(options, host)
-        cells = [small.accuracy(comparison, i) for i in range(3)]
-        ours.add(comparison["rows"][0]["name"], *cells, small.emptied(comparison, 2))
-        ours.title = f"Test accuracy: {small.about(options, comparison)}"
-        found.runs += small.runs(comparison)
-    found.tables.append(ours)
-    found.notes.append(small.caution(options))
+    if not options.recipes_only:
+        _accuracies(found, options, ("vit", "pvt"))
     return found
 
 
@@ -164,11 +155,13 @@ def _papers(claim: Claim) -> list[str]:
 
 
 def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> None:
-    ours = Table("", ["", "without", "cached", "cached, emptied"])
+    """A table of small hosts with each kind of cache."""
+    ours = Table("", ["", *small.NAMES.values(), "GRC, paper, emptied", "GRC, mnemos, emptied"])
     for host in hosts:
         comparison = small.twins(options, host)
-        last = len(comparison["rows"]) - 1
-        cells = [small.accuracy(comparison, 0), small.accuracy(comparison, last), small.emptied(comparison, last)]
+        place = {kind: i for i, kind in enumerate(small.kinds(host))}
+        cells = [small.accuracy(comparison, place[kind]) if kind in place else None for kind in small.NAMES]
+        cells += [small.emptied(comparison, place[kind]) for kind in (small.PAPER, small.CACHED)]
         ours.add(comparison["rows"][0]["name"], *cells)
         ours.title = f"Test accuracy: {small.about(options, comparison)}"
         found.runs += small.runs(comparison)

@@ -24,18 +24,17 @@ from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 def _arms(base: Recipe, cache: GRC, wider: dict[str, Any] | None = None) -> dict[str, Recipe]:
     """A base and its arms by name."""
     changes: dict[str, tuple[str, dict[str, Any]]] = {
-        "": ("", {}),
-        "-cached": (", with a gated cache beside every attention", {"cache": cache}),
+        "": (base.about, {}),
+        "-cached": (f"{base.name} with a gated cache beside every attention", {"cache": cache}),
     }
     if not isinstance(base.model, SwinConfig):  # whose windows leave no room for other keys
-        changes["-attention-cache"] = (", with keys and values of the batch before", {"cache": AttentionCache()})
+        about = f"{base.name} with keys and values of the batch before (Table 2)"
+        changes["-attention-cache"] = about, {"cache": AttentionCache()}
     if wider is not None:
-        changes["-wider"] = (", with wider MLPs: the cached one's parameters, no memory", wider)
+        changes["-wider"] = f"{base.name} with wider MLPs: the cached one's parameters, no memory", wider
     return {
-        base.name + arm: replace(
-            base, name=base.name + arm, about=base.about + words, model=replace(base.model, **fields)
-        )
-        for arm, (words, fields) in changes.items()
+        base.name + arm: replace(base, name=base.name + arm, about=about, model=replace(base.model, **fields))
+        for arm, (about, fields) in changes.items()
     }
 
 
@@ -78,7 +77,7 @@ def _imagenet(key: str) -> Recipe:
     title, model, drop_path, clip = _HOSTS[key]
     return Recipe(
         name=f"imagenet-{key}",
-        about=f"{title} on ImageNet-1k, the paper's settings: days on 16 GPUs (--data.folder IMAGENET)",
+        about=f"{title} on ImageNet-1k, 300 epochs as in the paper: days on 16 GPUs (--data.folder IMAGENET)",
         model=replace(model, drop_path=drop_path),
         data=_photos("imagenet", held_out=0.01),
         **_schedule(images=1_281_167, epochs=300, batch=1024, rate=1e-3, start=1e-6, end=1e-5, clip=clip),
@@ -94,7 +93,7 @@ def _imagenet_22k() -> Recipe:
     scale = 4096 / 512
     return Recipe(
         name="imagenet-22k-swin-t",
-        about="Swin-T on ImageNet-22k, Swin's settings (Table 8): days on 16 GPUs (--data.folder IMAGENET_22K)",
+        about="Swin-T on ImageNet-22k, 90 epochs as Swin's own (Table 8): days on 16 GPUs (--data.folder IMAGENET_22K)",
         model=replace(_SWIN_T, classes=21_841, drop_path=0.1),
         data=_photos("imagenet-22k", held_out=0.002),
         **_schedule(

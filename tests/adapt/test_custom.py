@@ -1,0 +1,143 @@
+"""Modules that the user names: any [B, T, D] -> [B, T, D], by a pattern or a function."""
+
+import copy
+
+import pytest
+import torch
+from hosts import build, close, open_caches
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.memory.gated_cache import caches
+
+
+class Mixer(nn.Module):
+    """Mixes tokens; says nothing of its width."""
+
+    def __init__(self, dim: int, says: bool = False) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(dim, dim)
+        if says:
+            self.dim, self.num_heads = dim, 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixing(x) - x.mean(1, keepdim=True)
+
+
+class Pair(Mixer):
+    """Returns its weights beside, and takes its tokens by name."""
+
+    def forward(self, *, tokens: Tensor, scale: float = 1.0) -> tuple[Tensor, float]:  # type: ignore[override]
+        return scale * super().forward(tokens), scale
+
+
+class Model(nn.Module):
+    def __init__(self, says: bool = False) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(Mixer(12, says) for _ in range(2))
+        self.pair = Pair(12, says)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for mixer in self.mixers:
+            x = x + mixer(x)
+        x = x + self.pair(tokens=x, scale=0.5)[0]
+        return x + self.attention(x, x, x)[0]
+
+
+def model(says: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return Model(says).double()
+
+
+X = torch.randn(3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+CHOICES = {
+    "a pattern": "mixers.*",
+    "patterns": ["mixers.0", "pair"],
+    "a function": lambda name, module: isinstance(module, Mixer),
+}
+CHOSEN = {
+    "a pattern": ["mixers.0", "mixers.1"],
+    "patterns": ["mixers.0", "pair"],
+    "a function": ["mixers.0", "mixers.1", "pair"],
+}
+
+
+@pytest.mark.parametrize("exampled", [True, False])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_named_module_gets_a_cache(choice, exampled):
+    host = model(says=not exampled)
+    cached = copy.deepcopy(host)
+    report = mnemos.cache(cached, GRC(), where=CHOICES[choice], example=X if exampled else None)
+    assert [one.name for one in report.swapped] == CHOSEN[choice]
+    assert [one.length for one in report.swapped] == [7 if exampled else 64] * len(report.swapped)
+    assert {one.heads for one in report.swapped} == {1 if exampled else 2}
+    assert [one.name for one in report.left] == ["attention"]
+    for branch in caches(cached):
+        nn.init.constant_(branch.mix, -torch.inf)
+    for training in (True, False):
+        close(cached.train(training)(X), host.train(training)(X))
+    open_caches(cached)
+    for branch in caches(cached):
+        nn.init.zeros_(branch.mix)
+    cached.train()(X).square().sum().backward()
+    cached(X)
+    for branch in caches(cached):
+        assert branch.cache.abs().max() > 0
+        assert all(p.grad is not None for p in branch.parameters())
+    assert (cached(X) - host(X)).abs().max() > 1e-3
+    mnemos.uncache(cached)
+    close(cached(X), host(X))
+
+
+def test_what_else_a_module_returns_is_passed_on():
+    cached = model()
+    mnemos.cache(cached, GRC(length=4), where="pair", example=X)
+    y, scale = cached.pair(tokens=X, scale=0.25)
+    assert y.shape == X.shape
+    assert scale == 0.25
+
+
+def test_modules_of_known_and_other_kinds_by_several_patterns():
+    cached = model()
+    report = mnemos.cache(cached, GRC(length=4), where=["mixers.1", "attention"], example=X)
+    assert [one.name for one in report.swapped] == ["mixers.1", "attention"]
+    assert not report.left
+    cached(X).sum().backward()
+
+
+def test_a_pattern_that_meets_an_attention_means_it_alone():
+    vit = build("timm_vit")
+    report = mnemos.cache(vit, GRC(length=3), where="blocks.*.*")  # norms, drop paths and MLPs, too
+    assert [one.name for one in report.swapped] == ["blocks.0.attn", "blocks.1.attn"]
+
+
+@pytest.mark.parametrize(
+    ("where", "example", "match"),
+    [
+        ("mixers.*", None, "mixers.0: its width is not known; give cache.. an example="),
+        (lambda name, module: False, None, "'attention' was left .not named by where="),
+        ("mixers.2", None, "where='mixers.2' names no module; the nearest is 'mixers.[01]'"),
+        ("mixers.*", torch.randn(3, 7, 11), "could not be run on the example"),
+    ],
+)
+def test_what_cannot_be(where, example, match):
+    host = model()
+    keys = list(host.state_dict())
+    with pytest.raises(InputError, match=match):
+        mnemos.cache(host, GRC(length=3), where=where, example=example)
+    assert list(host.state_dict()) == keys
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in host.modules())
+    assert not hasattr(host, "gated_caches")
+
+
+def test_a_module_that_is_not_what_it_was_taken_for():
+    widening = nn.Sequential(nn.Linear(12, 9)).double()
+    mnemos.cache(widening, GRC(length=3), where="0", example=X)
+    with pytest.raises(InputError, match=r"expected to map \[B, T, 12\] to \[B, T, 12\], found .*9.; name others"):
+        widening(X)
+    flat = nn.Sequential(nn.Linear(12, 12)).double()
+    mnemos.cache(flat, GRC(length=3), where="0", example=X)
+    with pytest.raises(InputError, match=r"Linear: expected a call with \[B, T, D\] first"):
+        flat(X[0])
