@@ -133,10 +133,11 @@ def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
 
     asked = recipe(data={**data, "workers": workers}, optim={"gate_rate": 5.0})
     monkeypatch.setattr(learner.Learner, "_check_finite", breaking)
-    with pytest.raises(StopError):
+    with pytest.raises(StopError) as held:  # with it, the frames of the run
         train(asked, tmp_path / "run", quiet=True)
     monkeypatch.setattr(learner.Learner, "_check_finite", original)
     assert not [c for c in multiprocessing.active_children() if c.daemon], "no process is left behind"
+    del held
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 6
     train(asked, tmp_path / "run", resume=True, quiet=True)
     assert not [c for c in multiprocessing.active_children() if c.daemon]
