@@ -144,7 +144,10 @@ class GatedBranch(GatedCache):
             return compute()
         device = tensors[0].device.type
         precision = torch.get_autocast_dtype(device) if autocasts(device) else None
-        stamp = (precision, *((t.data_ptr(), t._version) for t in tensors))
+        try:
+            stamp = (precision, *((t.data_ptr(), t._version) for t in tensors))
+        except RuntimeError:  # of a transformation (vmap), or fake: they stand nowhere
+            return compute()
         kept = self._remembered.get(name)
         if kept is None or kept[0] != stamp:
             kept = self._remembered[name] = (stamp, compute())
