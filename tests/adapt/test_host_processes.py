@@ -20,15 +20,16 @@ pytestmark = [
 ]
 SHARES = [3, 5]
 ALL = sum(SHARES)
-DDP_CASES = [
-    # host, preset, what else: layers that run again, micro-batches
-    ("timm_vit", "mnemos", ""),
-    ("timm_vit", "paper", "recomputed"),
-    ("torch_padded", "paper", ""),
-    ("torch_padded", "official", "micro"),
-    ("timm_swin", "mnemos", "micro"),
+CASES = [
+    # sharded or not, host, preset, and what else: layers that run again, micro-batches
+    ("ddp", "timm_vit", "mnemos", ""),
+    ("ddp", "timm_vit", "paper", "recomputed"),
+    ("ddp", "torch_padded", "paper", ""),
+    ("ddp", "torch_padded", "official", "micro"),
+    ("ddp", "timm_swin", "mnemos", "micro"),
+    ("fsdp", "timm_vit", "mnemos", ""),
+    ("fsdp", "timm_vit", "paper", "recomputed"),
 ]
-FSDP_CASES = [("timm_vit", "mnemos", ""), ("timm_vit", "paper", "recomputed")]
 
 
 def cached(name: str, preset: str, more: str) -> nn.Module:
@@ -67,57 +68,75 @@ def steps(model: Any, own: nn.Module, name: str, more: str, rank: int | None, wo
     return {"losses": losses}
 
 
-def _rank(rank: int, world: int, cases: list, sharded: bool, folder: str) -> None:
+def distributed(own: nn.Module, how: str, **options: Any) -> nn.Module:
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(own)
+    from torch.distributed.fsdp import fully_shard
+
+    for block in own.blocks:
+        fully_shard(block, **options)
+    return fully_shard(own, **options)
+
+
+def _rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/port", rank=rank, world_size=world)
     torch.set_num_threads(1)
-    for number, (name, preset, more) in enumerate(cases):
+    for number, (how, name, preset, more) in enumerate(CASES):
         own = cached(name, preset, more)
-        if sharded:
-            from torch.distributed.fsdp import fully_shard
-
-            for block in own.blocks:
-                fully_shard(block)
-            model: Any = fully_shard(own)
-        else:
-            model = nn.parallel.DistributedDataParallel(own)
-        found = steps(model, own, name, more, rank, world)
-        if not sharded and rank == 0:
-            own.eval()  # one process alone: must not wait for the others
-        elif sharded:
-            own.eval()
+        found = steps(distributed(own, how), own, name, more, rank, world)
+        if how == "ddp" and rank == 1:
+            dist.barrier()  # the first process alone leaves training and saves: it must not wait for the others
+        own.eval()
         full = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in own.state_dict().items()}
-        found["caches"] = [branch.cache for branch in caches(own)]
-        if rank == 0:
-            torch.save({**found, "state": full}, f"{folder}/{number}")
-        else:
-            own.eval()
-            torch.save([branch.cache for branch in caches(own)], f"{folder}/{number}.other")
+        torch.save({**found, "state": full}, f"{folder}/{number}.{rank}")
+        if how == "ddp" and rank == 0:
+            dist.barrier()
         dist.barrier()
+    torch.save(_in_mixed_precision(), f"{folder}/half.{rank}")
     dist.destroy_process_group()
 
 
-def compare(cases: list, sharded: bool, folder: Path) -> None:
-    mp.spawn(_rank, (2, cases, sharded, str(folder)), nprocs=2)
-    for number, (name, preset, more) in enumerate(cases):
-        case = f"{name}, {preset}, {more}"
-        found = torch.load(folder / str(number))
-        model = cached(name, preset, "" if more == "micro" else more)
-        expected = steps(model, model, name, "", None)
-        model.eval()
-        torch.testing.assert_close(found["losses"], expected["losses"], msg=lambda m, c=case: f"{c}: {m}")
-        state = model.state_dict()
-        assert list(found["state"]) == list(state)
-        for key, value in state.items():
-            torch.testing.assert_close(found["state"][key], value, msg=lambda m, c=case, k=key: f"{c}, {k}: {m}")
-        for a, b, c in zip(found["caches"], torch.load(folder / f"{number}.other"), caches(model), strict=True):
-            torch.testing.assert_close(a, c.cache, msg=lambda m, c=case: f"{c}: {m}")
-            assert torch.equal(a, b), "the processes have different caches"
-            assert c.cache.abs().max() > 0
+def _in_mixed_precision() -> list[torch.Tensor]:
+    """The caches of a model whose sharded weights are lent in half precision."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    own = cached("timm_vit", "mnemos", "").float()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = distributed(own, "fsdp", mp_policy=policy)
+    for seed in (1, 2):
+        loss(model, example("timm_vit", ALL, seed, torch.float32)).backward()
+    own.eval()
+    return [branch.cache for branch in caches(own)]
 
 
-def test_two_processes_equal_one_with_the_whole_batch(tmp_path):
-    compare(DDP_CASES, False, tmp_path)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(_rank, (2, str(folder)), nprocs=2)
+    return folder
 
 
-def test_a_sharded_model_equals_a_whole_one(tmp_path):
-    compare(FSDP_CASES, True, tmp_path)
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(case).strip() for case in CASES])
+def test_two_processes_equal_one_with_the_whole_batch(results, number):
+    _, name, preset, more = CASES[number]
+    first, second = (torch.load(results / f"{number}.{rank}") for rank in (0, 1))
+    model = cached(name, preset, "" if more == "micro" else more)
+    expected = steps(model, model, name, "", None)
+    model.eval()
+    torch.testing.assert_close(first["losses"], expected["losses"])
+    state = model.state_dict()
+    assert list(first["state"]) == list(state)
+    for key, value in state.items():
+        torch.testing.assert_close(first["state"][key], value, msg=lambda m, k=key: f"{k}: {m}")
+        assert torch.equal(second["state"][key], first["state"][key]), f"{key} differs from process to process"
+    assert all(branch.cache.abs().max() > 0 for branch in caches(model))
+
+
+def test_sharded_weights_of_half_precision_keep_the_cache_in_float32(results):
+    model = cached("timm_vit", "mnemos", "").float()
+    for seed in (1, 2):
+        loss(model, example("timm_vit", ALL, seed, torch.float32))
+    model.eval()
+    for found, branch in zip(torch.load(results / "half.0"), caches(model), strict=True):
+        assert found.dtype == torch.float32
+        assert (found - branch.cache).norm() < 0.05 * branch.cache.norm()

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -146,6 +147,56 @@ def compare(model: nn.Module, compiled: nn.Module, own: nn.Module, name: str, to
                 branch.key.weight.add_(change)
             found = run(compiled, inputs)
             torch.testing.assert_close(found, run(model, inputs), rtol=tolerance, atol=tolerance)
+
+
+def test_what_was_compiled_before_sees_the_cache_come_and_go(fresh_compiler):
+    model, inputs = build("torch_mha", torch.float32), example("torch_mha", dtype=torch.float32)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        host = run(compiled, inputs)
+        mnemos.cache(model, GRC(length=3))
+        open_caches(model)
+        found = run(compiled, inputs)
+        torch.testing.assert_close(found, run(model, inputs))
+        assert (found - host).abs().max() > 1e-3
+        mnemos.uncache(model)
+        torch.testing.assert_close(run(compiled, inputs), host)
+
+
+@pytest.mark.parametrize("preset", ["paper", "mnemos"])
+def test_an_ensemble_by_functional_calls(preset):
+    models = [cached("torch_mha", preset).eval(), cached("torch_mha", preset).eval()]
+    inputs = example("torch_mha")
+    with torch.no_grad():
+        models[1].in_proj_weight.add_(0.1)
+        models[1].grc.key.weight.add_(0.1)
+        states = torch.func.stack_module_state(models)
+        call = torch.vmap(lambda state: torch.func.functional_call(models[0], state, inputs.args, inputs.kwargs)[0])
+        for found, model in zip(call(states), models, strict=True):
+            close(found[inputs.valid], run(model, inputs))
+
+
+@pytest.mark.parametrize("preset", ["paper", "mnemos"])
+def test_several_threads_evaluate(preset):
+    model = cached("hf_bert", preset).eval()
+    batches = [example("hf_bert", seed=seed) for seed in range(8)]
+
+    def evaluate(batch) -> torch.Tensor:
+        with torch.no_grad():
+            return model(**batch.kwargs).last_hidden_state[batch.valid]
+
+    expected = [evaluate(batch) for batch in batches]
+    model.eval()
+    with ThreadPoolExecutor(4) as pool:
+        for found, wanted in zip(pool.map(evaluate, batches), expected, strict=True):
+            close(found, wanted)
+
+
+def test_an_exported_model_is_the_model():
+    model, inputs = cached("timm_vit", "paper").eval(), example("timm_vit")
+    with torch.no_grad():
+        program = torch.export.export(model, inputs.args)
+        close(program.module()(*inputs.args), run(model, inputs))
 
 
 @pytest.mark.slow

@@ -209,6 +209,12 @@ def test_states_and_masks_are_refused():
             model(images(SMALL["cifar"]), **extra)
 
 
+def test_a_mean_over_patches_has_no_class_token():
+    for name, prefix in (("mnist", 0), ("digits", 1)):
+        host = build(SMALL[name]).host
+        assert (host.num_prefix_tokens, host.cls_token is not None) == (prefix, bool(prefix))
+
+
 def test_one_seed_gives_one_model_and_a_cache_leaves_the_host_as_it_would_be():
     plain, again = build(SMALL["pvt-2"]), build(SMALL["pvt-2"])
     remembering = build(SMALL["pvt-2"], cache=AttentionCache())

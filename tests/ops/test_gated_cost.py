@@ -103,7 +103,7 @@ def test_the_formula_counts_what_image_models_gain(name, preset):
     model, x = configs[name].build(), torch.randn(B, 3, 32, 32)
     host = model.host
     alone = counted(model, x)
-    report = mnemos.cache(host, GRC(preset=preset))
+    report = mnemos.cache(host, GRC(preset=preset), example=x)
     shapes = [(one.shape, one.grc) for one in report.swapped]
     forward, step = counted(model, x)
     assert forward - alone[0] == 2 * sum(cost.training_macs(*both, B) for both in shapes) > 0

@@ -89,8 +89,8 @@ class GatedBranch(GatedCache):
         """o_mem [B, T, H, M] of queries [B, T, H, Dm/H] over a cache [B or 1, Tm, Dm]."""
         return self._attend(query, self._split(self.key, cache), self._split(self.value, cache))
 
-    def _split(self, projection: nn.Module, cache: Tensor) -> Tensor:
-        return projection(cache).unflatten(-1, (self.num_heads, -1))
+    def _split(self, projection: nn.Linear, cache: Tensor) -> Tensor:
+        return projection(cache.to(projection.weight.dtype)).unflatten(-1, (self.num_heads, -1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         b, t = query.shape[:2]

@@ -73,14 +73,18 @@ class GatedCache(StoredCache):
         """
         with full_precision(source.device.type):
             slots = resample(source.to(cache.dtype), cache.shape[-2], mask, self.grc.resample, grid)
-            norm = self.candidate_norm
+
+            def weights(module: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
+                # Sharding with mixed precision lends them in half precision, and the cache as it is.
+                return module.weight.to(cache.dtype), module.bias.to(cache.dtype)
+
             new, gates = gated_update(
                 slots,
                 cache,
-                update=(self.update_gate.weight, self.update_gate.bias),
-                reset=(self.reset_gate.weight, self.reset_gate.bias),
-                candidate=(self.candidate.weight, self.candidate.bias),
-                norm=None if norm is None else (norm.weight, norm.bias),
+                update=weights(self.update_gate),
+                reset=weights(self.reset_gate),
+                candidate=weights(self.candidate),
+                norm=None if self.candidate_norm is None else weights(self.candidate_norm),
             )
             if mask is not None:
                 new = torch.where(mask.any(1)[:, None, None], new, cache)
