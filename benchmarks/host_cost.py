@@ -3,16 +3,23 @@
     python benchmarks/host_cost.py [--hosts pvt_tiny vit_s ...] [--rounds 7] [--quick] [--out results/host_cost.json]
 
 Checked first: with the gates closed each cached twin computes what its host computes, and the operations that torch
-counts are the host's and those of the hand formula (mnemos/ops/gated_cache/cost.py). Timed, interleaved, in an order
-that rotates: a training step (forward, backward, AdamW) and a forward in eval mode without gradient, of the host, of
-its twin with preset="paper" (whose cache is frozen in eval) and of its twin with the default preset. Peak memory: by
-how much the resident memory of a process of its own, forked before anything ran, grows over three training steps.
-Beside each measured ratio stands what a roofline of this machine predicts, from products and copies measured in the
-same run.
+counts are the host's and those of the hand formula (mnemos/ops/gated_cache/cost.py).
+
+Timed, interleaved, in an order that rotates: a training step (forward, backward, AdamW) and a forward in eval mode
+without gradient, of the host, of its twin with preset="paper" (whose cache is frozen in eval) and of its twin with the
+default preset. Meanwhile the process keeps the memory that it frees, as with jemalloc: pages fresh from the kernel cost
+more than the arithmetic, and fall on one arm or the other by chance. Beside each measured ratio stands what a roofline
+of this machine predicts, from products and copies measured in the same run.
+
+Peak memory: by how much the resident memory of a process of its own, forked before anything ran and with the allocator
+as it is, grows over three training steps; also at four times the batch, because a cache's parameters cost the same at
+any batch and what is kept for the backward grows with it.
 """
 
 import argparse
+import contextlib
 import copy
+import ctypes
 import json
 import multiprocessing
 import os
@@ -55,11 +62,11 @@ class HostModel:
     def fed(self) -> str:
         return f"{self.batch} x {self.tokens} tokens" if self.tokens else f"{self.batch} x 3 x 224 x 224"
 
-    def inputs(self) -> Tensor:
+    def inputs(self, times: int = 1) -> Tensor:
         torch.manual_seed(1)
         if self.tokens:
-            return torch.randint(1000, (self.batch, self.tokens))
-        return torch.randn(self.batch, 3, 224, 224)
+            return torch.randint(1000, (times * self.batch, self.tokens))
+        return torch.randn(times * self.batch, 3, 224, 224)
 
     def cached(self, host: nn.Module, preset: str) -> tuple[nn.Module, Any]:
         """A twin of the host with caches, and the report."""
@@ -98,7 +105,7 @@ BARS = (
     ("pvt_tiny", "inference", 1.10),
     ("vit_s", "training", 1.30),
     ("vit_s", "inference", 1.15),
-    *((name, "memory", 1.15) for name in HOSTS),
+    *((name, memory, 1.15) for name in HOSTS for memory in ("memory", "memory, 4 x batch")),
 )
 
 
@@ -184,7 +191,15 @@ def flops(host: nn.Module, twin: nn.Module, report: Any, x: Tensor) -> dict[str,
     return found
 
 
-def peak(name: str, preset: str | None, threads: int, answer: Any) -> None:
+def keep_memory() -> None:
+    """From here on this process keeps what it frees, where its libc is glibc."""
+    with contextlib.suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-4, 0)  # M_MMAP_MAX: nothing comes from the kernel alone
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: nothing goes back
+
+
+def peak(name: str, times: int, preset: str | None, threads: int, answer: Any) -> None:
     """In a process of its own: by how many bytes it grows over three training steps."""
     torch.set_num_threads(threads)
     host = HOSTS[name]
@@ -192,20 +207,20 @@ def peak(name: str, preset: str | None, threads: int, answer: Any) -> None:
     model = host.build()
     if preset:
         mnemos.cache(model, GRC(length=host.length, preset=preset))
-    step = work(model, host.inputs(), "training")
+    step = work(model, host.inputs(times), "training")
     for _ in range(3):
         step()
     answer.put(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
-def peaks(name: str, threads: int, repeats: int) -> dict[str, int]:
+def peaks(name: str, times: int, threads: int, repeats: int) -> dict[str, int]:
     """The smallest of a few measurements: what else a process holds only adds."""
     context = multiprocessing.get_context("fork")  # nothing has run in this one: its child has no threads to miss
     found: dict[str, list[int]] = {}
     for _ in range(repeats):
         for preset in (None, *PRESETS):
             answer = context.Queue()
-            child = context.Process(target=peak, args=(name, preset, threads, answer))
+            child = context.Process(target=peak, args=(name, times, preset, threads, answer))
             child.start()
             found.setdefault(preset or "host", []).append(answer.get(timeout=300))
             child.join()
@@ -269,8 +284,8 @@ def cache_seconds(rounds: int) -> dict[str, Any]:
 def figure(row: dict[str, Any], name: str, preset: str) -> float:
     if name == "flops":
         return row["presets"][preset]["flops"]["training"]["ratio"]
-    if name == "memory":
-        return row["memory"][preset] / row["memory"]["host"]
+    if name.startswith("memory"):
+        return row[name][preset] / row[name]["host"]
     return row[name][preset]["measured"]
 
 
@@ -292,9 +307,9 @@ def say(row: dict[str, Any]) -> None:
     print(f"{row['host']} ({row['fed']}): step {base[0]:.3f} s, forward {base[1]:.3f} s, peak {base[2]:.0f} MiB")
     for preset in PRESETS:
         counted = row["presets"][preset]["flops"]["training"]["ratio"]
-        memory, kept = row["memory"], row["presets"][preset]["kept"]
-        line = f"  {preset:7} FLOPs x{counted:.3f}  memory x{memory[preset] / memory['host']:.3f}"
-        line += f" (what is kept: {1 + kept / memory['host']:.3f})"
+        kept = 1 + row["presets"][preset]["kept"] / row["memory"]["host"]
+        line = f"  {preset:7} FLOPs x{counted:.3f}  memory x{figure(row, 'memory', preset):.3f}"
+        line += f" (what is kept: {kept:.3f}; 4 x batch: {figure(row, 'memory, 4 x batch', preset):.3f})"
         for mode in MODES:
             one = row[mode][preset]
             line += f"  {mode} x{one['measured']:.3f} ({one['quartiles'][0]:.3f} to {one['quartiles'][1]:.3f};"
@@ -313,13 +328,20 @@ def main() -> None:
     rounds = 1 if options.quick else options.rounds
     libraries.timm(), libraries.transformers()
     torch.set_num_threads(1)  # until the children have been forked
-    memory = {name: peaks(name, options.threads, 1 if options.quick else 2) for name in options.hosts}
+    memory = {
+        name: {
+            "memory": peaks(name, 1, options.threads, 1 if options.quick else 2),
+            "memory, 4 x batch": peaks(name, 4, options.threads, 1),
+        }
+        for name in options.hosts
+    }
+    keep_memory()
     torch.set_num_threads(options.threads)
     machine = measure()
     print(f"{options.threads} threads: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bytes / 1e9:.1f} GB/s", flush=True)
     rows = []
     for name in options.hosts:
-        rows.append({**assess(HOSTS[name], machine, rounds), "memory": memory[name]})
+        rows.append({**assess(HOSTS[name], machine, rounds), **memory[name]})
         say(rows[-1])
     made = cache_seconds(1 if options.quick else 5)
     bars = judge(rows, made)

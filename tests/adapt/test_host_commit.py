@@ -192,6 +192,22 @@ def test_micro_batches_are_as_many_updates_or_one(name):
     assert same(contents(several), contents(twin)), "k micro-batches are k updates"
 
 
+@pytest.mark.parametrize("name", ["timm_vit", "hf_reformer"])
+def test_micro_batches_that_are_recomputed_count_once(name):
+    plain, checked = cached(name), cached(name)
+    if name == "timm_vit":
+        checked.set_grad_checkpointing()
+    batch = example(name, rows=6)
+    for model in (plain, checked):
+        with accumulate(model):
+            first = loss(model, batch.rows(0, 1))
+            if model is checked:
+                first.backward()  # of the one alone: twice each would be the same mean
+            loss(model, batch.rows(1, 6))
+    for a, b in zip(contents(plain), contents(checked), strict=True):
+        close(b, a)
+
+
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", ZOO)
 def test_evaluation_and_probes_write_nothing(name, preset):

@@ -60,6 +60,7 @@ def test_the_gate_opens_to_the_cache_and_a_move_of_the_model_moves_it(name):
         torch.manual_seed(3)
         mnemos.cache(before, GRC(length=4))
     after.double()
+    assert {b.pending.dtype for b in (*caches(before), *caches(after))} == {torch.float64}
     before.load_state_dict(after.state_dict())
     for model in (before, after):
         open_caches(model)

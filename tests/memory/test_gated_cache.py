@@ -228,3 +228,19 @@ def test_an_accumulation_that_fails_commits_nothing():
     with pytest.raises(ZeroDivisionError):
         update()
     assert module.eval().cache.abs().max() == 0
+
+
+@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+def test_an_infinity_in_a_batch_is_not_stored(preset):
+    module, twin = layer(preset), layer(preset)
+    for model in (module, twin):
+        model(batch())
+    spoiled = batch(seed=2)
+    spoiled[0, 0, 0] = torch.inf
+    module(spoiled)
+    module.eval(), twin.eval()
+    assert module.cache.isfinite().all()
+    lost = (module.cache == twin.cache).all(-1)
+    assert lost[0], "the slot that saw it keeps what it held"
+    assert preset == "official" or not lost[1:].any(), "the others move on"  # whose attention spreads it to all
+    assert module(batch(seed=3))[0].isfinite().all()

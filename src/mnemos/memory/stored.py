@@ -107,13 +107,18 @@ def end_forward(found: Sequence[StoredCache]) -> None:
 
 @torch.no_grad()
 def promote(found: Sequence[StoredCache]) -> None:
-    """Make what complete forwards left pending the stored caches; a second call changes nothing."""
+    """Make what complete forwards left pending the stored caches; a second call changes nothing.
+
+    An entry that is not finite keeps what it was: an overflow spoils the batch it happened in, and not the cache, from
+    which later batches would read it for ever.
+    """
     if any(cache.accumulates for cache in found):
         return  # what is pending is part of an update
     if not all(cache.complete for cache in found):
         _discard(found)
     for cache in found:
-        cache.cache.copy_(torch.where(cache.pending_rows > 0, cache.pending, cache.cache))
+        taken = (cache.pending_rows > 0) & cache.pending.isfinite()
+        cache.cache.copy_(torch.where(taken, cache.pending, cache.cache))
         cache.pending_rows.zero_()
 
 

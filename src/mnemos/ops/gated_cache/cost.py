@@ -6,9 +6,9 @@ of one: Swin's are folded in the batch), K rows of keys and values: R, or 1 wher
     =================== ======================= ================================================= ===================
     product             multiply-adds           once for                                          backward
     =================== ======================= ================================================= ===================
-    update, source      3·Tm·Dm²                each row (three gates, the half that sees S̄)      twice the forward
-    update, candidate   Tm·Dm²                  each row (the half that sees g_r ⊙ C)             twice
-    update, cache       2·Tm·Dm²                the batch (two gates, the half that sees C)       once: C is a constant
+    update, source      3·Tm·Dm²                each row (three gates, the half that sees S̄)      thrice the forward:
+    update, candidate   Tm·Dm²                  each row (the half that sees g_r ⊙ C)             it is made again
+    update, cache       2·Tm·Dm²                the batch (two gates, the half that sees C)       twice: C is a constant
     queries             T·Dm²                   each row                                          twice
     keys and values     Tm·Dm·(Dm + V)          each row; the batch, for read="mean"              twice
     scores and values   T·Tm·(Dm + V)           each row                                          2½ for V = Dm: scores
@@ -182,21 +182,27 @@ def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
     resampled = 0 if shape.tokens == tm else 2 * all_slots
     # Sum and σ of two gates, g_r ⊙ C, sum of the candidate, interpolation: C itself is small and read along.
     elementwise = (4 + 4 + 2 + 3 + 3) * all_slots
+    # All but the interpolation again; grad ⊙ g_u, (C̃ − C) ⊙ grad, through g_r ⊙ C, σ' of both, sums over the batch.
+    backward = (13 + 3 + 5 + 2 + 10 + 2) * all_slots
     if grc.candidate == "layernorm_gelu":
         elementwise += 4 * all_slots
+        backward += (4 + 6) * all_slots
     if mode == "training":
         elementwise += all_slots  # the batch mean that is stored
     cache = _product("update, cache", tm, d, 2 * d)
-    # Both gates, g_r ⊙ C, C̃, and what GELU and norm were given.
-    kept = (6 if grc.candidate == "layernorm_gelu" else 4) * all_slots
+    # Nothing is kept: S̄ is made of tokens that the host keeps, and what is made of it again.
     return [
-        Part("resampling", 0, resampled, 0, resampled, resampled // 2),  # else the host keeps its input already
-        _product("update, source", sizes.rows * tm, d, 3 * d),
-        cache._replace(backward_macs=cache.macs, backward_moved=cache.moved),
-        _product("update, candidate", sizes.rows * tm, d, d),
-        # The backward of a function of one tensor reads two and writes one.
-        Part("update, elementwise", 0, elementwise, 0, elementwise * 3 // 2, kept),
+        Part("resampling", 0, resampled, 0, 2 * resampled),
+        _again(_product("update, source", sizes.rows * tm, d, 3 * d)),
+        cache._replace(backward_macs=2 * cache.macs, backward_moved=2 * cache.moved),
+        _again(_product("update, candidate", sizes.rows * tm, d, d)),
+        Part("update, elementwise", 0, elementwise, 0, backward),
     ]
+
+
+def _again(part: Part) -> Part:
+    """An operation that the backward does a second time."""
+    return part._replace(backward_macs=part.backward_macs + part.macs, backward_moved=part.backward_moved + part.moved)
 
 
 def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:

@@ -31,6 +31,8 @@ def resample(
     if mask is None:
         if t == length:
             return tokens
+        if method == "nearest":
+            return tokens.index_select(1, places(t, length, tokens.device))
         count = torch.full((b, 1), t, device=tokens.device)
         where = None
     else:
@@ -48,6 +50,11 @@ def resample(
     high = torch.minimum(low + 1, last)
     share = (place - low).clamp(max=1)[..., None].to(tokens.dtype)
     return torch.lerp(_take(tokens, low, where), _take(tokens, high, where), share)
+
+
+def places(tokens: int, length: int, device: torch.device | None = None) -> Tensor:
+    """Nearest neighbour without padding: slot i takes token floor(i·T/length), [length]."""
+    return torch.arange(length, device=device) * tokens // length
 
 
 def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:

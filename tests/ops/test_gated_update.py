@@ -1,0 +1,111 @@
+"""The update's backward by hand against autograd through the equations written slot by slot."""
+
+import pytest
+import torch
+
+from mnemos.ops.gated_cache import gated_update, places
+from mnemos.ops.gated_cache.reference import reference_resample, reference_update
+
+NAMES = ("W_u", "b_u", "W_r", "b_r", "W_c", "b_c", "gain", "shift")
+
+
+def parts(d: int, candidate: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(d, 2 * d), (d,)] * 3 + [(d,), (d,)] * (candidate == "layernorm_gelu")
+    names = NAMES if candidate == "layernorm_gelu" else NAMES[:6]
+    return {
+        name: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for name, shape in zip(names, shapes, strict=True)
+    }
+
+
+def fast(source, cache, weights, takes=None):
+    w = list(weights.values())
+    norm = (w[6], w[7]) if len(w) == 8 else None
+    return gated_update(source, cache, (w[0], w[1]), (w[2], w[3]), (w[4], w[5]), norm, takes)[0]
+
+
+def slow(source, cache, weights, length, candidate):
+    rows = [
+        reference_update(reference_resample(s, length), c, weights, candidate)
+        for s, c in zip(source, cache.expand(len(source), *cache.shape[-2:]), strict=True)
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("candidate", ["linear", "layernorm_gelu"])
+@pytest.mark.parametrize("each", [False, True], ids=["shared", "a row"])
+@pytest.mark.parametrize(("tokens", "length"), [(5, 5), (7, 3), (3, 5), (1, 4), (4, 1)])
+def test_values_and_gradients_equal_the_equations(candidate, each, tokens, length):
+    d, rows = 5, 3
+    weights = parts(d, candidate)
+    wide = torch.randn(rows, tokens, d + 2, dtype=torch.float64, requires_grad=True)
+    source = wide[..., :d]  # rows stand apart, as the first channels of a host's do
+    cache = torch.randn(*((rows,) if each else ()), length, d, dtype=torch.float64, requires_grad=True)
+    found = fast(source, cache, weights, None if tokens == length else places(tokens, length))
+    expected = slow(source, cache, weights, length, candidate)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    inputs = (wide, cache, *weights.values())
+    for a, b in zip(*(torch.autograd.grad(y.sin().sum(), inputs) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("candidate", ["linear", "layernorm_gelu"])
+def test_a_gradient_can_be_differentiated(candidate):
+    weights = parts(3, candidate)
+    source = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    cache = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+
+    def call(source, cache, *rest):
+        return fast(source, cache, dict(zip(weights, rest, strict=True)), places(4, 3))
+
+    assert torch.autograd.gradgradcheck(call, (source, cache, *weights.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("candidate", ["linear", "layernorm_gelu"])
+def test_gradients_of_a_sample_by_vmap(candidate):
+    weights = {name: w.detach() for name, w in parts(4, candidate).items()}
+    source = torch.randn(3, 5, 4, dtype=torch.float64)
+    cache = torch.randn(5, 4, dtype=torch.float64)
+
+    def loss(weights, sample):
+        return fast(sample[None], cache, weights).sin().sum()
+
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, source)
+    for i, sample in enumerate(source):
+        for name, gradient in torch.func.grad(loss)(weights, sample).items():
+            torch.testing.assert_close(found[name][i], gradient)
+
+
+def test_it_keeps_nothing_of_its_own():
+    kept = []
+    weights = parts(4, "layernorm_gelu")
+    source, cache = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True), torch.randn(5, 4).double()
+    given = {t.data_ptr() for t in (source, cache, *weights.values())}
+
+    def note(tensor):
+        if tensor.data_ptr() not in given:
+            kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        fast(source, cache, weights)
+    assert not kept
+
+
+def test_float16_sources_get_gradients_of_their_own_type():
+    weights = {name: w.detach().float().requires_grad_() for name, w in parts(4, "linear").items()}
+    source = torch.randn(2, 5, 4).half().requires_grad_()
+    fast(source, torch.randn(3, 4), weights, places(5, 3)).sum().backward()
+    assert source.grad is not None
+    assert source.grad.dtype == torch.float16
+
+
+def test_a_backward_under_autocast_is_in_full_precision():
+    weights = {name: w.detach().float().requires_grad_() for name, w in parts(4, "layernorm_gelu").items()}
+    source, cache = torch.randn(2, 3, 4, requires_grad=True), torch.randn(3, 4)
+    y = fast(source, cache, weights).sin().sum()
+    expected = torch.autograd.grad(y, list(weights.values()), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(y, list(weights.values()))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
