@@ -94,7 +94,9 @@ class GatedBranch(GatedCache):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         b, t = query.shape[:2]
-        if key.shape[0] == 1 < b:  # one cache for all rows: one long row of queries reads it
+        if key.shape[0] == 1 < b and self.num_heads == 1:  # torch shares the backward out by rows and heads
+            key, value = key.expand(b, -1, -1, -1), value.expand(b, -1, -1, -1)
+        elif key.shape[0] == 1 < b:  # one cache for all rows: one long row of queries reads it
             return self._attend(query.flatten(0, 1)[None], key, value).unflatten(1, (b, t)).squeeze(0)
         if self.grc.branch == "linear":
             return linear_attention(query, key, value, causal=False)[0]
