@@ -70,7 +70,9 @@ def main() -> None:
     folder = options.runs or Path("runs") / options.task
     recipes = [load(options.task + arm, options.data, options.steps) for arm in ARMS]
     found = compare(recipes, folder / "compared", options.seeds)
-    accuracies = {name: [accuracy(place) for place in places] for name, places in found.pop("runs").items()}
+    accuracies = {
+        name: [accuracy(folder / "compared" / place) for place in places] for name, places in found.pop("runs").items()
+    }
     name = f"{options.task}-never-written"
     accuracies[name] = each = never_written(recipes[1], folder / name, options.seeds)
     found["never_written"] = {

@@ -68,6 +68,19 @@ def test_a_decoder_that_is_named_all_the_same():
     refused(build("hf_bart"), "across two sequences", where="decoder.layers.*.encoder_attn")
 
 
+def test_a_causal_attention_that_no_adapter_knows():
+    found = libraries.transformers()
+    model = found.GPT2Model(found.GPT2Config(n_embd=12, n_layer=1, n_head=2, vocab_size=9))
+    assert "not causally" in refused(model, "no adapter for GPT2Attention")
+    refused(model, "h.0.attn: a causal attention.* future", where="h.*.attn")
+
+
+def test_what_is_no_model_and_what_is_no_cache():
+    refused(nn.Linear(2, 2), "expected a torch.nn.Module and a mnemos.GRC", GRC)
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+        mnemos.cache("a model")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("grc", "match"),
     [
@@ -132,7 +145,7 @@ def calls_of(attention: nn.Module) -> dict[str, tuple[str, Callable[[], Any]]]:
     x = torch.randn(3, 7, 12, dtype=torch.float64)
     later = torch.ones(7, 7, dtype=torch.bool).triu(1)
     return {
-        "another key": ("across two sequences", lambda: attention(x, x.clone(), x)),
+        "another key": ("not one tensor", lambda: attention(x, x.clone(), x)),
         "causal": ("causally", lambda: attention(x, x, x, attn_mask=later, is_causal=True)),
         "a causal mask": ("causally", lambda: attention(x, x, x, attn_mask=later)),
         "a causal mask that is added": (

@@ -244,3 +244,16 @@ def test_an_infinity_in_a_batch_is_not_stored(preset):
     assert lost[0], "the slot that saw it keeps what it held"
     assert preset == "official" or not lost[1:].any(), "the others move on"  # whose attention spreads it to all
     assert module(batch(seed=3))[0].isfinite().all()
+
+
+def test_what_padding_holds_spoils_no_gradient():
+    module, x = layer(), batch()
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[1] = mask[2, 4:] = False
+    grads = []
+    for held in (0.0, torch.nan):
+        module.zero_grad()
+        cache = module.update(torch.where(mask[..., None], x, held)[..., :4], module.cache, mask)
+        cache.sin().sum().backward()
+        grads.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -109,3 +109,55 @@ def test_a_backward_under_autocast_is_in_full_precision():
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.autograd.grad(y, list(weights.values()))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def walk(weights, source, cache, steps=3):
+    for _ in range(steps):
+        cache = fast(source, cache, weights)
+    return cache.sin().sum()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gradient_to_be_differentiated_counts_each_update_once(tied):
+    """What is given may be made of what is given: an earlier update of the same weights, one weight twice."""
+    weights = parts(3, "layernorm_gelu")
+    if tied:
+        weights |= {"W_r": weights["W_u"], "b_r": weights["b_u"]}
+    source, cache = torch.randn(2, 4, 3).double().requires_grad_(), torch.randn(4, 3).double()
+    inputs = [source, *dict.fromkeys(weights.values())]
+    once = torch.autograd.grad(walk(weights, source, cache), inputs)
+    again = torch.autograd.grad(walk(weights, source, cache), inputs, create_graph=True)
+    for a, b in zip(again, once, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_transformations_of_functions():
+    weights = parts(3, "linear")
+    frozen = {name: w.detach() for name, w in weights.items()}
+    source, cache = torch.randn(2, 3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+
+    def loss(x):
+        return walk(frozen, x, cache)
+
+    x = source.clone().requires_grad_()
+    expected = torch.autograd.grad(walk(frozen, x, cache), x)[0]
+    torch.testing.assert_close(torch.func.jacrev(loss)(source), expected)
+    torch.testing.assert_close(torch.func.jacfwd(loss)(source), expected)
+    second = torch.func.hessian(loss)(source)
+    torch.testing.assert_close(second, second.permute(3, 4, 5, 0, 1, 2))
+    y = fast(x, cache, weights)
+    each = torch.eye(y.numel(), dtype=y.dtype).view(-1, *y.shape)
+    found = torch.autograd.grad(y, x, each, is_grads_batched=True, retain_graph=True)[0]
+    one = torch.autograd.grad(y, x, each[4])[0]
+    torch.testing.assert_close(found[4], one)
+
+
+def test_it_is_in_full_precision_under_autocast():
+    weights = {name: w.detach().float().requires_grad_() for name, w in parts(4, "linear").items()}
+    source, cache = torch.randn(2, 3, 4, requires_grad=True), torch.randn(3, 4)
+    expected = fast(source, cache, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = fast(source, cache, weights)
+        (gradient,) = torch.autograd.grad(found.sin().sum(), source, create_graph=True)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sin().sum(), source)[0])

@@ -55,7 +55,8 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 
     where: which attentions: a pattern or patterns of module names ("encoder.*.attn"; `*` stays within one part of a
     name), or a function (name, module) -> bool. None: every one that is known. A pattern may also name modules of other
-    kinds that map [B, T, D] to [B, T, D] (a tensor, or a tuple that starts with it).
+    kinds that map [B, T, D] to [B, T, D] (a tensor, or a tuple that starts with it). They must not be causal, which
+    not all of them tell: a shared cache holds what all tokens of a call wrote.
     example: an input of the model (a tensor, or a tuple or dict of its arguments), where it does not say how long its
     sequences are. It is run once in eval mode.
     Slots: `grc.length` is one number for all, a tuple with one a stage, or "auto": a vision host's number of patches,
@@ -71,7 +72,7 @@ def apply(
     model: nn.Module, grc: GRC, where: Where = None, example: Any = None, known: dict[str, Known] | None = None
 ) -> Report:
     """What `cache` does; `known` says by name of each attention what need not be found out again."""
-    _check(model)
+    _check(model, grc)
     plans, left = _plan(model, grc, where, example, known)
     branches = [_branch(plan, grc) for plan in plans]
     for plan, branch in zip(plans, branches, strict=True):
@@ -101,7 +102,9 @@ def uncache(model: nn.Module) -> nn.Module:
     return model
 
 
-def _check(model: nn.Module) -> None:
+def _check(model: nn.Module, grc: GRC) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(grc, GRC):
+        raise InputError(f"expected a torch.nn.Module and a mnemos.GRC(...), found {model!r:.60} and {grc!r:.60}")
     if found := caches(model):
         raise InputError(f"the model has {len(found)} gated caches already; mnemos.uncache(model) takes a host's away")
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
@@ -183,7 +186,9 @@ def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] |
         hits = [name for name in names if _matches(name, pattern)]
         if not hits:
             near = difflib.get_close_matches(pattern, names, 1, 0.0)
-            raise InputError(f"where={pattern!r} names no module; the nearest is {''.join(near)!r}")
+            raise InputError(
+                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` stays within one part of it)"
+            )
         found |= set(hits)
         others |= set() if hosts & set(hits) else set(hits)
     return found, others
@@ -203,7 +208,10 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
         around = any(name.startswith(f"{site.name}.") for name in known) or not site.name
         if "Attention" in kind and not inside and not around and any(True for _ in site.module.parameters()):
             left.append(
-                Left(site.name, f"no adapter for {kind}; name it with where= if it maps [B, T, D] to [B, T, D]")
+                Left(
+                    site.name,
+                    f"no adapter for {kind}; name it with where= if it maps [B, T, D] to it, and not causally",
+                )
             )
             known = known | {site.name}
     return left

@@ -31,9 +31,14 @@ class _Custom(Host):
 def custom_host(site: Site, width: int | None) -> Host:
     """A host for a named module: D as an example has shown it, else from what the module says of itself.
 
-    H is what the module says, else 1. Raises InputError where D cannot be known.
+    H is what the module says, else 1. Raises InputError where D cannot be known, and where the module says that it is
+    causal: a shared cache would show it its future.
     """
     module = site.module
+    if getattr(module, "is_causal", False) is True or reach(module, "is_decoder") is True:
+        raise InputError(
+            f"{site.name}: a causal attention, to which a shared cache would show the future; leave it out"
+        )
     dim = width or next((n for name in _WIDTHS if (n := _integer(module, name))), None)
     if dim is None:
         raise InputError(f"{site.name}: its width is not known; give cache() an example= input of the model")

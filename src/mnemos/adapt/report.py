@@ -77,11 +77,13 @@ class Report:
         for one in self.swapped:
             key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
             kinds[key] = kinds.get(key, 0) + 1
-        lines = [f"{sum(kinds.values())} attentions have a gated cache now:"]
+        count = len(self.swapped)
+        lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]
         lines += [f"  {count} x {key}" for key, count in kinds.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
         lines.append(
             f"{self.parameters:,} parameters and {self.flops / 1e6:,.1f} MFLOP a training forward of a sample added"
         )
-        lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)")
+        lengths = "" if all(one.tokens for one in self.swapped) else "; T where it varies taken as the slots"
+        lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval{lengths})")
         return "\n".join(lines)

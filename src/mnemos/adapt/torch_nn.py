@@ -13,7 +13,10 @@ from .host import Call, Host, Site, argument, hides_the_future
 def _call(module: Any, args: tuple, kwargs: dict) -> Call:
     query, key = (argument(args, kwargs, i, name) for i, name in enumerate(("query", "key")))
     if key is not query:
-        raise InputError("a cached MultiheadAttention was called across two sequences; leave it out with where=")
+        raise InputError(
+            "a cached MultiheadAttention was called with a query and a key that are not one tensor; where they are two "
+            "sequences, leave it out with where="
+        )
     if argument(args, kwargs, 7, "is_causal") or hides_the_future(argument(args, kwargs, 5, "attn_mask"), hidden=True):
         raise InputError("a cached MultiheadAttention was called causally, where a shared cache would show the future")
     if query.is_nested:

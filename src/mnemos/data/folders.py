@@ -131,7 +131,13 @@ def _subfolders(folder: str) -> list[str]:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
-        raise InputError(f"{folder}: expected a folder of images, cannot open it ({error.strerror})") from None
+        raise _unopened(folder, error) from None
+
+
+def _unopened(folder: str, error: OSError) -> InputError:
+    return InputError(
+        f"{folder}: expected a folder of images, cannot open it ({error.strerror}); name one with --data.folder"
+    )
 
 
 def _holds_folders(folder: str) -> bool:
@@ -155,7 +161,7 @@ def _images(folder: str, prefix: bytes) -> Iterator[bytes]:
                 elif entry.is_dir():
                     yield from _images(entry.path, prefix + os.fsencode(entry.name) + b"/")
     except OSError as error:
-        raise InputError(f"{folder}: expected a folder of images, cannot open it ({error.strerror})") from None
+        raise _unopened(folder, error) from None
 
 
 def _held_out(files: Files, share: float, parts: int) -> list[NDArray[np.int64]]:

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mnemos.ops.gated_cache import Gates, gated_update, places, resample
-from mnemos.ops.precision import full_precision
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
@@ -71,28 +70,30 @@ class GatedCache(StoredCache):
 
         In float32, whatever autocast says. A row without a valid token keeps its cache.
         """
-        with full_precision(source.device.type):
-            tokens, length, takes = source.shape[1], cache.shape[-2], None
-            if mask is None and self.grc.resample == "nearest" and tokens not in (0, length):
-                takes = places(tokens, length, source.device)  # again in the backward, rather than kept
-            else:
-                source = resample(source.to(cache.dtype), length, mask, self.grc.resample, grid)
+        tokens, length, takes = source.shape[1], cache.shape[-2], None
+        if mask is None and self.grc.resample == "nearest" and tokens not in (0, length):
+            takes = places(tokens, length, source.device)  # again in the backward, rather than kept
+        else:
+            source = resample(source.to(cache.dtype), length, mask, self.grc.resample, grid)
+        written = None if mask is None else mask.any(1)[:, None, None]
+        if written is not None:
+            source = torch.where(written, source, 0)  # whatever padding holds, also in the backward
 
-            def weights(module: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
-                # Sharding with mixed precision lends them in half precision, and the cache as it is.
-                return module.weight.to(cache.dtype), module.bias.to(cache.dtype)
+        def weights(module: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
+            # Sharding with mixed precision lends them in half precision, and the cache as it is.
+            return module.weight.to(cache.dtype), module.bias.to(cache.dtype)
 
-            new, gates = gated_update(
-                source,
-                cache,
-                update=weights(self.update_gate),
-                reset=weights(self.reset_gate),
-                candidate=weights(self.candidate),
-                norm=None if self.candidate_norm is None else weights(self.candidate_norm),
-                places=takes,
-            )
-            if mask is not None:
-                new = torch.where(mask.any(1)[:, None, None], new, cache)
+        new, gates = gated_update(
+            source,
+            cache,
+            update=weights(self.update_gate),
+            reset=weights(self.reset_gate),
+            candidate=weights(self.candidate),
+            norm=None if self.candidate_norm is None else weights(self.candidate_norm),
+            places=takes,
+        )
+        if written is not None:
+            new = torch.where(written, new, cache)
         if self.trace is not None:
             self._record(gates)
         return new

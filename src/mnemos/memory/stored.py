@@ -19,7 +19,8 @@ from torch import Tensor, nn
 class StoredCache(nn.Module):
     """Base of the caches that a model stores: `cache` [Tm, D], float32, zeros while it has seen nothing.
 
-    It is float32 under any autocast, is saved with the weights, and is only ever copied into.
+    It is float32 under any autocast (a model moved to another type moves it along), is saved with the weights, and is
+    only ever copied into.
     """
 
     cache: Tensor
@@ -140,7 +141,7 @@ def _reduce(found: Sequence[StoredCache]) -> None:
     At the end of a forward, which every process runs, and not at the promotion, because `eval()` and a save
     promote too and are often called by the first process alone.
     """
-    if not several_processes():
+    if not found or not several_processes():
         return
     sums = [cache.pending * cache.pending_rows for cache in found]
     flat = torch.cat([*(cache.pending_rows for cache in found), *(s.flatten() for s in sums)])
@@ -180,7 +181,10 @@ def hold(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def accumulate(model: nn.Module) -> Iterator[None]:
-    """Training forwards inside read one cache and make one update, that of all their rows together."""
+    """Training forwards inside read one cache and make one update, that of all their rows together.
+
+    One that fails, though its error be caught, takes with it those before it.
+    """
     found = stored(model)
     promote(found)
     try:

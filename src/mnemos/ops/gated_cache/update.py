@@ -43,11 +43,16 @@ def gated_update(
     gradient that is itself to be differentiated is taken by autograd, and keeps all.
     """
     given = (source, cache, *update, *reset, *candidate, *(norm or (None, None)))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        new, g_u, g_r = _Update.apply(places, *given)
-    else:
-        new, g_u, g_r = _update(places, *given)
+    differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    with full_precision(source.device.type):
+        # A transformation of functions (vmap, jvp) knows each operation, and not ours.
+        compute = _Update.apply if differentiates and not _transformed() else _update
+        new, g_u, g_r = compute(places, *given)
     return new, Gates(g_u, g_r)
+
+
+def _transformed() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _raw(
@@ -94,9 +99,12 @@ def _update(
     return torch.lerp(cache.expand_as(new), new, g_u), g_u, g_r
 
 
-class _Update(torch.autograd.Function):
-    generate_vmap_rule = True
+def _batched(grad: Tensor) -> bool:
+    """Whether autograd.grad was given many gradients at once (is_grads_batched)."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
+
+class _Update(torch.autograd.Function):
     forward = staticmethod(_update)
 
     @staticmethod
@@ -107,12 +115,17 @@ class _Update(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
         places, *given = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            wanted = [t for t, needed in zip(given, ctx.needs_input_grad[1:], strict=True) if needed]
-            found = iter(torch.autograd.grad(_update(places, *given)[0], wanted, grad, create_graph=True))
-            return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+        needed = ctx.needs_input_grad[1:]
         with full_precision(grad.device.type):  # as the forward was
-            return None, *_backward(ctx.needs_input_grad[2], grad, places, *given)
+            if not torch.is_grad_enabled() and not _transformed() and not _batched(grad):
+                return None, *_backward(needed[1], grad, places, *given)
+            with torch.enable_grad():
+                # Views, for gradients of this update alone: what is given may be made of one another.
+                given = [None if t is None else t.view_as(t) for t in given]
+                new = _update(places, *given)[0]
+            wanted = [t for t, wants in zip(given, needed, strict=True) if wants]
+            found = iter(torch.autograd.grad(new, wanted, grad, create_graph=torch.is_grad_enabled()))
+            return None, *(next(found) if wants else None for wants in needed)
 
 
 def _backward(
