@@ -23,14 +23,15 @@ Call = ctypes.c_int64 * 52  # `struct Call` of native/call.h
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+@torch.compiler.assume_constant_result
 def runs_here() -> bool:
     """Whether the kernels were built."""
     return library() is not None
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """On the CPU, of one type, float32 or shorter."""
-    return q.dtype == k.dtype == v.dtype and v.dtype in TYPES and v.device.type == "cpu" and v.shape[-1] > 0
+    """On the CPU, float32 or shorter."""
+    return q.dtype in TYPES and k.dtype in TYPES and v.dtype in TYPES and v.device.type == "cpu" and v.shape[-1] > 0
 
 
 def causal(
@@ -46,16 +47,14 @@ def causal(
         kind = MAPS[phi.name]
     elif phi is not None:
         q, k = phi(q), phi(k)
+    wanted = v.dtype
+    if not q.dtype == k.dtype == wanted:
+        q, k, v = q.float(), k.float(), v.float()
     y, _, s, z = torch.ops.mnemos.linear_attention(q, k, v, s, z, mask, kind, eps)
-    return y, s, z
+    return y.to(wanted), s, z
 
 
 token = causal  # a single one takes a shorter way inside
-
-
-def best_variant() -> int:
-    """0 for any processor, 1 with AVX2, 2 with AVX-512."""
-    return _library().mnemos_best()
 
 
 def _library() -> ctypes.CDLL:
@@ -66,7 +65,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _variant(loaded: ctypes.CDLL) -> int:
-    """What the calls of this process run; tests put other ones in its place."""
+    """0 for any processor, 1 with AVX2, 2 with AVX-512. Tests put the lesser ones in its place."""
     return loaded.mnemos_best()
 
 
@@ -93,7 +92,14 @@ def _check(status: int) -> None:
         raise MemoryError("no memory for the states of linear attention")
 
 
-@torch.library.custom_op("mnemos::linear_attention", mutates_args=(), device_types="cpu")
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z, Tensor? mask, int kind"
+torch.library.define("mnemos::linear_attention", f"({_INPUTS}, float eps) -> (Tensor, Tensor, Tensor, Tensor)")
+torch.library.define(
+    "mnemos::linear_attention_backward",
+    f"({_INPUTS}, Tensor y, Tensor den, Tensor gy, Tensor gs, Tensor gz) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,14 +113,13 @@ def _forward(
     return y, den, s_end, z_end
 
 
-@_forward.register_fake
+@torch.library.register_fake("mnemos::linear_attention")
 def _(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
 
 
-@torch.library.custom_op("mnemos::linear_attention_backward", mutates_args=(), device_types="cpu")
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -141,7 +146,7 @@ def _backward(
     return dq, dk, dv, ds, dz
 
 
-@_backward.register_fake
+@torch.library.register_fake("mnemos::linear_attention_backward")
 def _(
     q: Tensor,
     k: Tensor,
@@ -173,4 +178,11 @@ def _gradients(ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tenso
     return *found, None, None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    raise RuntimeError("linear_attention is differentiable once; backend='native' has no derivative of its derivative")
+
+
+torch.library.impl("mnemos::linear_attention", "CPU", _forward)
+torch.library.impl("mnemos::linear_attention_backward", "CPU", _backward)
+torch.library.register_autograd("mnemos::linear_attention", _gradients, setup_context=_keep)
+torch.library.register_autograd("mnemos::linear_attention_backward", _once)
