@@ -43,7 +43,7 @@ def poisoned():
 
 
 def strange(shape, g, dtype=torch.float32):
-    """A leaf whose every axis but the last lies elsewhere in memory, with gaps; or the last one too, every other time."""
+    """A leaf whose axes lie elsewhere in memory: with gaps, or, if its width is odd, the last one too."""
     b, t, h, d = shape
     if d % 2:
         return torch.randn(h, b, d, t, generator=g).to(dtype).permute(1, 3, 0, 2).detach().requires_grad_()

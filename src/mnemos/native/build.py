@@ -18,7 +18,7 @@ LIBRARY = HERE / "libmnemos.so"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
 # Name, floats a vector, flags. Values do not depend on -ffast-math, nor the library on the machine that builds it.
-BASELINE = ("baseline", 4, [])
+BASELINE: tuple[str, int, list[str]] = ("baseline", 4, [])
 X86 = [
     ("avx2", 8, ["-mavx2", "-mfma"]),
     ("avx512", 16, ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]),

@@ -55,8 +55,8 @@ def linear_attention(
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed, gradient flows through it; None is zeros.
     mask [B, N] bool, True = valid: what is not valid enters neither s nor z, whatever it holds.
     eps is added to every denominator; with it, scaling φ by a constant is not without effect.
-    backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls go through; which one "auto"
-    takes says `mnemos.ops.which("linear_attention", q, k, v)`.
+    backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls go through;
+    `mnemos.ops.which("linear_attention", q, k, v)` says which one "auto" takes.
 
     Cost: O((T + N)·H·D'·M) time; beside inputs and output, memory for the backward of O(T·H) and a few states.
     Differentiable once. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.

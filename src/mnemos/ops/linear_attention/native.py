@@ -83,7 +83,7 @@ def _sizes(q: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
     return *q.shape, v.shape[-1], TYPES[v.dtype], kind, torch.get_num_threads()
 
 
-def _mask(mask: Tensor | None) -> tuple[int, int, int]:
+def _mask(mask: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
 
 
