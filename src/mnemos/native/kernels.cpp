@@ -4,6 +4,7 @@
 // few heads of a row (and, where there are fewer heads than workers, a segment of the sequence) through all tokens,
 // CHUNK at a time; what it touches is its states and a chunk's buffers, so nothing grows with T.
 #include <cstdlib>
+#include <initializer_list>
 
 #include "scan.h"
 
@@ -99,6 +100,19 @@ struct Unit {
     void write(const float* from, i64 ld, const Rows& x, i64 t, i64 h, i64 n, i64 width, const float* scale) const {
         DELIVER[c.type](from, ld, at(x, t, h), x.t, n, width, scale);
     }
+    // Rows of a head lie H·width apart, too far for the processor to guess: what comes next is asked for before a
+    // scan. (Not inlined, GCC takes it for a function without effect, and drops it.)
+    template <class... Of>
+    ALWAYS void ask(i64 t, i64 h, bool backwards, i64 width, const Of&... of) const {
+        if (++h == h1) h = h0, t += backwards ? -CHUNK : CHUNK;
+        if (t < t0 || t >= t1) return;
+        i64 n = least(CHUNK, t1 - t);
+        for (const Rows* x : {&of...}) {
+            const char* row = at(*x, t, h);
+            for (i64 i = 0; i < n; i++, row += x->t * bytes_of(c.type))
+                for (i64 j = 0; j < width * bytes_of(c.type); j += 64) __builtin_prefetch(row + j, 0, 2);
+        }
+    }
     void keys(i64 t, i64 h, i64 n) const { read(k, w.Dp, c.k, t, h, n, c.D, c.map, true); }
     void queries(i64 t, i64 h, i64 n) const { read(q, w.Dp, c.q, t, h, n, c.D, c.map, false); }
     void values(i64 t, i64 h, i64 n, bool one) const {
@@ -154,6 +168,7 @@ struct Unit {
                 i64 n = least(CHUNK, t1 - t);
                 float *X = state(h), *z = X + c.D * w.Mp;
                 keys(t, h, n), queries(t, h, n), values(t, h, n, false);
+                ask(t, h, false, c.D, c.q, c.k), ask(t, h, false, c.M, c.v, c.y);
                 scan<true>(X, c.D, w.Mp, k, q, w.Dp, v, out, w.Lp, whole(n), false);
                 denominators(z, n);
                 float* kept = denominator(t, h);
@@ -176,6 +191,7 @@ struct Unit {
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
                 keys(t, h, n), values(t, h, n, true), upstream(t, h, n);
+                ask(t, h, false, c.D, c.q, c.k, c.dq), ask(t, h, false, c.M, c.v, c.g, c.y);
                 scan<true>(state(h), c.M + 1, w.Dp, v, g, w.Lp, k, out, w.Dp, whole(n), false);
                 if (c.map != IDENTITY) queries(t, h, n), chain(q, n);
                 write(out, w.Dp, c.dq, t, h, n, c.D, nullptr);
@@ -195,6 +211,7 @@ struct Unit {
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
                 keys(t, h, n), queries(t, h, n), values(t, h, n, true), upstream(t, h, n);
+                ask(t, h, true, c.D, c.q, c.k, c.dk), ask(t, h, true, c.M, c.v, c.g, c.y, c.dv);
                 scan<true>(state(h), c.M + 1, w.Dp, g, v, w.Lp, q, out, w.Dp, whole(n), true);
                 chain(k, n);
                 clear(t, n, w.Dp);
