@@ -4,7 +4,7 @@
 
 All must agree before anything is timed. A round times each of them once, in an order that rotates, and with them a
 product of two square matrices, whose rate is what the machine can do at that moment. pytorch-fast-transformers takes
-part where it is installed. Useful operations are 14·D·M a token and head: S summed and read (forward), S, dq, R, dk and dv (backward).
+part where it is installed. Useful operations are 14·D·M a token and head: S summed and read, and then S, dq, R, dk, dv.
 """
 
 import argparse

@@ -11,9 +11,9 @@
 namespace mnemos {
 namespace {
 
-constexpr i64 CHUNK = 16;           // tokens; a multiple of TILE
-constexpr i64 SEGMENT_LEAST = 64;   // tokens that make a segment worth its sums
-constexpr i64 SERIAL = 1 << 15;     // B·T·H·D·M below which other threads are not worth waking
+constexpr i64 CHUNK = 8;           // tokens, a multiple of TILE: few, for what is asked for ahead to fit the cache too
+constexpr i64 SEGMENT_LEAST = 64;  // tokens that make a segment worth its sums
+constexpr i64 SERIAL = 1 << 15;    // B·T·H·D·M below which other threads are not worth waking
 
 typedef void (*Fetch)(float*, i64, const char*, i64, i64, i64, const unsigned char*, i64);
 typedef void (*Deliver)(const float*, i64, char*, i64, i64, i64, const float*);

@@ -3,6 +3,10 @@
 // Everything here is local to its file, which is compiled once for every processor: a function that files shared might
 // be kept in the variant that another processor cannot run.
 #pragma once
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include <cstring>
 
 #include "call.h"
@@ -55,10 +59,14 @@ ALWAYS V exponential(V x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = (p * r) * r + r + 1.0f;
+#ifdef __AVX512F__
+    return _mm512_scalef_ps(p, n);
+#else
     I whole = (I)shifted - (I)magic;
     I half = whole >> 1;  // 2^n alone may be too small for a float
     V low = (V)((half + 127) << 23), high = (V)((whole - half + 127) << 23);
     return p * low * high;
+#endif
 }
 
 template <i64 MAP>
