@@ -28,19 +28,18 @@ struct Work {
     float eps;
     i64 heads, groups, segments, length;  // heads of a group, tokens of a segment
     i64 Dp, Mp, Lp;                       // D, M and M + 1 in whole vectors
-    i64 state, scratch;                   // floats of a head's states and of a worker's memory
-    float *memory, *starts, *ends;        // [threads, scratch]; [B·H, segments − 1, D·M + D] twice, if segments > 1
+    i64 workers, state, scratch;          // how many, and floats of a head's states and of a worker's memory
+    float *memory, *starts, *ends;        // [workers, scratch]; [B·H, segments − 1, D·M + D] twice, if segments > 1
 
     Work(const Call& c, double eps) : c(c), eps((float)eps), memory(nullptr), starts(nullptr), ends(nullptr) {
-        i64 threads = c.B * c.T * c.H * c.D * c.M < SERIAL ? 1 : c.threads;
-        groups = least(c.H, rounded(threads * 2, c.B) / c.B);
+        workers = c.B * c.T * c.H * c.D * c.M < SERIAL ? 1 : c.threads;
+        groups = least(c.H, rounded(workers * 2, c.B) / c.B);
         heads = rounded(c.H, groups) / groups;
         groups = rounded(c.H, heads) / heads;
-        segments = c.B * c.H < threads ? least(rounded(threads, c.B * c.H) / (c.B * c.H), c.T / SEGMENT_LEAST) : 1;
+        segments = c.B * c.H < workers ? least(rounded(workers, c.B * c.H) / (c.B * c.H), c.T / SEGMENT_LEAST) : 1;
         segments = segments < 1 ? 1 : segments;
         length = rounded((c.T + segments - 1) / segments, CHUNK);
         segments = c.T ? (c.T + length - 1) / length : 1;
-        workers = threads;
         Dp = rounded(c.D, W), Mp = rounded(c.M, W), Lp = rounded(c.M + 1, W);
         state = rounded((c.M + 1) * Dp + c.D * Mp + Dp, W);
         scratch = heads * state + CHUNK * (2 * Dp + 3 * Lp + (Dp > Lp ? Dp : Lp) + W);
@@ -48,7 +47,6 @@ struct Work {
     ~Work() { std::free(memory); }
     Work(const Work&) = delete;
 
-    i64 workers;
     i64 sums() const { return c.D * c.M + c.D; }
     bool prepare() {
         i64 between = c.B * c.H * (segments - 1) * sums();
@@ -87,7 +85,7 @@ struct Unit {
 
     float* state(i64 h) const { return states + (h - h0) * w.state; }
     i64 row(i64 h) const { return b * c.H + h; }
-    // s and then z at the start of this segment, or their gradients at its end; made by `sum_segments` and `add_up`.
+    // s and then z at the start of this segment, or their gradients at its end; made by `collect` and `add_up`.
     float* between(float* all, i64 h, i64 index) const { return all + (row(h) * (w.segments - 1) + index) * w.sums(); }
 
     static i64 whole(i64 n) { return rounded(n, TILE); }
@@ -231,7 +229,7 @@ struct Unit {
     }
 
     // What a segment adds to [S, z], or if `gradients` to [R, w].
-    void sum(bool gradients) {
+    void collect(bool gradients) {
         for (i64 h = h0; h < h1; h++) {
             float *X = state(h), *to = between(gradients ? w.ends : w.starts, h, gradients ? segment - 1 : segment);
             put_turned(X, c.D, c.M, nullptr, nullptr);
@@ -245,7 +243,6 @@ struct Unit {
             get_turned(X, c.D, c.M, to, to + c.D * c.M);
         }
     }
-    static float sum(V x) { return mnemos::sum(x); }
 };
 
 // From what each segment adds to what there is before it (forward) or after it (gradients).
@@ -274,13 +271,13 @@ void run_backward(void* w, i64 unit, i64 worker) {
 }
 void run_sums(void* w, i64 unit, i64 worker) {
     Unit u(*(Work*)w, unit, worker);
-    if (u.segment < u.w.segments - 1) u.sum(false);
+    if (u.segment < u.w.segments - 1) u.collect(false);
 }
 void run_gradient_sums(void* w, i64 unit, i64 worker) {
     i64 n = ((Work*)w)->units();
     Unit u(*(Work*)w, unit % n, worker);
-    if (unit < n && u.segment > 0) u.sum(true);
-    if (unit >= n && u.segment < u.w.segments - 1) u.sum(false);
+    if (unit < n && u.segment > 0) u.collect(true);
+    if (unit >= n && u.segment < u.w.segments - 1) u.collect(false);
 }
 
 // A single token: S and z are read once and written once, to another place.
@@ -300,6 +297,7 @@ void run_token(void* work, i64 unit, i64 worker) {
 }
 
 int forward(const Call& c, double eps) {
+    if (!c.B || !c.H) return 0;
     Work w(c, eps);
     if (!w.prepare()) return 1;
     if (w.segments > 1) {
@@ -311,6 +309,7 @@ int forward(const Call& c, double eps) {
 }
 
 int backward(const Call& c) {
+    if (!c.B || !c.H) return 0;
     Work w(c, 0);
     if (!w.prepare()) return 1;
     if (w.segments > 1) {

@@ -42,23 +42,30 @@ ALWAYS void tile(float* X, i64 rows, const float* p, const float* w, i64 ld, con
             for (i64 j = 0; j < NB; j++) store(out + t * ldr + j * W, read[t][j]);
 }
 
+// each(first column, width) for every panel; panel c starts at X + rows·c.
+template <class Each>
+ALWAYS void panels(i64 columns, Each each) {
+    for (i64 c = 0, width; c < columns; c += width) {
+        width = columns - c >= PANEL * W ? PANEL * W : W;
+        each(c, width);
+    }
+}
+
 template <bool READ>
 void scan(float* X, i64 rows, i64 columns, const float* p, const float* w, i64 ld, const float* r, float* out, i64 ldr,
           i64 tokens, bool backwards) {
     i64 first = backwards ? tokens - 1 : 0, step = backwards ? -1 : 1;
-    for (i64 c = 0; c < columns;) {
-        bool full = columns - c >= PANEL * W;
+    panels(columns, [&](i64 c, i64 width) {
         for (i64 done = 0; done < tokens; done += TILE) {
             i64 t = first + step * done;
             const float *pt = p + t * ld, *wt = w + t * ld, *rt = r + t * ldr + c;
             float* to = out + t * ldr + c;
-            if (full)
+            if (width == PANEL * W)
                 tile<PANEL, READ>(X + rows * c, rows, pt, wt, step * ld, rt, to, step * ldr);
             else
                 tile<1, READ>(X + rows * c, rows, pt, wt, step * ld, rt, to, step * ldr);
         }
-        c += full ? PANEL * W : W;
-    }
+    });
 }
 
 // The same for one token, from s [D, M] to `to` [D, M], where they lie.
@@ -95,46 +102,47 @@ void token(const float* s, float* to, i64 D, i64 M, const float* k, const float*
     }
 }
 
-// Where row a, column c of X lies.
-ALWAYS i64 place(i64 rows, i64 columns, i64 a, i64 c) {
-    i64 start = c / (PANEL * W) * (PANEL * W);
-    i64 width = columns - start >= PANEL * W ? PANEL * W : W;
-    if (width == W) start = c / W * W;
-    return rows * start + a * width + c - start;
-}
-
 // X from s [D, M], and back; null is zeros. Columns behind the last one are filled with 0.
 void put(float* X, i64 D, i64 M, const float* s) {
     i64 columns = rounded(M, W);
     std::memset(X, 0, D * columns * sizeof(float));
-    if (s)
+    if (!s) return;
+    panels(columns, [&](i64 c, i64 width) {
         for (i64 d = 0; d < D; d++)
-            for (i64 m = 0; m < M; m++) X[place(D, columns, d, m)] = s[d * M + m];
+            std::memcpy(X + D * c + d * width, s + d * M + c, least(width, M - c) * sizeof(float));
+    });
 }
 
 void get(const float* X, i64 D, i64 M, float* s) {
-    i64 columns = rounded(M, W);
-    for (i64 d = 0; d < D; d++)
-        for (i64 m = 0; m < M; m++) s[d * M + m] = X[place(D, columns, d, m)];
+    panels(rounded(M, W), [&](i64 c, i64 width) {
+        for (i64 d = 0; d < D; d++)
+            std::memcpy(s + d * M + c, X + D * c + d * width, least(width, M - c) * sizeof(float));
+    });
 }
 
 // X' [M + 1, D] from s [D, M] and z [D], and back.
 void put_turned(float* X, i64 D, i64 M, const float* s, const float* z) {
     i64 rows = M + 1, columns = rounded(D, W);
     std::memset(X, 0, rows * columns * sizeof(float));
-    if (s)
-        for (i64 d = 0; d < D; d++) {
-            for (i64 m = 0; m < M; m++) X[place(rows, columns, m, d)] = s[d * M + m];
-            X[place(rows, columns, M, d)] = z[d];
+    if (!s) return;
+    panels(columns, [&](i64 c, i64 width) {
+        for (i64 d = c; d < least(c + width, D); d++) {
+            float* to = X + rows * c + d - c;
+            for (i64 m = 0; m < M; m++) to[m * width] = s[d * M + m];
+            to[M * width] = z[d];
         }
+    });
 }
 
 void get_turned(const float* X, i64 D, i64 M, float* s, float* z) {
-    i64 rows = M + 1, columns = rounded(D, W);
-    for (i64 d = 0; d < D; d++) {
-        for (i64 m = 0; m < M; m++) s[d * M + m] = X[place(rows, columns, m, d)];
-        z[d] = X[place(rows, columns, M, d)];
-    }
+    i64 rows = M + 1;
+    panels(rounded(D, W), [&](i64 c, i64 width) {
+        for (i64 d = c; d < least(c + width, D); d++) {
+            const float* from = X + rows * c + d - c;
+            for (i64 m = 0; m < M; m++) s[d * M + m] = from[m * width];
+            z[d] = from[M * width];
+        }
+    });
 }
 
 }  // namespace
