@@ -36,7 +36,9 @@ struct Work {
         groups = least(c.H, rounded(workers * 2, c.B) / c.B);
         heads = rounded(c.H, groups) / groups;
         groups = rounded(c.H, heads) / heads;
-        segments = c.B * c.H < workers ? least(rounded(workers, c.B * c.H) / (c.B * c.H), c.T / SEGMENT_LEAST) : 1;
+        // More segments than workers: a worker that is held up, or has the last segment to sum, holds up no other.
+        i64 rows = c.B * c.H, most = c.T / SEGMENT_LEAST;
+        segments = rows < workers ? least(rounded(4 * workers, rows) / rows, most) : 1;
         segments = segments < 1 ? 1 : segments;
         length = rounded((c.T + segments - 1) / segments, CHUNK);
         segments = c.T ? (c.T + length - 1) / length : 1;
