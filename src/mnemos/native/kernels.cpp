@@ -12,6 +12,7 @@ namespace mnemos {
 namespace {
 
 constexpr i64 CHUNK = 8;           // tokens, a multiple of TILE: few, for what is asked for ahead to fit the cache too
+constexpr i64 NARROW = 64;         // D + M up to which one chunk ahead is too short a notice
 constexpr i64 SEGMENT_LEAST = 64;  // tokens that make a segment worth its sums
 constexpr i64 SERIAL = 1 << 15;    // B·T·H·D·M below which other threads are not worth waking
 
@@ -104,7 +105,8 @@ struct Unit {
     // scan. (Not inlined, GCC takes it for a function without effect, and drops it.)
     template <class... Of>
     ALWAYS void ask(i64 t, i64 h, bool backwards, i64 width, const Of&... of) const {
-        if (++h == h1) h = h0, t += backwards ? -CHUNK : CHUNK;
+        for (i64 ahead = c.D + c.M <= NARROW ? 2 : 1; ahead > 0; ahead--)
+            if (++h == h1) h = h0, t += backwards ? -CHUNK : CHUNK;
         if (t < t0 || t >= t1) return;
         i64 n = least(CHUNK, t1 - t);
         for (const Rows* x : {&of...}) {
