@@ -1,5 +1,6 @@
 // The C interface: which variant of the kernels runs, and on which threads.
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <thread>
@@ -53,6 +54,19 @@ using mnemos::i64;
 
 namespace {
 
+[[maybe_unused]] constexpr i64 LARGE = 4 << 20;  // bytes
+
+// An output of many megabytes is mapped afresh, and to map it 4 KiB at a time would take as long as to compute it.
+void in_large_pages(const Call& c, const mnemos::Rows& x, i64 width) {
+#ifdef MADV_HUGEPAGE
+    constexpr std::uintptr_t page = 1 << 21;
+    i64 size = c.B * c.T * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2);
+    std::uintptr_t start = ((std::uintptr_t)x.data + page - 1) / page * page;
+    std::uintptr_t end = ((std::uintptr_t)x.data + size) / page * page;
+    if (size >= LARGE && end > start) madvise((void*)start, end - start, MADV_HUGEPAGE);  // a wish: it may fail
+#endif
+}
+
 const mnemos::Kernels& kernels(int variant) {
 #ifdef X86_VARIANTS
     if (variant == 2) return mnemos::avx512;
@@ -81,8 +95,17 @@ int mnemos_best() {
     return 0;
 }
 
-int mnemos_forward(int variant, const Call* call, double eps) { return kernels(variant).forward(*call, eps); }
-int mnemos_backward(int variant, const Call* call) { return kernels(variant).backward(*call); }
+int mnemos_forward(int variant, const Call* call, double eps) {
+    in_large_pages(*call, call->y, call->M);
+    return kernels(variant).forward(*call, eps);
+}
+
+int mnemos_backward(int variant, const Call* call) {
+    in_large_pages(*call, call->dq, call->D), in_large_pages(*call, call->dk, call->D);
+    in_large_pages(*call, call->dv, call->M);
+    return kernels(variant).backward(*call);
+}
+
 void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
 }
 #pragma GCC visibility pop
