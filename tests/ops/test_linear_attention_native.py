@@ -132,6 +132,23 @@ def test_wide_heads(size):
 
 
 @needs_kernels
+def test_outputs_large_enough_for_large_pages():
+    given = inputs(1, 8192, 4, 32, 32)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    close(run(given, eps=0.1), run(exact, "chunked", eps=0.1), 1e-4)
+
+
+@needs_kernels
+def test_no_rows_and_no_heads():
+    q, k, v, s, z = inputs(2, 9, 3, 4, 4)
+    for rows, heads in ((0, 3), (2, 0)):
+        given = [x[:rows, :, :heads] for x in (q, k, v)] + [x[:rows, :heads] for x in (s, z)]
+        y, _, _, _ = torch.ops.mnemos.linear_attention(*given, None, 1, 0.1)
+        assert y.shape == (rows, 9, heads, 4)
+        y.sum().backward()
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 37, 3, 5, 4), (1, 70, 2, 32, 48), (2, 1, 3, 16, 9)], ids=str)
 def test_half_precision(shape, dtype, variant, poisoned):

@@ -40,7 +40,7 @@ def causal(
     """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
 
     Cost: O(B·T·H·D·M), by as many threads as `torch.get_num_threads()`; where there are more of them than rows and
-    heads, the sequence is shared out too, for another third of the work.
+    heads, the sequence is shared out too, for a third to a half of the work again.
     """
     kind = 0
     if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
