@@ -66,6 +66,21 @@ def test_linear_attention_by_hand():
     assert forward_flops(layer, tokens()) == 2 * B * T * 4 * DIM * DIM + 2 * 2 * B * T * HEADS * d * m + 2 * B * T * DIM
 
 
+def test_the_native_kernels_are_counted_by_hand():
+    """Declared whether or not they were built, so that what is counted is seen on a meta device as well."""
+    d, m = 8, 6
+    q, k = (torch.randn(B, T, HEADS, d, requires_grad=True, device="meta") for _ in range(2))
+    v, s, z = (torch.randn(*n, device="meta") for n in ((B, T, HEADS, m), (B, HEADS, d, m), (B, HEADS, d)))
+
+    def run():
+        return torch.ops.mnemos.linear_attention(q, k, v, s, z, None, 1, 1e-6)[0]
+
+    forward = B * T * HEADS * (4 * d * m + 2 * d)
+    backward = B * T * HEADS * (8 * d * (m + 1) + 4 * d * m)
+    assert count_flops(run) == forward
+    assert count_flops(lambda: run().sum().backward()) == forward + backward
+
+
 def test_in_place_products_count():
     a, b, c = torch.randn(3, 4, 5), torch.randn(3, 5, 6), torch.randn(3, 4, 6)
     assert count_flops(lambda: c.baddbmm_(a, b)) == 2 * 3 * 4 * 5 * 6

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+import mnemos.ops  # noqa: F401 - declares the operations of ours that are counted
 from mnemos.attention.softmax import as_written
 
 
@@ -29,6 +30,16 @@ def _convolution_backward(g: Any, x: Any, weight: Any, *rest: Any, **_: Any) -> 
     return each * (wanted[0] + wanted[1])
 
 
+def _linear_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """S takes a product in and is read out; z is read out. q [B, T, H, D], v [B, T, H, M]."""
+    return 2 * math.prod(q) * (2 * v[-1] + 1)
+
+
+def _linear_attention_backward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """The same three times, for dq, dk and dv; in the first two z is one more column."""
+    return 2 * math.prod(q) * (4 * (v[-1] + 1) + 2 * v[-1])
+
+
 # torch counts these as nothing, or wrongly.
 COUNTED: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
@@ -38,6 +49,8 @@ COUNTED: dict[Any, Any] = {
     torch.ops.aten.addmm_: _product,
     torch.ops.aten.baddbmm_: _product,
     torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.mnemos.linear_attention: _linear_attention,
+    torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
 }
 
 

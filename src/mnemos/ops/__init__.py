@@ -1,18 +1,28 @@
 """Pure functions of tensors; a folder an algorithm, each with its equations in reference.py."""
 
 import importlib
+from typing import Any
 
 from mnemos.types import InputError
 
 from .linear_attention import linear_attention
 
-__all__ = ["backends", "linear_attention"]
+__all__ = ["backends", "linear_attention", "which"]
 
 _WITH_BACKENDS = ("linear_attention",)
 
 
 def backends(operation: str) -> list[str]:
     """What can compute an operation on this machine, best first: backends("linear_attention")."""
+    return _module(operation).backends()
+
+
+def which(operation: str, *tensors: Any, backend: str = "auto") -> str:
+    """The backend that computes an operation of these tensors: which("linear_attention", q, k, v)."""
+    return _module(operation).which(*tensors, backend=backend)
+
+
+def _module(operation: str) -> Any:
     if operation not in _WITH_BACKENDS:
         raise InputError(f"no choice of backends for {operation!r}; there is one for {', '.join(_WITH_BACKENDS)}")
-    return importlib.import_module(f"{__name__}.{operation}").backends()
+    return importlib.import_module(f"{__name__}.{operation}")

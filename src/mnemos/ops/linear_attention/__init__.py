@@ -1,10 +1,10 @@
 """Linear attention (Katharopoulos et al. 2020): one function for training, prefill and decoding. See README.md.
 
 A backend is a file here that is cheap to import, says whether it `runs_here()` and whether it `takes(q, k, v)`, and
-computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, best first.
+computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, best first. One with a shorter way for a
+single token has `token`, of the same arguments; one that cannot run here may say `why_not()`.
 """
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import chunked
+from . import chunked, native
 from .feature_maps import FeatureMap, Pointwise, find, nearest
 
-__all__ = ["LinearState", "backends", "linear_attention"]
+__all__ = ["LinearState", "backends", "linear_attention", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"chunked": chunked}
+BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked}
 
 
 class LinearState(NamedTuple):
@@ -55,14 +55,15 @@ def linear_attention(
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed, gradient flows through it; None is zeros.
     mask [B, N] bool, True = valid: what is not valid enters neither s nor z, whatever it holds.
     eps is added to every denominator; with it, scaling φ by a constant is not without effect.
-    backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls with T > 1 go through.
+    backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls go through;
+    `mnemos.ops.which("linear_attention", q, k, v)` says which one "auto" takes.
 
     Cost: O((T + N)·H·D'·M) time; beside inputs and output, memory for the backward of O(T·H) and a few states.
     Differentiable once. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.
     """
     _check(q, k, v, causal, mask, eps)
     phi = find(feature_map)
-    chosen = _backend(backend, q, k, v)
+    chosen = BACKENDS[which(q, k, v, backend)]
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(k)
         _check_features(q, k, v)
@@ -74,15 +75,16 @@ def linear_attention(
         else:
             s, z = _check_state(state, (b, h, d, v.shape[-1]))
             s, z = s.to(wide), z.to(wide)
-        if causal and q.shape[1] > 1 and k.numel():
-            y, s, z = chosen(q, k, v, s, z, mask, phi if isinstance(phi, Pointwise) else None, eps)
+        sums = getattr(chosen, "token", None) if q.shape[1] == 1 else chosen.causal
+        if causal and sums is not None and k.numel():
+            y, s, z = sums(q, k, v, s, z, mask, phi if isinstance(phi, Pointwise) else None, eps)
             return y, LinearState(s, z)
         if isinstance(phi, Pointwise):
             q, k = phi(q.to(wide)), phi(k.to(wide))
         if mask is not None:
             k, v = k.masked_fill(~mask[..., None, None], 0), v.masked_fill(~mask[..., None, None], 0)
-        sums = _token if causal and q.shape[1] == 1 else _everything
-        y, s, z = sums(q.to(wide), k.to(wide), v.to(wide), s, z, eps)
+        plain = _token if causal and q.shape[1] == 1 else _everything
+        y, s, z = plain(q.to(wide), k.to(wide), v.to(wide), s, z, eps)
         return y.to(v.dtype), LinearState(s, z)
 
 
@@ -108,19 +110,22 @@ def backends() -> list[str]:
     return [name for name, module in BACKENDS.items() if module.runs_here()]
 
 
-def _backend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    if name == "auto":
-        for module in BACKENDS.values():
-            if module.runs_here() and module.takes(q, k, v):
-                return module.causal
-    if name not in BACKENDS:
-        raise InputError(f"linear_attention has no backend {name!r}; {nearest(name, ('auto', *BACKENDS))}")
-    module = BACKENDS[name]
+def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
+    """The backend that a causal call of these tensors goes through: what "auto" comes to, or the one that is named.
+
+    Raises InputError for a backend that there is not, that cannot run here or that does not take them.
+    """
+    if backend == "auto":
+        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(q, k, v))
+    if backend not in BACKENDS:
+        raise InputError(f"linear_attention has no backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
+    module = BACKENDS[backend]
     if not module.runs_here():
-        raise InputError(f"backend {name!r} cannot run on this machine; use 'auto' or one of {', '.join(backends())}")
+        why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
+        raise InputError(f"backend {backend!r} cannot run on this machine; {why}")
     if not module.takes(q, k, v):
-        raise InputError(f"backend {name!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
-    return module.causal
+        raise InputError(f"backend {backend!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
+    return backend
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, eps: float) -> None:

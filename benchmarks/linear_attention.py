@@ -1,0 +1,140 @@
+"""Causal linear attention, forward and backward: the C++ kernels beside the PyTorch path, softmax and a peer.
+
+    python benchmarks/linear_attention.py [--tokens 1024 4096 …] [--widths 32 64] [--rounds 9] [--out FILE.json]
+
+All must agree before anything is timed. A round times each of them once, in an order that rotates, and with them a
+product of two square matrices, whose rate is what the machine can do at that moment. pytorch-fast-transformers takes
+part where it is installed. Useful operations are 14·D·M a token and head: S summed and read, and then S, dq, R, dk, dv.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos.evaluate.bench import race, ratio
+from mnemos.ops import linear_attention
+from mnemos.train.run import provenance
+
+BATCH, HEADS, SQUARE = 2, 8, 1024
+SOFTMAX_UP_TO = 4096  # beyond it, its square takes all the time there is
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def ours(backend: str) -> Attention:
+    return lambda q, k, v: linear_attention(q, k, v, backend=backend)[0]
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[B, T, H, D] as everywhere here."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def fast_transformers() -> Attention:
+    """Its causal product with the feature map and normaliser of its own layer."""
+    from fast_transformers.causal_product import causal_dot_product
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        scale = 1 / (torch.einsum("nlhi,nlhi->nlh", q, k.cumsum(1)) + 1e-6)
+        heads = (x.permute(0, 2, 1, 3).contiguous() for x in (q, k, v))
+        return causal_dot_product(*heads).permute(0, 2, 1, 3) * scale[..., None]
+
+    return attention
+
+
+def contestants(tokens: int) -> dict[str, Attention]:
+    found = {"native": ours("native"), "chunked": ours("chunked")}
+    if importlib.util.find_spec("fast_transformers"):
+        found["fast-transformers"] = fast_transformers()
+    return found | ({"softmax": softmax} if tokens <= SOFTMAX_UP_TO else {})
+
+
+def step(attention: Attention, given: list[Tensor], upstream: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        torch.autograd.grad(attention(*given), given, upstream)
+
+    return run
+
+
+def draw(tokens: int, width: int, batch: int = BATCH, heads: int = HEADS) -> tuple[list[Tensor], Tensor]:
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(batch, tokens, heads, width, generator=g).requires_grad_() for _ in range(3)]
+    return given, torch.randn(batch, tokens, heads, width, generator=g)
+
+
+def check(width: int) -> None:
+    """Values and gradients of all that claim to compute the same, against float64."""
+    given, upstream = draw(333, width)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    y = linear_attention(*exact)[0]
+    wanted = [y, *torch.autograd.grad(y, exact, upstream.double())]
+    for name, attention in contestants(SOFTMAX_UP_TO + 1).items():
+        y = attention(*given)
+        for a, b in zip([y, *torch.autograd.grad(y, given, upstream)], wanted, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
+    given, upstream = draw(tokens, width, options.batch, options.heads)
+    runs = {name: step(attention, given, upstream) for name, attention in contestants(tokens).items()}
+    runs = {name: run for name, run in runs.items() if not options.only or name in options.only}
+    a, b = torch.randn(2, SQUARE, SQUARE)
+    times = race({**runs, "sgemm": lambda: a @ b}, options.rounds)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    pieces = options.batch * tokens * options.heads
+    gemm = 2 * SQUARE**3 / medians["sgemm"]
+    row = {
+        "tokens": tokens,
+        "width": width,
+        "batch": options.batch,
+        "heads": options.heads,
+        "sgemm GFLOP/s": gemm / 1e9,
+    }
+    row["ms"] = {name: 1e3 * medians[name] for name in runs}
+    row["ns a token and head"] = {name: 1e9 * medians[name] / pieces for name in runs}
+    row["of native's time"] = {name: ratio(times, name, "native")._asdict() for name in runs if name != "native"}
+    row["part of sgemm"] = 14 * width**2 * pieces / medians["native"] / gemm
+    cells = "  ".join(f"{name} {1e3 * medians[name]:8.2f} ms" for name in runs)
+    times_as_long = "  ".join(f"{name} {found['median']:.1f}x" for name, found in row["of native's time"].items())
+    print(f"{tokens:7} x {width:3}  {cells}  |  {times_as_long}  |  ", end="")
+    print(f"{row['ns a token and head']['native']:.0f} ns, {row['part of sgemm']:.0%} of sgemm", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--heads", type=int, default=HEADS)
+    parser.add_argument("--only", nargs="+", help="of those that take part; native always does")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.only:
+        options.only.append("native")
+    torch.set_num_threads(options.threads)
+    rows = []
+    for width in options.widths:
+        check(width)
+        for tokens in options.tokens:
+            rows.append(measure(tokens, width, options))
+            gc.collect()
+    if options.out:
+        found = {"rounds": options.rounds, "rows": rows, "provenance": provenance(0, "cpu")}
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Kernels in C++ with a plain C interface, built where a compiler is; everything has a PyTorch path beside it.
+
+The library is loaded at the first question for it. `python -m mnemos.native.build` builds it by hand.
+"""
+
+import ctypes
+import functools
+
+from .build import LIBRARY, fingerprint
+
+__all__ = ["library", "why_not"]
+
+REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    if not LIBRARY.exists():
+        return None, f"the native kernels were not built: {REMEDY}"
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+        loaded.mnemos_sources.restype = ctypes.c_char_p
+        if loaded.mnemos_sources().decode() != fingerprint():
+            return None, f"the native kernels were built from other sources: {REMEDY}"
+    except (OSError, AttributeError) as error:
+        return None, f"the native kernels cannot be loaded ({error}): {REMEDY}"
+    loaded.mnemos_forward.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
+    loaded.mnemos_backward.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    loaded.mnemos_map.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    loaded.mnemos_map.restype = None
+    return loaded, ""
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where they were not built (then `why_not()` says why)."""
+    return _load()[0]
+
+
+def why_not() -> str:
+    """Why there are no kernels here and what to do, in one line; empty where there are."""
+    return _load()[1]

@@ -1,0 +1,89 @@
+"""Builds the native kernels beside this file: `python -m mnemos.native.build`. Needs a C++ compiler and nothing else.
+
+The install runs it as well (hatch_build.py), where neither torch nor mnemos can be imported yet: the standard library
+alone. $CXX, or the first of c++, g++ and clang++, compiles one source once for every kind of processor.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = HERE / "libmnemos.so"
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
+# Name, floats a vector, flags. Values do not depend on -ffast-math, nor the library on the machine that builds it.
+BASELINE: tuple[str, int, list[str]] = ("baseline", 4, [])
+X86 = [
+    ("avx2", 8, ["-mavx2", "-mfma"]),
+    ("avx512", 16, ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]),
+]
+
+
+class BuildError(RuntimeError):
+    """Why the kernels could not be built, in one line."""
+
+
+def fingerprint() -> str:
+    """Of the sources and of how they are compiled: a library of another one is not loaded."""
+    found = hashlib.sha256(repr((FLAGS, BASELINE, X86)).encode())
+    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def compiler() -> list[str]:
+    """The command of the C++ compiler. Raises BuildError where there is none."""
+    if platform.system() == "Windows":
+        raise BuildError("the kernels are not ported to Windows")
+    given = os.environ.get("CXX", "").split()
+    for command in [given] if given else [[name] for name in COMPILERS]:
+        if shutil.which(command[0]):
+            return command
+    raise BuildError(f"no C++ compiler: none of {' '.join(given[:1] or COMPILERS)} is on the path")
+
+
+def build() -> Path:
+    """Compile and link, in seconds; returns the library. Raises BuildError where that is impossible."""
+    command = compiler()
+    variants = [BASELINE, *(X86 if platform.machine().lower() in ("x86_64", "amd64") else [])]
+    with tempfile.TemporaryDirectory(dir=HERE, prefix=".build") as folder:
+        jobs, objects = [], []
+        for name, width, flags in variants:
+            given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
+            jobs.append((HERE / "kernels.cpp", Path(folder, f"{name}.o"), given))
+        given = [f'-DSOURCES="{fingerprint()}"', *(["-DX86_VARIANTS"] if len(variants) > 1 else [])]
+        jobs.append((HERE / "library.cpp", Path(folder, "library.o"), given))
+        for source, out, given in jobs:
+            _run([*command, *FLAGS, *given, "-c", str(source), "-o", str(out)])
+            objects.append(str(out))
+        _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *_libraries()])
+        # Another process may have the old one open: replaced, not overwritten.
+        os.replace(Path(folder, LIBRARY.name), LIBRARY)
+    return LIBRARY
+
+
+def _libraries() -> list[str]:
+    return [] if platform.system() == "Darwin" else ["-ldl"]
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not run: {error}") from error
+    if done.returncode:
+        words = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
+        raise BuildError(f"{command[0]} failed: {words}")
+
+
+if __name__ == "__main__":
+    try:
+        print(f"built {build()}")
+    except BuildError as error:
+        sys.exit(f"not built: {error}")

@@ -1,0 +1,41 @@
+// What one call of the kernels is given. The order of the fields is that of `Call` in ops/linear_attention/native.py.
+#pragma once
+#include <cstdint>
+
+namespace mnemos {
+
+using i64 = std::int64_t;
+
+enum Type : i64 { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+enum Map : i64 { IDENTITY = 0, ELU = 1, RELU = 2 };
+
+// [B, T, H, width]: an address and three strides in numbers; the last stride is 1.
+struct Rows {
+    char* data;
+    i64 b, t, h;
+};
+
+struct Call {
+    i64 B, T, H, D, M, type, map, threads;
+    Rows q, k, v, y;
+    const unsigned char* mask;  // [B, T], not 0 = valid; null: all are
+    i64 mask_b, mask_t;
+    const float *s, *z;      // [B, H, D, M] and [B, H, D]: before the first token
+    float *s_end, *z_end;    // after the last one
+    float* den;              // [B, T, H]: written by the forward, read by the backward
+    Rows g, dq, dk, dv;      // upstream gradient of y; gradients
+    const float *gs, *gz;    // upstream gradients of s_end and z_end
+    float *ds, *dz;          // gradients of s and z
+};
+
+// What a processor's variant offers. The functions return 0, or 1 where there is no memory.
+struct Kernels {
+    int (*forward)(const Call&, double eps);
+    int (*backward)(const Call&);
+    void (*map)(const float* x, float* y, i64 n, i64 map);
+};
+
+// work(context, unit, worker) for every unit, by up to `threads` workers at once; `worker` < threads.
+void parallel(i64 threads, i64 units, void (*work)(void*, i64, i64), void* context);
+
+}  // namespace mnemos

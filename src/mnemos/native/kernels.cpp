@@ -1,0 +1,340 @@
+// Causal linear attention, forward and backward, for one kind of processor (WIDTH floats a vector, table VARIANT).
+//
+// See scan.h for what is computed: four scans over the tokens, with φ and the normaliser around them. A worker takes a
+// few heads of a row (and, where there are fewer heads than workers, a segment of the sequence) through all tokens,
+// CHUNK at a time; what it touches is its states and a chunk's buffers, so nothing grows with T.
+#include <cstdlib>
+#include <initializer_list>
+
+#include "scan.h"
+
+namespace mnemos {
+namespace {
+
+constexpr i64 CHUNK = 8;           // tokens, a multiple of TILE: few, for what is asked for ahead to fit the cache too
+constexpr i64 NARROW = 64;         // D + M up to which one chunk ahead is too short a notice
+constexpr i64 SEGMENT_LEAST = 64;  // tokens that make a segment worth its sums
+constexpr i64 SERIAL = 1 << 15;    // B·T·H·D·M below which other threads are not worth waking
+
+typedef void (*Fetch)(float*, i64, const char*, i64, i64, i64, const unsigned char*, i64);
+typedef void (*Deliver)(const float*, i64, char*, i64, i64, i64, const float*);
+const Fetch FETCH[3][3] = {{fetch<FLOAT32, IDENTITY>, fetch<FLOAT32, ELU>, fetch<FLOAT32, RELU>},
+                           {fetch<BFLOAT16, IDENTITY>, fetch<BFLOAT16, ELU>, fetch<BFLOAT16, RELU>},
+                           {fetch<FLOAT16, IDENTITY>, fetch<FLOAT16, ELU>, fetch<FLOAT16, RELU>}};
+const Deliver DELIVER[3] = {deliver<FLOAT32>, deliver<BFLOAT16>, deliver<FLOAT16>};
+
+// A call, cut into units of work: `groups` of heads a row, `segments` of the sequence.
+struct Work {
+    const Call& c;
+    float eps;
+    i64 heads, groups, segments, length;  // heads of a group, tokens of a segment
+    i64 Dp, Mp, Lp;                       // D, M and M + 1 in whole vectors
+    i64 workers, state, scratch;          // how many, and floats of a head's states and of a worker's memory
+    float *memory, *starts, *ends;        // [workers, scratch]; [B·H, segments − 1, D·M + D] twice, if segments > 1
+
+    Work(const Call& c, double eps) : c(c), eps((float)eps), memory(nullptr), starts(nullptr), ends(nullptr) {
+        workers = c.B * c.T * c.H * c.D * c.M < SERIAL ? 1 : c.threads;
+        groups = least(c.H, rounded(workers * 2, c.B) / c.B);
+        heads = rounded(c.H, groups) / groups;
+        groups = rounded(c.H, heads) / heads;
+        // More segments than workers: a worker that is held up, or has the last segment to sum, holds up no other.
+        i64 rows = c.B * c.H, most = c.T / SEGMENT_LEAST;
+        segments = rows < workers ? least(rounded(4 * workers, rows) / rows, most) : 1;
+        segments = segments < 1 ? 1 : segments;
+        length = rounded((c.T + segments - 1) / segments, CHUNK);
+        segments = c.T ? (c.T + length - 1) / length : 1;
+        Dp = rounded(c.D, W), Mp = rounded(c.M, W), Lp = rounded(c.M + 1, W);
+        state = rounded((c.M + 1) * Dp + c.D * Mp + Dp, W);
+        scratch = heads * state + CHUNK * (2 * Dp + 3 * Lp + (Dp > Lp ? Dp : Lp) + W);
+    }
+    ~Work() { std::free(memory); }
+    Work(const Work&) = delete;
+
+    i64 sums() const { return c.D * c.M + c.D; }
+    bool prepare() {
+        i64 between = c.B * c.H * (segments - 1) * sums();
+        i64 size = rounded((workers * scratch + 2 * between) * (i64)sizeof(float), 64);
+        memory = (float*)std::aligned_alloc(64, size);
+        if (!memory) return false;
+        starts = memory + workers * scratch;
+        ends = starts + between;
+        return true;
+    }
+    i64 units() const { return c.B * groups * segments; }
+};
+
+// A unit in a worker's hands: heads [h0, h1) of row b, tokens [t0, t1).
+struct Unit {
+    const Work& w;
+    const Call& c;
+    i64 b, h0, h1, segment, t0, t1;
+    float *states, *q, *k, *v, *g, *y, *out, *part;
+    float den[CHUNK];
+
+    Unit(const Work& w, i64 index, i64 worker) : w(w), c(w.c) {
+        segment = index % w.segments, index /= w.segments;
+        h0 = index % w.groups * w.heads, b = index / w.groups;
+        h1 = least(h0 + w.heads, c.H);
+        t0 = segment * w.length, t1 = least(t0 + w.length, c.T);
+        states = w.memory + worker * w.scratch;
+        q = states + w.heads * w.state;
+        k = q + CHUNK * w.Dp;
+        v = k + CHUNK * w.Dp;
+        g = v + CHUNK * w.Lp;
+        y = g + CHUNK * w.Lp;
+        part = y + CHUNK * w.Lp;
+        out = part + CHUNK * W;
+    }
+
+    float* state(i64 h) const { return states + (h - h0) * w.state; }
+    i64 row(i64 h) const { return b * c.H + h; }
+    // s and then z at the start of this segment, or their gradients at its end; made by `collect` and `add_up`.
+    float* between(float* all, i64 h, i64 index) const { return all + (row(h) * (w.segments - 1) + index) * w.sums(); }
+
+    static i64 whole(i64 n) { return rounded(n, TILE); }
+    char* at(const Rows& x, i64 t, i64 h) const { return x.data + (b * x.b + t * x.t + h * x.h) * bytes_of(c.type); }
+    void read(float* to, i64 ld, const Rows& x, i64 t, i64 h, i64 n, i64 width, i64 map, bool masked) const {
+        const unsigned char* mask = masked && c.mask ? c.mask + b * c.mask_b + t * c.mask_t : nullptr;
+        FETCH[c.type][map](to, ld, at(x, t, h), x.t, n, width, mask, c.mask_t);
+        std::memset(to + n * ld, 0, (whole(n) - n) * ld * sizeof(float));  // takes part, and adds nothing
+    }
+    void write(const float* from, i64 ld, const Rows& x, i64 t, i64 h, i64 n, i64 width, const float* scale) const {
+        DELIVER[c.type](from, ld, at(x, t, h), x.t, n, width, scale);
+    }
+    // Rows of a head lie H·width apart, too far for the processor to guess: what comes next is asked for before a
+    // scan. (Not inlined, GCC takes it for a function without effect, and drops it.)
+    template <class... Of>
+    ALWAYS void ask(i64 t, i64 h, bool backwards, i64 width, const Of&... of) const {
+        for (i64 ahead = c.D + c.M <= NARROW ? 2 : 1; ahead > 0; ahead--)
+            if (++h == h1) h = h0, t += backwards ? -CHUNK : CHUNK;
+        if (t < t0 || t >= t1) return;
+        i64 n = least(CHUNK, t1 - t);
+        for (const Rows* x : {&of...}) {
+            const char* row = at(*x, t, h);
+            for (i64 i = 0; i < n; i++, row += x->t * bytes_of(c.type))
+                for (i64 j = 0; j < width * bytes_of(c.type); j += 64) __builtin_prefetch(row + j, 0, 2);
+        }
+    }
+    void keys(i64 t, i64 h, i64 n) const { read(k, w.Dp, c.k, t, h, n, c.D, c.map, true); }
+    void queries(i64 t, i64 h, i64 n) const { read(q, w.Dp, c.q, t, h, n, c.D, c.map, false); }
+    void values(i64 t, i64 h, i64 n, bool one) const {
+        read(v, w.Lp, c.v, t, h, n, c.M, IDENTITY, true);
+        if (one)
+            for (i64 i = 0; i < n; i++) v[i * w.Lp + c.M] = 1;
+    }
+    float* denominator(i64 t, i64 h) const { return c.den + (b * c.T + t) * c.H + h; }
+    // g' = [ĝ, γ] with ĝ = g/den and γ = −ĝ·y
+    void upstream(i64 t, i64 h, i64 n) const {
+        read(g, w.Lp, c.g, t, h, n, c.M, IDENTITY, false);
+        read(y, w.Lp, c.y, t, h, n, c.M, IDENTITY, false);
+        const float* den = denominator(t, h);
+        for (i64 i = 0; i < n; i++, den += c.H) {
+            V by = all(1 / *den), dot = V{};
+            for (i64 m = 0; m < w.Mp; m += W) {
+                V x = load<V>(g + i * w.Lp + m) * by;
+                store(g + i * w.Lp + m, x);
+                dot += x * load<V>(y + i * w.Lp + m);
+            }
+            g[i * w.Lp + c.M] = -sum(dot);
+        }
+    }
+    // out · dφ, in place
+    void chain(const float* phi, i64 n) const {
+        if (c.map == IDENTITY) return;
+        for (i64 i = 0; i < n * w.Dp; i += W) store(out + i, load<V>(out + i) * slope(load<V>(phi + i), c.map));
+    }
+    void denominators(float* z, i64 n) {
+        for (i64 i = 0; i < n; i++) store(part + i * W, V{});
+        for (i64 d = 0; d < w.Dp; d += W) {
+            V at = load<V>(z + d);
+            for (i64 i = 0; i < n; i++) {
+                at += load<V>(k + i * w.Dp + d);
+                store(part + i * W, load<V>(part + i * W) + load<V>(q + i * w.Dp + d) * at);
+            }
+            store(z + d, at);
+        }
+        for (i64 i = 0; i < n; i++) den[i] = sum(load<V>(part + i * W)) + w.eps;
+    }
+
+    void forward() {
+        i64 last = w.segments - 1;
+        for (i64 h = h0; h < h1; h++) {
+            float *X = state(h), *z = X + c.D * w.Mp;
+            const float* from = segment ? between(w.starts, h, segment - 1) : nullptr;
+            put(X, c.D, c.M, from ? from : c.s + row(h) * c.D * c.M);
+            std::memset(z, 0, w.Dp * sizeof(float));
+            std::memcpy(z, from ? from + c.D * c.M : c.z + row(h) * c.D, c.D * sizeof(float));
+        }
+        for (i64 t = t0; t < t1; t += CHUNK)
+            for (i64 h = h0; h < h1; h++) {
+                i64 n = least(CHUNK, t1 - t);
+                float *X = state(h), *z = X + c.D * w.Mp;
+                keys(t, h, n), queries(t, h, n), values(t, h, n, false);
+                ask(t, h, false, c.D, c.q, c.k), ask(t, h, false, c.M, c.v, c.y);
+                scan<true>(X, c.D, w.Mp, k, q, w.Dp, v, out, w.Lp, whole(n), false);
+                denominators(z, n);
+                float* kept = denominator(t, h);
+                for (i64 i = 0; i < n; i++) kept[i * c.H] = den[i], den[i] = 1 / den[i];
+                write(out, w.Lp, c.y, t, h, n, c.M, den);
+            }
+        for (i64 h = h0; segment == last && h < h1; h++) {
+            get(state(h), c.D, c.M, c.s_end + row(h) * c.D * c.M);
+            std::memcpy(c.z_end + row(h) * c.D, state(h) + c.D * w.Mp, c.D * sizeof(float));
+        }
+    }
+
+    void dq() {
+        for (i64 h = h0; h < h1; h++) {
+            const float* from = segment ? between(w.starts, h, segment - 1) : nullptr;
+            put_turned(state(h), c.D, c.M, from ? from : c.s + row(h) * c.D * c.M,
+                       from ? from + c.D * c.M : c.z + row(h) * c.D);
+        }
+        for (i64 t = t0; t < t1; t += CHUNK)
+            for (i64 h = h0; h < h1; h++) {
+                i64 n = least(CHUNK, t1 - t);
+                keys(t, h, n), values(t, h, n, true), upstream(t, h, n);
+                ask(t, h, false, c.D, c.q, c.k, c.dq), ask(t, h, false, c.M, c.v, c.g, c.y);
+                scan<true>(state(h), c.M + 1, w.Dp, v, g, w.Lp, k, out, w.Dp, whole(n), false);
+                if (c.map != IDENTITY) queries(t, h, n), chain(q, n);
+                write(out, w.Dp, c.dq, t, h, n, c.D, nullptr);
+            }
+    }
+
+    void dkv() {
+        i64 turned = (c.M + 1) * w.Dp, size = c.D * c.M;
+        for (i64 h = h0; h < h1; h++) {
+            bool ends = segment < w.segments - 1;
+            const float* s = ends ? between(w.ends, h, segment) : c.gs ? c.gs + row(h) * size : nullptr;
+            const float* z = ends ? s + size : c.gs ? c.gz + row(h) * c.D : nullptr;
+            put_turned(state(h), c.D, c.M, s, z);
+            put(state(h) + turned, c.D, c.M, s);
+        }
+        for (i64 t = t0 + (t1 - t0 - 1) / CHUNK * CHUNK; t >= t0; t -= CHUNK)
+            for (i64 h = h0; h < h1; h++) {
+                i64 n = least(CHUNK, t1 - t);
+                keys(t, h, n), queries(t, h, n), values(t, h, n, true), upstream(t, h, n);
+                ask(t, h, true, c.D, c.q, c.k, c.dk), ask(t, h, true, c.M, c.v, c.g, c.y, c.dv);
+                scan<true>(state(h), c.M + 1, w.Dp, g, v, w.Lp, q, out, w.Dp, whole(n), true);
+                chain(k, n);
+                clear(t, n, w.Dp);
+                write(out, w.Dp, c.dk, t, h, n, c.D, nullptr);
+                scan<true>(state(h) + turned, c.D, w.Mp, q, k, w.Dp, g, out, w.Lp, whole(n), true);
+                clear(t, n, w.Lp);
+                write(out, w.Lp, c.dv, t, h, n, c.M, nullptr);
+            }
+        for (i64 h = h0; segment == 0 && h < h1; h++)
+            get_turned(state(h), c.D, c.M, c.ds + row(h) * size, c.dz + row(h) * c.D);
+    }
+
+    // No gradient of what the mask hides.
+    void clear(i64 t, i64 n, i64 ld) const {
+        for (i64 i = 0; c.mask && i < n; i++)
+            if (!c.mask[b * c.mask_b + (t + i) * c.mask_t]) std::memset(out + i * ld, 0, ld * sizeof(float));
+    }
+
+    // What a segment adds to [S, z], or if `gradients` to [R, w].
+    void collect(bool gradients) {
+        for (i64 h = h0; h < h1; h++) {
+            float *X = state(h), *to = between(gradients ? w.ends : w.starts, h, gradients ? segment - 1 : segment);
+            put_turned(X, c.D, c.M, nullptr, nullptr);
+            for (i64 t = t0; t < t1; t += CHUNK) {
+                i64 n = least(CHUNK, t1 - t);
+                gradients ? queries(t, h, n) : keys(t, h, n);
+                gradients ? upstream(t, h, n) : values(t, h, n, true);
+                const float *p = gradients ? g : v, *r = gradients ? q : k;
+                scan<false>(X, c.M + 1, w.Dp, p, p, w.Lp, r, out, w.Dp, whole(n), false);
+            }
+            get_turned(X, c.D, c.M, to, to + c.D * c.M);
+        }
+    }
+};
+
+// From what each segment adds to what there is before it (forward) or after it (gradients).
+void add_up(const Work& w, bool gradients) {
+    const Call& c = w.c;
+    i64 n = w.segments - 1, size = c.D * c.M;
+    for (i64 row = 0; row < c.B * c.H; row++) {
+        float* all = (gradients ? w.ends : w.starts) + row * n * w.sums();
+        const float* s = gradients ? c.gs : c.s;
+        const float* z = gradients ? c.gz : c.z;
+        for (i64 i = 0; i < n; i++) {
+            float* to = all + (gradients ? n - 1 - i : i) * w.sums();
+            const float* from = gradients ? to + w.sums() : to - w.sums();
+            for (i64 j = 0; j < w.sums(); j++)
+                to[j] += i ? from[j] : !s ? 0 : j < size ? s[row * size + j] : z[row * c.D + j - size];
+        }
+    }
+}
+
+void run_forward(void* w, i64 unit, i64 worker) { Unit(*(Work*)w, unit, worker).forward(); }
+// dk and dv first: they take longest.
+void run_backward(void* w, i64 unit, i64 worker) {
+    i64 n = ((Work*)w)->units();
+    Unit u(*(Work*)w, unit % n, worker);
+    unit < n ? u.dkv() : u.dq();
+}
+void run_sums(void* w, i64 unit, i64 worker) {
+    Unit u(*(Work*)w, unit, worker);
+    if (u.segment < u.w.segments - 1) u.collect(false);
+}
+void run_gradient_sums(void* w, i64 unit, i64 worker) {
+    i64 n = ((Work*)w)->units();
+    Unit u(*(Work*)w, unit % n, worker);
+    if (unit < n && u.segment > 0) u.collect(true);
+    if (unit >= n && u.segment < u.w.segments - 1) u.collect(false);
+}
+
+// A single token: S and z are read once and written once, to another place.
+void run_token(void* work, i64 unit, i64 worker) {
+    Unit u(*(Work*)work, unit, worker);
+    const Call& c = u.c;
+    for (i64 h = u.h0; h < u.h1; h++) {
+        u.keys(0, h, 1), u.queries(0, h, 1), u.values(0, h, 1, false);
+        const float *s = c.s + u.row(h) * c.D * c.M, *z = c.z + u.row(h) * c.D;
+        float *to = c.s_end + u.row(h) * c.D * c.M, *z_to = c.z_end + u.row(h) * c.D, den = u.w.eps;
+        for (i64 d = 0; d < c.D; d++) z_to[d] = z[d] + u.k[d], den += u.q[d] * z_to[d];
+        token(s, to, c.D, c.M, u.k, u.q, u.v, u.out);
+        *u.denominator(0, h) = den;
+        den = 1 / den;
+        u.write(u.out, u.w.Lp, c.y, 0, h, 1, c.M, &den);
+    }
+}
+
+int forward(const Call& c, double eps) {
+    if (!c.B || !c.H) return 0;
+    Work w(c, eps);
+    if (!w.prepare()) return 1;
+    if (w.segments > 1) {
+        parallel(w.workers, w.units(), run_sums, &w);
+        add_up(w, false);
+    }
+    parallel(w.workers, w.units(), c.T == 1 ? run_token : run_forward, &w);
+    return 0;
+}
+
+int backward(const Call& c) {
+    if (!c.B || !c.H) return 0;
+    Work w(c, 0);
+    if (!w.prepare()) return 1;
+    if (w.segments > 1) {
+        parallel(w.workers, 2 * w.units(), run_gradient_sums, &w);
+        add_up(w, false), add_up(w, true);
+    }
+    parallel(w.workers, 2 * w.units(), run_backward, &w);
+    return 0;
+}
+
+void map(const float* x, float* y, i64 n, i64 kind) {
+    i64 most = n / W * W;
+    FETCH[FLOAT32][kind](y, most, (const char*)x, most, 1, most, nullptr, 0);
+    float rest[W];
+    FETCH[FLOAT32][kind](rest, W, (const char*)(x + most), W, 1, n - most, nullptr, 0);
+    std::memcpy(y + most, rest, (n - most) * sizeof(float));
+}
+
+}  // namespace
+
+extern const Kernels VARIANT;
+const Kernels VARIANT = {forward, backward, map};
+
+}  // namespace mnemos

@@ -1,0 +1,111 @@
+// The C interface: which variant of the kernels runs, and on which threads.
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "call.h"
+
+namespace mnemos {
+
+extern const Kernels baseline;
+#ifdef X86_VARIANTS
+extern const Kernels avx2, avx512;
+#endif
+
+namespace {
+
+struct Team {
+    std::atomic<i64> worker{0}, unit{0};
+    i64 units;
+    void (*work)(void*, i64, i64);
+    void* context;
+
+    static void join(void* self) {
+        Team& team = *(Team*)self;
+        i64 me = team.worker++;
+        for (i64 i; (i = team.unit++) < team.units;) team.work(team.context, i, me);
+    }
+};
+
+}  // namespace
+
+void parallel(i64 threads, i64 units, void (*work)(void*, i64, i64), void* context) {
+    Team team;
+    team.units = units, team.work = work, team.context = context;
+    if (threads > units) threads = units;
+    if (threads <= 1) return Team::join(&team);
+    // The OpenMP that PyTorch brings has threads waiting. Linking one of our own would give the process a second pool.
+    using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+    static const Parallel openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    if (openmp) return openmp(Team::join, &team, (unsigned)threads, 0);
+    std::vector<std::thread> others;
+    for (i64 i = 1; i < threads; i++) others.emplace_back(Team::join, &team);
+    Team::join(&team);
+    for (auto& other : others) other.join();
+}
+
+}  // namespace mnemos
+
+using mnemos::Call;
+using mnemos::i64;
+
+namespace {
+
+[[maybe_unused]] constexpr i64 LARGE = 4 << 20;  // bytes
+
+// An output of many megabytes is mapped afresh, and to map it 4 KiB at a time would take as long as to compute it.
+void in_large_pages(const Call& c, const mnemos::Rows& x, i64 width) {
+#ifdef MADV_HUGEPAGE
+    constexpr std::uintptr_t page = 1 << 21;
+    i64 size = c.B * c.T * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2);
+    std::uintptr_t start = ((std::uintptr_t)x.data + page - 1) / page * page;
+    std::uintptr_t end = ((std::uintptr_t)x.data + size) / page * page;
+    if (size >= LARGE && end > start) madvise((void*)start, end - start, MADV_HUGEPAGE);  // a wish: it may fail
+#endif
+}
+
+const mnemos::Kernels& kernels(int variant) {
+#ifdef X86_VARIANTS
+    if (variant == 2) return mnemos::avx512;
+    if (variant == 1) return mnemos::avx2;
+#endif
+    return mnemos::baseline;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// The fingerprint of the sources this was built from.
+const char* mnemos_sources() { return SOURCES; }
+
+// The best variant this processor can run: 0 baseline, 1 AVX2, 2 AVX-512.
+int mnemos_best() {
+#ifdef X86_VARIANTS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+int mnemos_forward(int variant, const Call* call, double eps) {
+    in_large_pages(*call, call->y, call->M);
+    return kernels(variant).forward(*call, eps);
+}
+
+int mnemos_backward(int variant, const Call* call) {
+    in_large_pages(*call, call->dq, call->D), in_large_pages(*call, call->dk, call->D);
+    in_large_pages(*call, call->dv, call->M);
+    return kernels(variant).backward(*call);
+}
+
+void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
+}
+#pragma GCC visibility pop
