@@ -6,8 +6,6 @@ The library is loaded at the first question for it. `python -m mnemos.native.bui
 import ctypes
 import functools
 
-from .build import LIBRARY, fingerprint
-
 __all__ = ["library", "why_not"]
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
@@ -15,6 +13,8 @@ REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
+    from .build import LIBRARY, fingerprint  # not above: `python -m` would find it imported already
+
     if not LIBRARY.exists():
         return None, f"the native kernels were not built: {REMEDY}"
     try:
