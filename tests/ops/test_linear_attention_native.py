@@ -372,7 +372,7 @@ def test_the_build_says_why_it_cannot(monkeypatch):
 @needs_kernels
 def test_the_library_is_of_these_sources(monkeypatch):
     assert library().mnemos_sources().decode() == building.fingerprint()
-    monkeypatch.setattr("mnemos.native.fingerprint", lambda: "another")
+    monkeypatch.setattr("mnemos.native.build.fingerprint", lambda: "another")
     loaded, why = mnemos.native._load.__wrapped__()
     assert loaded is None
     assert "other sources" in why
