@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from datetime import timedelta
 
 import pytest
 import torch
@@ -164,7 +165,10 @@ def test_emptying_forgets():
 
 
 def _rank(rank: int, world: int, preset: str, shares: list[int], port: str, out: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=world)
+    minute = timedelta(minutes=1)  # a process that waits for ever is to say for what
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{port}", rank=rank, world_size=world, timeout=minute
+    )
     torch.set_num_threads(1)
     module = layer(preset)
     model = torch.nn.parallel.DistributedDataParallel(module)

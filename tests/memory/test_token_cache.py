@@ -1,6 +1,7 @@
 """Tokens kept for the next batch: what is kept, when it is committed, what is refused."""
 
 import copy
+from datetime import timedelta
 
 import pytest
 import torch
@@ -126,7 +127,8 @@ def test_other_numbers_of_images_are_refused(images):
 
 
 def _rank(rank: int, port: str, out: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=2)
+    minute = timedelta(minutes=1)  # a process that waits for ever is to say for what
+    torch.distributed.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=2, timeout=minute)
     torch.set_num_threads(1)
     module = cache()
     for seed in (1, 2):
