@@ -33,7 +33,7 @@ def evaluate(
                 state = make_fresh(state, batch.reset)
             logits, state = model(batch.inputs, state if batch.reset is not None else None, mask=batch.mask)
             state = detach(state) if batch.reset is not None else None
-            for i, value in enumerate(score(logits, batch.targets)):
+            for i, value in enumerate(scored(model, logits, batch)):
                 sums[i] += value.item()
             ranked = logits.dim() == 2 and logits.shape[-1] > 5
             if ranked:
@@ -46,6 +46,15 @@ def evaluate(
         raise InputError("expected at least one target to score, found none; give the split more data")
     top5 = {"top5": near / count} if ranked else {}
     return {"loss": loss / count, "accuracy": correct / count, **top5, "count": int(count)}
+
+
+def scored(model: nn.Module, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """What `score` gives, of a model's outputs for a batch, by the likelihood that the model stands for.
+
+    A model whose outputs are no logits of classes has `score(outputs, targets, mask)` of its own, with the same results.
+    """
+    own = getattr(model, "score", None)
+    return score(logits, batch.targets) if own is None else own(logits, batch.targets, batch.mask)
 
 
 def score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

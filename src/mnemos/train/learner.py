@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mnemos.config import to_dict
 from mnemos.data.batch import Batch, Task
-from mnemos.evaluate.metrics import counted, each, evaluating, score, to_device
+from mnemos.evaluate.metrics import counted, each, evaluating, scored, to_device
 from mnemos.memory.stored import accumulate, stored
 from mnemos.types import InputError, State, map_state, reset
 
@@ -48,7 +48,7 @@ class Scored(nn.Module):
     def forward(self, batch: Batch, carry: Carry) -> tuple[Tensor, Tensor]:
         """(weight × sum of the negative log-likelihoods, right guesses); the new state is left in `carry`."""
         logits, carry.state = self.model(batch.inputs, carry.state, mask=batch.mask)
-        loss, right, _ = score(logits, batch.targets)
+        loss, right, _ = scored(self.model, logits, batch)
         return loss * carry.weight, right
 
 
