@@ -51,7 +51,7 @@ def evaluate(
 def scored(model: nn.Module, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """What `score` gives, of a model's outputs for a batch, by the likelihood that the model stands for.
 
-    A model whose outputs are no logits of classes has `score(outputs, targets, mask)` of its own, with the same results.
+    A model whose outputs are no logits of classes has a `score(outputs, targets, mask)` that gives the same three.
     """
     own = getattr(model, "score", None)
     return score(logits, batch.targets) if own is None else own(logits, batch.targets, batch.mask)
