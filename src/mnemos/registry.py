@@ -31,6 +31,7 @@ DATA = {
     "cifar": "mnemos.data.cifar:CIFARConfig",
     "photos": "mnemos.data.photos:PhotosConfig",
     "text": "mnemos.data.text:TextConfig",
+    "pixels": "mnemos.data.pixels:PixelsConfig",
 }
 # Functions without required arguments that return a Recipe.
 RECIPES = {
@@ -57,6 +58,19 @@ for _names, _arms in (
     ("imagenet-swin-t imagenet-22k-swin-t", " -cached"),
 ):
     RECIPES |= {_n + _a: f"{_VISION}:{_n}{_a}" for _n in _names.split(" ") for _a in _arms.split(" ")}
+_IMAGES = "mnemos.papers.linear_transformers.images"
+RECIPES |= {
+    "mnist-pixels": f"{_IMAGES}:mnist_pixels",
+    "mnist-pixels-softmax": f"{_IMAGES}:mnist_pixels_softmax",
+    "cifar-pixels": f"{_IMAGES}:cifar_pixels",
+    "cifar-pixels-softmax": f"{_IMAGES}:cifar_pixels_softmax",
+    "mnist-pixels-small": f"{_IMAGES}:mnist_pixels_small",
+    "mnist-pixels-small-softmax": f"{_IMAGES}:mnist_pixels_small_softmax",
+    "mnist-pixels-small-classes": f"{_IMAGES}:mnist_pixels_small_classes",
+    "cifar-pixels-small": f"{_IMAGES}:cifar_pixels_small",
+    "digits-pixels": f"{_IMAGES}:digits_pixels",
+    "photos-pixels": f"{_IMAGES}:photos_pixels",
+}
 KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
 
 

@@ -12,7 +12,7 @@ batch, and a row of zeros *is* a fresh row: whatever starts elsewhere (a learned
 keeps a count of what it has seen and reads its start where that count is zero.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,39 @@ def reset(state: State, rows: Tensor) -> State:
         return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
 
     return map_state(fresh, state)
+
+
+def join(states: Sequence[State]) -> State:
+    """States of one structure as one batch, the rows of the first before those of the second, and so on.
+
+    Where tensors differ in how many tokens they hold (axis 1 of a key-value state), the shorter get zeros in front,
+    which its `valid` then calls invalid. Raises InputError for states that are of different models.
+    """
+    if not states:
+        raise InputError("join: expected at least one state, found none")
+    parts = [pytree.tree_flatten(state) for state in states]
+    structure = parts[0][1]
+    if any(other != structure for _, other in parts):
+        raise InputError("join: expected states of one structure, found different ones; are they of one model?")
+    return pytree.tree_unflatten(
+        [_joined(rows) for rows in zip(*(found for found, _ in parts), strict=True)], structure
+    )
+
+
+def _joined(rows: Sequence[Tensor | None]) -> Tensor | None:
+    tensors = [x for x in rows if x is not None]
+    if len(tensors) != len(rows):
+        if tensors:
+            raise InputError("join: expected a tensor in every state or in none, found both; are they of one model?")
+        return None
+    if len({x.shape[1:] for x in tensors}) == 1:
+        return torch.cat(tensors)
+    if len({x.shape[2:] for x in tensors}) > 1 or min(x.dim() for x in tensors) < 2:
+        found = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise InputError(f"join: expected tensors that differ in rows and tokens alone, found {found}")
+    longest = max(x.shape[1] for x in tensors)
+    padded = [torch.cat([x.new_zeros(len(x), longest - x.shape[1], *x.shape[2:]), x], 1) for x in tensors]
+    return torch.cat(padded)
 
 
 def _batch(state: State, rows: Tensor, verb: str) -> int:

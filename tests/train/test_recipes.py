@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 
 from mnemos import registry
+from mnemos.config import DataConfig
 from mnemos.data.cifar import CIFARConfig
 from mnemos.data.images import MNISTConfig
 from mnemos.data.listops import ListOpsConfig
 from mnemos.data.photos import PhotosConfig
+from mnemos.data.pixels import PixelsConfig
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
@@ -42,19 +44,25 @@ def folder(tmp_path_factory) -> Path:
 def small(name: str, folder: Path) -> Recipe:
     """The recipe with its data cut down to what a test can wait for; its model as it is, for as many classes."""
     recipe = registry.load("recipe", name)()
-    data = recipe.data
+    if isinstance(recipe.data, PhotosConfig):
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, classes=0))
+    return complete(dataclasses.replace(recipe, data=_cut(recipe.data, folder)))
+
+
+def _cut(data: DataConfig, folder: Path) -> DataConfig:
+    if isinstance(data, PixelsConfig):
+        return PixelsConfig(_cut(data.images, folder))
     if isinstance(data, ListOpsConfig):
-        data = dataclasses.replace(data, train_size=64, valid_size=8, test_size=8)
-    elif isinstance(data, MNISTConfig):
+        return dataclasses.replace(data, train_size=64, valid_size=8, test_size=8)
+    if isinstance(data, MNISTConfig):
         if not (SHARED / "mnist").is_dir():
             pytest.skip("MNIST's files are not here")
-        data = dataclasses.replace(data, path=str(SHARED / "mnist"))
-    elif isinstance(data, CIFARConfig):
-        data = dataclasses.replace(data, folder=str(folder / "cifar"), valid_size=10)
-    elif isinstance(data, PhotosConfig):
-        data = dataclasses.replace(data, folder=str(folder / "photos"), workers=0)
-        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, classes=0))
-    return complete(dataclasses.replace(recipe, data=data))
+        return dataclasses.replace(data, path=str(SHARED / "mnist"))
+    if isinstance(data, CIFARConfig):
+        return dataclasses.replace(data, folder=str(folder / "cifar"), valid_size=10)
+    if isinstance(data, PhotosConfig):
+        return dataclasses.replace(data, folder=str(folder / "photos"), workers=0)
+    return data
 
 
 def _names() -> list:

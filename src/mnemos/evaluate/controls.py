@@ -10,9 +10,10 @@ from torch.utils import _pytree as pytree
 from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import caches
+from mnemos.models.modes import evaluating
 from mnemos.types import Output, State
 
-from .metrics import evaluate, evaluating
+from .metrics import evaluate
 
 CONTROLS = {
     "emptied": "caches set to zero (a stream's: before each segment)",

@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.config import write_json
 from mnemos.data.augment import normalise
+from mnemos.models.modes import evaluating
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
 from .branches import looked_at, maps, rounded
 from .holdings import IMAGES, TOKENS, even, holdings
-from .metrics import evaluating
 from .places import Places, places
 
 PICTURES = 8  # of the test split, drawn

@@ -1,14 +1,14 @@
 """Loss and accuracy of a model on a split, every counted target weighing the same."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.data.batch import IGNORE, Batch
+from mnemos.models.modes import evaluating
 from mnemos.types import InputError, State, detach
 from mnemos.types import reset as make_fresh
 
@@ -51,10 +51,11 @@ def evaluate(
 def scored(model: nn.Module, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """What `score` gives, of a model's outputs for a batch, by the likelihood that the model stands for.
 
-    A model whose outputs are no logits of classes has a `score(outputs, targets, mask)` that gives the same three.
+    A model whose outputs are no logits of classes has a `likelihood`, whose `score(outputs, targets, mask)` gives the
+    same three.
     """
-    own = getattr(model, "score", None)
-    return score(logits, batch.targets) if own is None else own(logits, batch.targets, batch.mask)
+    own = getattr(model, "likelihood", None)
+    return score(logits, batch.targets) if own is None else own.score(logits, batch.targets, batch.mask)
 
 
 def score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,15 +108,3 @@ def each(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     mask = None if batch.mask is None else function(batch.mask)
     reset = None if batch.reset is None else function(batch.reset)
     return Batch(function(batch.inputs), function(batch.targets), mask, reset)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Inside, the model is in eval (or training) mode; after it, every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -9,8 +9,9 @@ from torch.utils import _pytree as pytree
 from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import GatedCache, hold, traced
+from mnemos.models.modes import evaluating
 
-from .metrics import evaluating, fed
+from .metrics import fed
 
 _KINDS = ("mean", "saturated")
 

@@ -15,6 +15,7 @@ from mnemos.memory.grc import GRC
 from mnemos.types import InputError, Output, State, check_heads, leaves
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, sinusoids
+from .likelihood import LogisticMixture, spread_means
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class HeadConfig:
     hidden: int = 0  # width of a hidden layer before the classes; 0: none
     pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
     tied: bool = False  # language: share the embedding's weights
+    mixture: int = 0  # tokens that are brightnesses: so many discretised logistics instead of logits; 0: logits
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Transformer(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: a Transformer with whatever memory its attention has.
 
     x [B, T] int64 token ids; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V],
-    logits[:, i] predict the token after x[:, i]. A classifier: logits [B, classes]. The state is that of the
+    logits[:, i] predict the token after x[:, i]; with head.mixture K, [B, T, 3K], the parameters of a mixture of K
+    logistics over brightnesses 0 … V − 1 (`likelihood`). A classifier: logits [B, classes]. The state is that of the
     attentions (a `TransformerState`; None where none keeps any); T may be anything from 1 up, in any call.
 
     `Transformer(TransformerConfig(...))` or `Transformer(width=64, ...)` with the configuration's fields.
@@ -88,6 +91,8 @@ class Transformer(nn.Module):
         self.final_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.head = self._head()
         init_weights(self)
+        if isinstance(self.head, nn.Linear) and config.head.mixture:
+            spread_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=config.width**-0.5)
         if config.head.tied and not config.head.classes:
@@ -113,12 +118,19 @@ class Transformer(nn.Module):
 
     def _head(self) -> nn.Module:
         c = self.config
+        if c.head.mixture:
+            return nn.Linear(c.width, 3 * c.head.mixture)
         if not c.head.classes:
             return nn.Linear(c.width, c.vocab_size, bias=not c.head.tied)
         if not c.head.hidden:
             return nn.Linear(c.width, c.head.classes)
         activation = nn.GELU() if c.activation == "gelu" else nn.ReLU()
         return nn.Sequential(nn.Linear(c.width, c.head.hidden), activation, nn.Linear(c.head.hidden, c.head.classes))
+
+    @property
+    def likelihood(self) -> LogisticMixture | None:
+        """How the outputs of a mixture are scored and drawn from; None where they are logits."""
+        return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else None
 
     def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> TransformerState | None:
         """The state of `batch_size` fresh rows; None is short for it."""
@@ -200,6 +212,11 @@ def _check(c: TransformerConfig) -> None:
     check_fields(c.head, "model.head")
     if c.head.classes < 0 or c.head.hidden < 0:
         raise InputError(f"head.classes and head.hidden must be at least 0, found {c.head.classes}, {c.head.hidden}")
+    if c.head.mixture < 0 or (c.head.mixture and (c.head.classes or c.head.tied or c.vocab_size < 2)):
+        raise InputError(
+            f"head.mixture is for language models of two brightnesses or more whose head is not tied, found mixture "
+            f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}"
+        )
     check_heads(c.width, c.heads)
     for name in ("vocab_size", "layers", "mlp", "max_length"):
         if getattr(c, name) < 1:

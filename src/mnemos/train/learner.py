@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from mnemos.config import to_dict
 from mnemos.data.batch import Batch, Task
-from mnemos.evaluate.metrics import counted, each, evaluating, scored, to_device
+from mnemos.evaluate.metrics import counted, each, scored, to_device
 from mnemos.memory.stored import accumulate, stored
+from mnemos.models.modes import evaluating
 from mnemos.types import InputError, State, map_state, reset
 
 from . import devices, generators

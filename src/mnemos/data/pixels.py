@@ -1,0 +1,92 @@
+"""Images to be written byte by byte: every picture as one sequence of brightnesses, row by row, colour by colour."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mnemos.config import DataConfig
+from mnemos.types import InputError
+
+from .batch import Batch, TokenTask
+from .buckets import Order
+from .image_task import ImageTask
+from .images import MNISTConfig
+
+
+def _mnist() -> MNISTConfig:
+    return MNISTConfig(layout="image")
+
+
+@dataclass(frozen=True)
+class PixelsConfig(DataConfig):
+    """The images of another task as sequences of bytes, x[:-1] to predict x[1:]: MNIST, CIFAR, photos of any folder.
+
+    `images` is that task: mnist or digits with layout image, cifar, or photos (`--data.images.folder`, `.size`). Its
+    labels are not used, nor its augmentation: pictures are taken as evaluation sees them. A picture [H, W, C] is read
+    row by row, and every pixel's C sub-pixels after each other: H·W·C − 1 predictions, 783 for MNIST and 3,071 for
+    CIFAR. The first byte is given, not predicted.
+    """
+
+    name: ClassVar[str] = "pixels"
+
+    images: DataConfig = field(default_factory=_mnist)
+
+    def build(self) -> "PixelTask":
+        """The task: vocabulary 256."""
+        task = self.images.build()
+        if not isinstance(task, ImageTask):
+            fix = "use data.images.layout image" if hasattr(self.images, "layout") else "take mnist, cifar or photos"
+            raise InputError(f"data.images: expected a task of images, found {self.images.name!r} without; {fix}")
+        return PixelTask(task)
+
+
+class PixelTask(TokenTask):
+    """A language `Task` whose every row is a picture: inputs [B, n − 1], targets [B, n − 1] for n = H·W·C bytes."""
+
+    kind: Literal["language"] = "language"
+    vocab_size = 256
+    classes = 0
+    carries_state = False
+    majority = None
+
+    def __init__(self, images: ImageTask) -> None:
+        self._images = images
+        self.shape = images.picture("train", 0).shape  # H, W, C
+        self.max_length = int(np.prod(self.shape)) - 1
+        if self.max_length < 1:
+            raise InputError(f"expected pictures of two bytes or more, found {' x '.join(map(str, self.shape))}")
+        self._order = Order(images.size("train"))
+
+    def bytes(self, split: Literal["train", "valid", "test"], index: int) -> NDArray[np.uint8]:
+        """Picture `index` of a split as its n bytes; `pictures` is the way back."""
+        return self._images.picture(split, index).reshape(-1)
+
+    def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
+        """Sequences of bytes [B, n] as pictures [B, H, W, C]."""
+        return tokens.cpu().numpy().astype(np.uint8).reshape(-1, *self.shape)
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Batch `index` of the endless training order that `seed` gives."""
+        return self._batch("train", self._order.batch(index, batch_size, seed))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        """Every picture of a split once."""
+        for rows in np.split(np.arange(n := self._images.size(split)), range(batch_size, n, batch_size)):
+            yield self._batch(split, rows)
+
+    def size(self, split: Literal["train", "valid", "test"]) -> int:
+        """Bytes of a split that are predicted."""
+        return self._images.size(split) * self.max_length
+
+    def _batch(self, split: Literal["train", "valid", "test"], rows: NDArray[np.int64]) -> Batch:
+        pixels = torch.from_numpy(np.stack([self.bytes(split, row) for row in rows.tolist()]).astype(np.int64))
+        return Batch(pixels[:, :-1], pixels[:, 1:])
+
+    def close(self) -> None:
+        """Nothing works ahead for pictures that are not augmented."""
+        self._images.close()

@@ -1,0 +1,43 @@
+"""Likelihoods of models whose outputs are no logits: how such outputs are scored, and drawn from."""
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.ops import logistic_mixture
+from mnemos.types import InputError
+
+
+class LogisticMixture:
+    """Outputs [.., 3K] as mixtures of K discretised logistics over brightnesses 0 … levels − 1."""
+
+    def __init__(self, levels: int) -> None:
+        self.levels = levels
+
+    def score(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(sum of the negative log-likelihoods, right guesses, targets counted), of outputs [.., 3K], targets [..].
+
+        Targets below 0 are not counted. The guess is the mean of the likeliest component, which costs no pass over all
+        levels.
+        """
+        counted = targets >= 0
+        levels = torch.where(counted, targets, 0)
+        loss = -logistic_mixture.log_prob(outputs, levels, self.levels)
+        guess = logistic_mixture.draw(outputs, self.levels, temperature=0)
+        return torch.where(counted, loss, 0).sum(), ((guess == targets) & counted).sum(), counted.sum()
+
+    def draw(
+        self, outputs: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None
+    ) -> Tensor:
+        """Brightnesses [..] drawn from outputs [.., 3K]."""
+        if top_k or top_p < 1:
+            raise InputError("top_k and top_p choose among logits, but this model says a mixture; use temperature")
+        return logistic_mixture.draw(outputs, self.levels, temperature, generator)
+
+
+@torch.no_grad()
+def spread_means(head: nn.Linear) -> None:
+    """Let the components of a fresh head of 3K outputs cover the line from −1 to 1 evenly, not all at 0."""
+    components = head.out_features // 3
+    width = 2 / components
+    head.bias[components : 2 * components] = torch.linspace(-1 + width / 2, 1 - width / 2, components)
+    head.bias[2 * components :] = torch.log(torch.tensor(width / 4))

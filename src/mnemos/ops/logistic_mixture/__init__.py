@@ -1,0 +1,100 @@
+"""Mixture of discretised logistics (Salimans et al. 2017): what a model says of a byte that is a brightness. README.md.
+
+Parameters are [.., 3K]: K logits of the components' shares, K means and K log-scales, on a line where the levels 0 to
+L − 1 lie evenly at −1 … 1.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos.types import InputError
+
+__all__ = ["MAX_LOG_SCALE", "MIN_LOG_SCALE", "draw", "log_prob", "mode"]
+
+# Below, a component is a tenth of a byte wide and lies in one level anyway; above, it is flat, and e^(−s) soon 0.
+MIN_LOG_SCALE, MAX_LOG_SCALE = -7.0, 40.0
+
+
+def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
+    """log P(x) of levels x [..] (integers 0 … levels − 1) under parameters [.., 3K]: [..], float32 at least.
+
+    With c = x − μ, half a step h = 1/(levels − 1), a = e^(−s)·(c + h) and b = e^(−s)·(c − h), a component has
+
+        log P = −softplus(−a)                                              x = 0
+                −softplus(b)                                               x = levels − 1
+                −softplus(−a) − softplus(b) + log(−expm1(−2h·e^(−s)))      else
+
+    which is log(σ(a) − σ(b)) without a difference and without a threshold: exact where it is 1e-30 as well, and the
+    levels' probabilities sum to 1. Cost: O(K) a number. Raises InputError for shapes or levels that do not fit.
+    """
+    _check(parameters, levels)
+    if x.shape != parameters.shape[:-1] or x.is_floating_point():
+        raise InputError(
+            f"expected levels as integers {tuple(parameters.shape[:-1])}, found {x.dtype} of shape {tuple(x.shape)}"
+        )
+    logits, means, log_scales = _parts(parameters)
+    half = 1 / (levels - 1)
+    inverse = torch.exp(-log_scales)
+    centred = x[..., None].to(means.dtype) * (2 * half) - 1 - means
+    above, below = inverse * (centred + half), inverse * (centred - half)
+    # Each of the two tails is missing at one end of the line, where the level reaches to infinity.
+    first, last = x[..., None] == 0, x[..., None] == levels - 1
+    width = torch.log(-torch.expm1(-2 * half * inverse))
+    inner = width.masked_fill(first | last, 0)
+    parts = inner - F.softplus(-above).masked_fill(last, 0) - F.softplus(below).masked_fill(first, 0)
+    return torch.logsumexp(torch.log_softmax(logits, -1) + parts, -1)
+
+
+def draw(
+    parameters: Tensor, levels: int = 256, temperature: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """Levels drawn from the mixture, int64 [..]: a component, a point of its logistic, the level that it falls in.
+
+    temperature divides the logits and multiplies the scales; at 0 it is the mean of the likeliest component.
+    """
+    _check(parameters, levels)
+    logits, means, log_scales = _parts(parameters.detach())
+    if temperature == 0:
+        return _level(_chosen(means, logits.argmax(-1)), levels)
+    uniform = torch.rand(logits.shape, device=logits.device, dtype=logits.dtype, generator=generator)
+    tiny = torch.finfo(logits.dtype).tiny
+    gumbel = -torch.log((-torch.log(uniform.clamp_(min=tiny))).clamp_(min=tiny))
+    which = (logits / temperature + gumbel).argmax(-1)
+    u = torch.rand(which.shape, device=logits.device, dtype=logits.dtype, generator=generator)
+    u = u.clamp_(1e-7, 1 - 1e-7)
+    point = _chosen(means, which) + temperature * _chosen(log_scales, which).exp() * (torch.log(u) - torch.log1p(-u))
+    return _level(point, levels)
+
+
+def mode(parameters: Tensor, levels: int = 256) -> Tensor:
+    """The likeliest level, int64 [..]; among equals, the first. Cost: O(K·levels) a number."""
+    _check(parameters, levels)
+    every = torch.arange(levels, device=parameters.device)
+    every = every.view(-1, *[1] * (parameters.dim() - 1)).expand(levels, *parameters.shape[:-1])
+    return log_prob(parameters.detach().expand(levels, *parameters.shape), every, levels).argmax(0)
+
+
+def _check(parameters: Tensor, levels: int) -> None:
+    if not parameters.is_floating_point() or parameters.dim() < 1 or parameters.shape[-1] % 3 or not parameters.numel():
+        raise InputError(
+            f"expected floating parameters [.., 3K] of a mixture of K logistics, found {parameters.dtype} of shape "
+            f"{tuple(parameters.shape)}"
+        )
+    if levels < 2:
+        raise InputError(f"expected at least 2 levels, found {levels}")
+
+
+def _parts(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, means and log-scales; in half precision a step between two levels would be lost."""
+    wide = torch.promote_types(parameters.dtype, torch.float32)
+    logits, means, log_scales = parameters.to(wide).chunk(3, -1)
+    return logits, means, log_scales.clamp(MIN_LOG_SCALE, MAX_LOG_SCALE)
+
+
+def _chosen(x: Tensor, which: Tensor) -> Tensor:
+    return x.gather(-1, which[..., None]).squeeze(-1)
+
+
+def _level(point: Tensor, levels: int) -> Tensor:
+    return ((point + 1) * ((levels - 1) / 2)).round().clamp(0, levels - 1).long()

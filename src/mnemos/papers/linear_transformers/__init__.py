@@ -1,0 +1,1 @@
+"""Linear transformers ("Transformers are RNNs"): recipes and claims."""
