@@ -21,6 +21,8 @@ USAGE = """mnemos: memory for transformers
   mnemos train RECIPE [--field value ...]      train it    [--out DIR]
   mnemos train --resume RUN                    go on where a run stopped, exactly
   mnemos eval RUN                              score a run's model, and again with its memory emptied
+  mnemos sample RUN                            let its model write: pictures, text    [--count N] [--length N]
+                                               [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
                                                same data, seeds and order    [--seeds N] [--out DIR]
   mnemos report RUN ...                        one HTML page of runs or a comparison    [--out FILE]
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (
         verb in VERBS
         and {"-h", "--help"} & {*rest}
-        and (verb in ("list", "eval", "report", "reproduce") or rest[0].startswith("-"))
+        and (verb in ("list", "eval", "sample", "report", "reproduce") or rest[0].startswith("-"))
     ):
         print(USAGE, end="")
         return 0
@@ -120,6 +122,24 @@ def _eval(arguments: list[str]) -> int:
     parser.add_argument("--split", choices=("valid", "test"), default="test")
     options = parser.parse_args(arguments)
     return _training(lambda: evaluate_run(Path(options.run), options.split))
+
+
+def _sample(arguments: list[str]) -> int:
+    from .train.sample import Sampling, sample_run
+
+    default = Sampling()
+    parser = _parser("sample")
+    parser.add_argument("run")
+    parser.add_argument("--count", type=int, default=None)
+    parser.add_argument("--length", type=int, default=default.length)
+    parser.add_argument("--prompt")
+    parser.add_argument("--temperature", type=float, default=default.temperature)
+    parser.add_argument("--top-k", type=int, default=default.top_k)
+    parser.add_argument("--top-p", type=float, default=default.top_p)
+    parser.add_argument("--seed", type=int, default=default.seed)
+    fields = vars(parser.parse_args(arguments))
+    folder = Path(fields.pop("run"))
+    return _training(lambda: sample_run(folder, Sampling(**fields)))
 
 
 def _compare(arguments: list[str]) -> int:
@@ -239,6 +259,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "show": _show,
     "train": _train,
     "eval": _eval,
+    "sample": _sample,
     "compare": _compare,
     "report": _report,
     "reproduce": _reproduce,

@@ -62,6 +62,10 @@ class PixelTask(TokenTask):
             raise InputError(f"expected pictures of two bytes or more, found {' x '.join(map(str, self.shape))}")
         self._order = Order(images.size("train"))
 
+    def images(self, split: Literal["train", "valid", "test"]) -> int:
+        """Pictures of a split."""
+        return self._images.size(split)
+
     def bytes(self, split: Literal["train", "valid", "test"], index: int) -> NDArray[np.uint8]:
         """Picture `index` of a split as its n bytes; `pictures` is the way back."""
         return self._images.picture(split, index).reshape(-1)
@@ -76,12 +80,12 @@ class PixelTask(TokenTask):
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
         """Every picture of a split once."""
-        for rows in np.split(np.arange(n := self._images.size(split)), range(batch_size, n, batch_size)):
+        for rows in np.split(np.arange(n := self.images(split)), range(batch_size, n, batch_size)):
             yield self._batch(split, rows)
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
         """Bytes of a split that are predicted."""
-        return self._images.size(split) * self.max_length
+        return self.images(split) * self.max_length
 
     def _batch(self, split: Literal["train", "valid", "test"], rows: NDArray[np.int64]) -> Batch:
         pixels = torch.from_numpy(np.stack([self.bytes(split, row) for row in rows.tolist()]).astype(np.int64))

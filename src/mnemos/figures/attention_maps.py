@@ -30,8 +30,6 @@ def section(comparison: Comparison) -> str:
         elif name in comparison.with_memory():
             why = found[0][1].left if found else "no run recorded what its branches do (explain.json)"
             whys.append(f"{name}: {why}, so there are no images of its branches.")
-    if not parts and not whys:
-        return missing("No arm has a gated cache, so there are no two branches to compare.")
     return "\n".join(parts + [missing(why) for why in whys])
 
 

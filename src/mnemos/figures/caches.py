@@ -26,7 +26,7 @@ def section(comparison: Comparison) -> str:
             parts.append(_arm(index, name, stored))
         elif name in comparison.with_memory():
             parts.append(missing(f"{name}: no run stored its caches (caches.safetensors), so there is none to draw."))
-    return "\n".join(parts) or missing("No arm has a gated cache, so there is no cache to draw.")
+    return "\n".join(parts)
 
 
 def _arm(index: int, name: str, stored: list[Run]) -> str:

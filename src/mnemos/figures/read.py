@@ -12,6 +12,7 @@ from mnemos.types import InputError
 
 from .explained import read_explained
 from .metrics import number, read_metrics
+from .pictures import read_written
 from .results import Comparison, Control, Row, Run, spread
 
 COSTS = ("parameters", "flops", "seconds", "peak_bytes")
@@ -68,6 +69,7 @@ def read_run(folder: Path, label: str) -> Run:
         result=result,
         caches=_caches(folder / "caches.safetensors"),
         explained=read_explained(folder),
+        written=read_written(folder),
     )
 
 

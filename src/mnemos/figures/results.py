@@ -55,6 +55,19 @@ class Explained:
 
 
 @dataclass(frozen=True)
+class Written:
+    """Pictures that a model wrote: samples [N, H, W, C]; originals [K, H, W, C] and their completions [K, ways, ...].
+
+    about["given"] upper rows of a completion are the original's.
+    """
+
+    samples: np.ndarray | None
+    originals: np.ndarray | None
+    completions: np.ndarray | None
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder. `label` is how the report names the folder: a path relative to what was asked for."""
 
@@ -68,6 +81,7 @@ class Run:
     result: dict[str, Any] | None
     caches: dict[str, np.ndarray] | None
     explained: Explained | None = None
+    written: Written | None = None
 
     @property
     def seed(self) -> Any:

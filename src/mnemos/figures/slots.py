@@ -30,7 +30,7 @@ def section(comparison: Comparison) -> str:
             parts.append(_arm(index, name, found[0]))
         elif name in comparison.with_memory():
             whys.append(f"{name}: {_why(runs)}, so it is not known what its slots hold.")
-    return "\n".join(parts + [missing(why) for why in whys]) or missing("No arm has a gated cache, so it has no slots.")
+    return "\n".join(parts + [missing(why) for why in whys])
 
 
 def _compared(run: Run) -> list[Cached]:

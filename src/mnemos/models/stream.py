@@ -1,7 +1,7 @@
 """Reading and writing streams of tokens at the cost that the model's state has: constant, for a memory of one size."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mnemos.config import to_dict
-from mnemos.types import InputError, State, join, leaves, map_state, select
+from mnemos.types import InputError, Output, State, join, leaves, map_state, select
 
 from .modes import evaluating
 from .sampling import draw
 
+Step = Callable[[Tensor, State], Output]  # tokens [B, 1] and a state to outputs [B, 1, V] and the new one
+
 
 class Stream:
-    """A model's place in some streams: what it has read, as a state, and what it says comes next. Never changed.
+    """A model's place in some streams of tokens. Never changed: read and write give new ones, so any may be forked.
 
         stream = Stream(model).read(prompt)               # prompt [B, T] int64
         tokens, stream = stream.write(100)                # tokens [B, 100]
@@ -25,38 +27,40 @@ class Stream:
         all_of_them = Stream.join([two, other])           # batch
         stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
 
-    read and write give new streams, so an old one may be gone on from again. state: the model's; outputs [B, V]: what
-    it says of the next token, None before anything is read. The model is used in eval mode and without gradient.
-    Raises InputError for a model that keeps no state, or not from any place on.
+    state: the model's, after all tokens but the last; last [B, 1]: that one, which is fed when more is asked for. Both
+    None before anything is read. The model is used in eval mode and without gradient. `step`, where given, stands in
+    for the model where one token is read at a time, as `mnemos.decoder(model)` does.
     """
 
-    __slots__ = ("model", "outputs", "state")
+    __slots__ = ("last", "model", "state", "step")
 
-    def __init__(self, model: nn.Module, state: State = None, outputs: Tensor | None = None) -> None:
-        self.model, self.state, self.outputs = model, state, outputs
+    def __init__(self, model: nn.Module, step: Step | None = None, state: State = None, last: Tensor | None = None):
+        self.model, self.step, self.state, self.last = model, step or model, state, last
 
     @property
     def rows(self) -> int:
         """B, the number of streams; 0 before anything is read."""
-        return 0 if self.outputs is None else len(self.outputs)
+        return 0 if self.last is None else len(self.last)
 
     def read(self, tokens: Tensor, chunk: int = 1024) -> "Stream":
         """The stream after these tokens [B, T] too, taken in by `chunk` at a time: memory O(B·chunk).
 
-        Cost: that of a forward of T tokens.
+        Cost: that of a forward of T tokens. Raises InputError for a model that keeps no state.
         """
         if chunk < 1:
             raise InputError(f"chunk must be at least 1, found {chunk}")
-        if tokens.dim() != 2 or not tokens.numel():
-            raise InputError(f"expected tokens [B, T], B and T at least 1, found shape {tuple(tokens.shape)}")
-        state, outputs = self.state, self.outputs
+        if tokens.dim() != 2 or not tokens.numel() or len(tokens) != (self.rows or len(tokens)):
+            rows = self.rows or "B"
+            raise InputError(f"expected tokens [{rows}, T], T at least 1, found shape {tuple(tokens.shape)}")
+        state = self.state
+        if self.last is None:
+            state = _fresh(self.model, len(tokens))
+        else:
+            tokens = torch.cat([self.last, tokens], 1)
         with torch.no_grad(), evaluating(self.model):
-            for part in tokens.split(chunk, 1):
-                whole, state = self.model(part, state)
-                outputs = whole[:, -1]
-        if state is None:
-            raise InputError("a stream needs a causal model with a state; this one returns none")
-        return Stream(self.model, state, outputs)
+            for part in tokens[:, :-1].split(chunk, 1) if tokens.shape[1] > 1 else ():
+                _, state = (self.step if part.shape[1] == 1 else self.model)(part, state)
+        return Stream(self.model, self.step, state, tokens[:, -1:])
 
     def write(
         self,
@@ -66,54 +70,60 @@ class Stream:
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, "Stream"]:
-        """`length` tokens drawn one after the other, [B, length] int64, and the stream that has read them.
+        """`length` tokens drawn one after the other, [B, length] int64, and the stream that ends with them.
 
         temperature 0: always the likeliest. top_k > 0: among the k likeliest alone; top_p < 1: among the fewest that
         have that share. The same generator state gives the same tokens. Cost: a step of the model a token.
         """
-        if self.outputs is None:
-            raise InputError("a stream must read something before it can write; give it a prompt")
+        last, state = self._begun("write"), self.state
         if length < 0:
             raise InputError(f"length must be at least 0, found {length}")
-        state, outputs = self.state, self.outputs
-        tokens = torch.empty(length, len(outputs), dtype=torch.int64, device=outputs.device)
+        tokens = torch.empty(length, len(last), 1, dtype=torch.int64, device=last.device)
         likelihood = getattr(self.model, "likelihood", None)
         with torch.no_grad(), evaluating(self.model):
             for i in range(length):
-                tokens[i] = draw(outputs, temperature, top_k, top_p, generator, likelihood)
-                whole, state = self.model(tokens[i, :, None], state)
-                outputs = whole[:, -1]
-        return tokens.T, Stream(self.model, state, outputs)
+                outputs, state = self.step(last, state)
+                tokens[i, :, 0] = draw(outputs[:, -1], temperature, top_k, top_p, generator, likelihood)
+                last = tokens[i]
+        return tokens[..., 0].T, Stream(self.model, self.step, state, last)
+
+    def predict(self) -> Tensor:
+        """What the model says of the next token: its outputs [B, V]."""
+        last = self._begun("predict")
+        with torch.no_grad(), evaluating(self.model):
+            return self.step(last, self.state)[0][:, -1]
 
     def select(self, rows: Tensor) -> "Stream":
         """The streams of the given rows: indices [R], of which repeats fork a stream, or a mask [B]."""
-        if self.outputs is None:
-            raise InputError("a stream that has read nothing has no rows to select")
-        return Stream(self.model, *select((self.state, self.outputs), rows))
+        self._begun("select")
+        return Stream(self.model, self.step, *select((self.state, self.last), rows))
 
     @staticmethod
     def join(streams: Sequence["Stream"]) -> "Stream":
         """Streams of one model as one batch; they may have read different lengths."""
-        if not streams or any(s.outputs is None or s.model is not streams[0].model for s in streams):
+        if not streams or any(s.last is None or s.model is not streams[0].model for s in streams):
             raise InputError("join: expected streams of one model that have read something")
-        return Stream(streams[0].model, *join([(s.state, s.outputs) for s in streams]))
+        return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
 
     def save(self, file: str | Path) -> None:
         """Write the stream as safetensors, whole or not at all; `restore` goes on from there, bit for bit."""
         from safetensors.torch import save_file
 
-        if self.outputs is None:
-            raise InputError("a stream that has read nothing has nothing to save")
-        file = Path(file)
-        tensors = {f"state.{i}": x.contiguous() for i, x in enumerate(leaves(self.state))}
+        tensors = {"last": self._begun("save")} | {f"state.{i}": x for i, x in enumerate(leaves(self.state))}
         # A copy each: tensors of a file may not share memory, and those of a state may.
-        tensors = {name: x.clone() for name, x in {**tensors, "outputs": self.outputs}.items()}
+        tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+        file = Path(file)
         temporary = file.with_name(file.name + ".tmp")
         save_file(tensors, str(temporary), {"mnemos.stream": _signature(self.model)})
         temporary.replace(file)
 
+    def _begun(self, verb: str) -> Tensor:
+        if self.last is None:
+            raise InputError(f"{verb}: the stream must read something first; give it a prompt")
+        return self.last
+
     @classmethod
-    def restore(cls, model: nn.Module, file: str | Path) -> "Stream":
+    def restore(cls, model: nn.Module, file: str | Path, step: Step | None = None) -> "Stream":
         """The stream that `save` wrote. Raises InputError for a file that is missing, damaged or another model's."""
         from safetensors import SafetensorError, safe_open
 
@@ -126,18 +136,24 @@ class Stream:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file}: expected a saved stream, cannot be read ({error})") from None
-        if about is None or "outputs" not in tensors:
+        if about is None or "last" not in tensors:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
         if about != _signature(model):
             raise InputError(f"{file}: is the stream of a model of another configuration; restore it with its own")
-        outputs = tensors.pop("outputs")
-        parameter = next(model.parameters())
-        state = _like(model.initial_state(len(outputs)), list(tensors), file)  # type: ignore[operator]
-        state = map_state(lambda name: tensors[name].to(parameter.device), state)
-        return cls(model, state, outputs.to(parameter.device))
+        last = tensors.pop("last")
+        device = next(model.parameters()).device
+        state = _like(_fresh(model, len(last)), list(tensors), file)
+        return cls(model, step, map_state(lambda name: tensors[name].to(device), state), last.to(device))
 
     def __repr__(self) -> str:
         return f"Stream({type(self.model).__name__}, {self.rows} rows)"
+
+
+def _fresh(model: nn.Module, rows: int) -> State:
+    state = model.initial_state(rows) if hasattr(model, "initial_state") else None  # type: ignore[operator]
+    if state is None:
+        raise InputError(f"a stream needs a causal language model with a state; {type(model).__name__} keeps none")
+    return state
 
 
 def _like(fresh: State, names: list[str], file: Path) -> State:

@@ -12,10 +12,12 @@ from torch import nn
 
 from mnemos.config import ModelConfig, from_dict, write_json
 from mnemos.data.batch import Batch, Task
+from mnemos.data.pixels import PixelTask
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
 from mnemos.evaluate.flops import forward_flops
 from mnemos.evaluate.metrics import bits, evaluate, perplexity
+from mnemos.evaluate.pictures import write_pictures
 from mnemos.evaluate.probe import probe
 from mnemos.memory.gated_cache import GatedCache, caches, hold
 from mnemos.models.store import save
@@ -108,6 +110,8 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         save(model.eval(), folder / "model")
     write_json(folder / "result.json", result)
     explain(model, task, folder)
+    if isinstance(task, PixelTask):
+        write_pictures(model, task, folder)
     return result
 
 

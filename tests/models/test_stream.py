@@ -1,0 +1,182 @@
+"""Streams: reading and writing tokens from a state, forked, batched, saved and gone on with."""
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import GRC, InputError, Stream, Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.models.sampling import draw
+from mnemos.models.transformer import HeadConfig
+from mnemos.types import leaves
+
+KINDS = {
+    "linear": {"attention": LinearConfig()},
+    "favor": {"attention": LinearConfig(feature_map="favor", features=12)},
+    "softmax": {},
+    "window": {"attention": SoftmaxConfig(window=5)},
+    "cached": {"attention": SoftmaxConfig(window=5), "cache": GRC(length=3, block=4, scope="stream")},
+}
+
+
+def model(kind: str = "linear", **fields) -> Transformer:
+    torch.manual_seed(0)
+    small = {"vocab_size": 11, "width": 16, "layers": 2, "heads": 2, "mlp": 24, "max_length": 40}
+    return Transformer(**small | KINDS[kind] | fields).double()
+
+
+def ids(rows: int, t: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(11, (rows, t), generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def close(a: Stream, b: Stream) -> None:
+    torch.testing.assert_close(a.predict(), b.predict(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_and_steps_say_what_one_forward_says(kind):
+    network, x = model(kind).eval(), ids(2, 23)
+    whole = network(x)[0][:, -1]
+    for chunk in (1, 4, 7, 23, 100):
+        torch.testing.assert_close(Stream(network).read(x, chunk).predict(), whole, rtol=1e-10, atol=1e-10)
+    in_two = Stream(network).read(x[:, :9], 4).read(x[:, 9:], 3)
+    torch.testing.assert_close(in_two.predict(), whole, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_written_was_drawn_from_what_the_model_says(kind):
+    network = model(kind).eval()
+    prompt = ids(3, 5)
+    tokens, after = Stream(network).read(prompt).write(9, generator=seeded())
+    assert tokens.shape == (3, 9)
+    generator, seen = seeded(), prompt
+    for i in range(9):  # the slow way: everything anew for every token
+        token = draw(network(seen)[0][:, -1], generator=generator)
+        assert torch.equal(token, tokens[:, i])
+        seen = torch.cat([seen, token[:, None]], 1)
+    torch.testing.assert_close(after.predict(), network(seen)[0][:, -1], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forked_batched_saved_and_gone_on_with(kind, tmp_path):
+    network = model(kind)
+    long, short = Stream(network).read(ids(2, 12)), Stream(network).read(ids(1, 7, seed=2))
+    alone = [s.write(6, temperature=0)[0] for s in (long, short)]
+    both = Stream.join([long, short])
+    assert both.rows == 3
+    tokens, both_after = both.write(6, temperature=0)
+    assert torch.equal(tokens, torch.cat(alone))
+    # A fork goes its own way, and the stream it came from does not notice.
+    fork = both.select(torch.tensor([2, 2, 0]))
+    fork.write(4, generator=seeded())
+    assert torch.equal(both.write(6, temperature=0)[0], tokens)
+    assert torch.equal(fork.write(6, temperature=0)[0], tokens[[2, 2, 0]])
+    file = tmp_path / "stream.safetensors"
+    both_after.save(file)
+    back = Stream.restore(network, file)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(back.state), leaves(both_after.state), strict=True))
+    assert torch.equal(back.write(5, generator=seeded())[0], both_after.write(5, generator=seeded())[0])
+
+
+def test_ten_thousand_steps_equal_the_parallel_pass_to_rounding():
+    torch.manual_seed(0)
+    network = Transformer(
+        vocab_size=11, width=16, layers=2, heads=2, mlp=24, max_length=8, attention=LinearConfig()
+    ).eval()
+    x = ids(1, 10_300)
+    whole, end = network.double()(x)
+    network.float()
+    stream = Stream(network).read(x[:, :301], 128)
+    state, said = stream.state, []
+    with torch.inference_mode():
+        for i in range(300, x.shape[1]):
+            y, state = network(x[:, i : i + 1], state)
+            said.append(y)
+    said = torch.cat(said, 1).double()
+    scale = whole.abs().max()
+    assert (said - whole[:, 300:]).abs().max() / scale < 2e-5
+    for a, b in zip(leaves(state), leaves(end), strict=True):
+        assert (a - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+def test_a_linear_streams_state_stays_as_large_as_it_was():
+    network = model("linear")
+    sizes = [sum(x.numel() for x in leaves(Stream(network).read(ids(1, n)).state)) for n in (1, 10, 1000)]
+    assert len(set(sizes)) == 1
+
+
+def test_the_models_mode_is_left_as_it_was():
+    network = model("linear", dropout=0.5)
+    network.train()
+    network.blocks[0].eval()
+    one = Stream(network).read(ids(1, 6))
+    assert network.training
+    assert not network.blocks[0].training
+    close(one, Stream(network).read(ids(1, 6)))
+
+
+def test_a_mixture_writes_brightnesses():
+    network = model("linear", vocab_size=17, head=HeadConfig(mixture=3))
+    tokens, after = Stream(network).read(ids(4, 3)).write(20, generator=seeded())
+    assert tokens.min() >= 0
+    assert tokens.max() < 17
+    assert after.predict().shape == (4, 9)
+    with pytest.raises(InputError, match="use temperature"):
+        after.write(1, top_k=3)
+
+
+def test_drawing():
+    logits = torch.tensor([[0.0, 3.0, 2.0, -1.0]]).expand(20_000, 4)
+    generator = seeded()
+    share = torch.bincount(draw(logits, generator=generator), minlength=4) / 20_000
+    torch.testing.assert_close(share, logits[0].softmax(-1), atol=0.02, rtol=0)
+    assert set(draw(logits, top_k=2, generator=generator).tolist()) == {1, 2}
+    assert set(draw(logits, top_p=0.5, generator=generator).tolist()) == {1}
+    assert set(draw(logits, top_p=0.9, generator=generator).tolist()) == {1, 2}
+    assert draw(logits, temperature=0).unique().tolist() == [1]
+    cold = torch.bincount(draw(logits, temperature=0.5, generator=generator), minlength=4) / 20_000
+    torch.testing.assert_close(cold, (2 * logits[0]).softmax(-1), atol=0.02, rtol=0)
+    for wrong in ({"temperature": -1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(InputError, match="at least 0"):
+            draw(logits, **wrong)
+
+
+def test_bad_input(tmp_path):
+    network = model()
+    stream = Stream(network)
+    for wrong in (
+        lambda: stream.write(3),
+        lambda: stream.save(tmp_path / "x"),
+        lambda: stream.select(torch.tensor([0])),
+    ):
+        with pytest.raises(InputError, match="read"):
+            wrong()
+    with pytest.raises(InputError, match="tokens"):
+        stream.read(torch.zeros(1, 0, dtype=torch.int64))
+    with pytest.raises(InputError, match="chunk"):
+        stream.read(ids(1, 3), 0)
+    with pytest.raises(InputError, match=r"\[2, T\]"):
+        stream.read(ids(2, 3)).read(ids(3, 3))
+    with pytest.raises(InputError, match="of one model"):
+        Stream.join([stream.read(ids(1, 3)), Stream(model()).read(ids(1, 3))])
+    classifier = Transformer(vocab_size=11, width=16, heads=2, causal=False, head=HeadConfig(classes=3))
+    with pytest.raises(InputError, match="language model"):
+        Stream(classifier).read(ids(1, 3))
+    read = stream.read(ids(1, 3))
+    file = tmp_path / "stream.safetensors"
+    read.save(file)
+    with pytest.raises(InputError, match="another configuration"):
+        Stream.restore(model(width=32), file)
+    with pytest.raises(InputError, match="no such file"):
+        Stream.restore(network, tmp_path / "none")
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(InputError, match="cannot be read"):
+        Stream.restore(network, file)
+    mnemos.save(network, tmp_path / "model")
+    with pytest.raises(InputError, match="other tensors"):
+        Stream.restore(network, tmp_path / "model" / "model.safetensors")
