@@ -1,0 +1,73 @@
+"""A Transformer whose outputs are mixtures of logistics."""
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import InputError, Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.data.batch import IGNORE, Batch
+from mnemos.evaluate.metrics import evaluate, score, scored
+from mnemos.models.transformer import HeadConfig
+from mnemos.ops.logistic_mixture.reference import probabilities
+
+FIELDS = {"vocab_size": 17, "width": 16, "layers": 1, "heads": 2, "mlp": 32, "max_length": 20}
+
+
+def model(**fields) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(**FIELDS | {"attention": LinearConfig(), "head": HeadConfig(mixture=4)} | fields).double()
+
+
+def batch() -> Batch:
+    x = torch.randint(17, (3, 12), generator=torch.Generator().manual_seed(1))
+    targets = x.roll(-1, 1)
+    targets[:, -1] = IGNORE
+    return Batch(x, targets)
+
+
+def test_the_score_is_the_mixtures():
+    network, given = model().eval(), batch()
+    outputs = network(given.inputs)[0]
+    assert outputs.shape == (3, 12, 12)
+    loss, right, count = scored(network, outputs, given)
+    p = probabilities(outputs, 17)
+    counted = given.targets != IGNORE
+    wanted = -p[counted].gather(-1, given.targets[counted][:, None]).log().sum()
+    torch.testing.assert_close(loss, wanted)
+    assert count == 33
+    assert 0 <= right <= 33
+    found = evaluate(network, [given])
+    assert found["loss"] == pytest.approx(wanted.item() / 33)
+    assert "top5" not in found
+
+
+def test_a_model_of_logits_is_scored_as_before():
+    network, given = model(head=HeadConfig()), batch()
+    outputs = network(given.inputs)[0]
+    assert network.likelihood is None
+    assert scored(network, outputs, given)[0] == score(outputs, given.targets)[0]
+
+
+def test_a_fresh_mixture_covers_the_line():
+    p = probabilities(torch.cat([torch.zeros(1, 4), *model().head.bias.detach().view(3, 4)[1:, None]], -1), 17)
+    assert p.min() > 0.2 / 17
+    assert p.max() < 3 / 17
+
+
+def test_gradients_reach_everything():
+    network, given = model(), batch()
+    scored(network, network(given.inputs)[0], given)[0].backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in network.parameters())
+
+
+def test_saved_and_loaded(tmp_path):
+    network = model()
+    mnemos.save(network.float(), tmp_path)
+    assert torch.equal(mnemos.load(tmp_path)(batch().inputs)[0], network.eval()(batch().inputs)[0])
+
+
+@pytest.mark.parametrize("head", [HeadConfig(mixture=-1), HeadConfig(mixture=2, tied=True), HeadConfig(2, mixture=2)])
+def test_heads_that_cannot_be_are_refused(head):
+    with pytest.raises(InputError, match="mixture"):
+        model(head=head)

@@ -1,0 +1,101 @@
+"""`mnemos sample`: pictures, text and tokens of runs, small ones."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from mnemos import InputError, registry
+from mnemos.cli import main
+from mnemos.figures import report
+from mnemos.train.sample import Sampling, sample_run
+from mnemos.train.session import run
+
+
+def trained(name: str, folder, **data):
+    recipe = registry.load("recipe", name)()
+    attention = {} if not hasattr(recipe.model, "attention") else {"layers": 1, "width": 16, "heads": 2, "mlp": 16}
+    recipe = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, **attention),
+        data=dataclasses.replace(recipe.data, **data),
+        train=dataclasses.replace(recipe.train, steps=3, batch_size=4, eval_every=3, log_every=3, accelerator="cpu"),
+    )
+    run(recipe, folder, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return trained("digits-pixels", tmp_path_factory.mktemp("pixels") / "run")
+
+
+def test_a_run_of_pictures_shows_some_in_its_report(pictures):
+    found = load_file(pictures / "samples.safetensors")
+    assert found["samples"].shape == (24, 8, 8, 1)
+    assert found["completions"].shape == (8, 3, 8, 8, 1)
+    # The upper half is the picture's.
+    assert (found["completions"][:, :, :4] == found["originals"][:, None, :4]).all()
+    text = report([pictures]).read_text()
+    assert '<section id="pictures"' in text
+    assert text.count('<img class="pixels"') == 2
+
+
+def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
+    before = load_file(pictures / "samples.safetensors")["samples"]
+    assert main(["sample", str(pictures), "--count", "5", "--seed", "0"]) == 0
+    assert "20 pictures of 8 x 8 x 1 bytes" in capsys.readouterr().out
+    same = load_file(pictures / "samples.safetensors")["samples"]
+    assert same.shape == (5, 8, 8, 1)
+    main(["sample", str(pictures), "--count", "24"])
+    assert np.array_equal(load_file(pictures / "samples.safetensors")["samples"], before)
+    main(["sample", str(pictures), "--count", "24", "--seed", "1"])
+    assert not np.array_equal(load_file(pictures / "samples.safetensors")["samples"], before)
+    for name in ("samples.png", "completions.png"):
+        with Image.open(pictures / name) as image:
+            assert image.size[0] > 500
+
+
+def test_text_goes_on_from_a_prompt(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("never was a story of more woe " * 60)
+    folder = trained("text-linear", tmp_path / "run", path=str(tmp_path / "text.txt"), segment=32)
+    assert main(["sample", str(folder), "--prompt", "never was", "--length", "40", "--top-k", "5"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("never was")
+    main(["sample", str(folder), "--prompt", "never was", "--length", "40", "--top-k", "5"])
+    assert capsys.readouterr().out == first
+    main(["sample", str(folder), "--count", "2", "--length", "10"])
+    assert "────" in capsys.readouterr().out
+
+
+def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
+    folder = trained("copy", tmp_path / "run", length=16, rows=8)
+    assert main(["sample", str(folder), "--count", "3", "--temperature", "0"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("read ") == said.count("wrote") == 3
+    with pytest.raises(InputError, match="--prompt is for text"):
+        sample_run(folder, Sampling(prompt="x"))
+
+
+def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
+    with pytest.raises(InputError, match=r"no recipe\.json"):
+        sample_run(tmp_path, Sampling())
+    with pytest.raises(InputError, match="at least 1"):
+        sample_run(pictures, Sampling(count=0))
+    with pytest.raises(InputError, match="half pictures"):
+        sample_run(pictures, Sampling(top_k=4))
+    classifier = trained("digits", tmp_path / "run")
+    with pytest.raises(InputError, match="model that writes"):
+        sample_run(classifier, Sampling())
+
+
+def test_damaged_samples_are_named(pictures, tmp_path):
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for file in ("recipe.json", "metrics.jsonl", "samples.json"):
+        (copy / file).write_bytes((pictures / file).read_bytes())
+    (copy / "samples.safetensors").write_bytes(b"no")
+    with pytest.raises(InputError, match=r"samples\.json"):
+        report([copy])
