@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from .hashing import met
 
 SEGMENT = {"cpu": 2**19, "cuda": 2**25}  # scores at a time: what stays in a core's cache; what fills a device
-_DROPPED, _LOWEST = -1e30, -1e29  # e^(dropped − lowest) is 0, and neither is lost in a sum as infinity is
+_LOWEST = -1e30
+_LEAST = -80.0  # below it e^x is nothing beside 1; from −87 on, it is also ten times as slow
 
 
 def attend_in_windows(
@@ -53,17 +54,17 @@ def _sorted(place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Segment(NamedTuple):
-    """Some blocks of one round: the tokens of their keys' slots, and what is added to a score: 0, or −10³⁰ to drop it.
+    """Some blocks of one round: the tokens of their slots, and which scores count.
 
-    keys [(blocks + w − 1)·c], all of which lie in the list but those with outside True; queries [blocks·c] are the
-    slots from 2c on; bias [blocks, c, w·c].
+    keys [(blocks + w − 1)·c] are tokens of the list but where outside is True; queries [blocks·c] are the slots from 2c
+    on; counts [blocks, c, w·c] is 1 or 0.
     """
 
     keys: Tensor
     outside: Tensor
     queries: Tensor
     written: Tensor  # as queries; slots beyond the list write to row L, which nobody reads
-    bias: Tensor
+    counts: Tensor
 
 
 class _Walk:
@@ -95,8 +96,7 @@ class _Walk:
                     same = met(code[own].view(blocks, c, 1) - code.unfold(0, w * c, c)[:, None])
                     # What an earlier round has shown is not counted again.
                     counts = counts & same if earlier == r else counts.bitwise_and_(same.bitwise_xor_(1))
-                bias = counts.to(self.dtype).sub_(1).mul_(-_DROPPED)
-                yield _Segment(keys, outside, keys[own], written[own], bias)
+                yield _Segment(keys, outside, keys[own], written[own], counts.to(self.dtype))
 
     def views(self, x: Tensor) -> Tensor:
         """Each block's keys of the rows of a segment's slots: [(blocks + w − 1)·c, D] -> [blocks, D, w·c], no copy."""
@@ -123,15 +123,14 @@ class _Windows(torch.autograd.Function):
         top = q.new_full((len(q) + 1, 1), _LOWEST)
         norm = torch.zeros_like(top)
         kept = []
-        for keys, _, queries, written, bias in walk:
-            blocks = len(bias)
-            scores = torch.baddbmm(
-                bias, q.index_select(0, queries).view(blocks, chunk, -1), walk.views(k.index_select(0, keys))
-            )
+        for keys, _, queries, written, counts in walk:
+            blocks = len(counts)
+            query = q.index_select(0, queries).view(blocks, chunk, -1)
+            scores = torch.baddbmm((counts - 1).mul_(-_LOWEST), query, walk.views(k.index_select(0, keys)))
             before = top.index_select(0, written).view(blocks, chunk, 1)
             now = torch.maximum(before, scores.amax(-1, keepdim=True))
-            weights = scores.sub_(now).exp_()
-            shrink = (before - now).exp_()
+            weights = scores.sub_(now).clamp_(min=_LEAST).exp_().mul_(counts)
+            shrink = (before - now).clamp_(min=_LEAST).exp_()
             total = norm.index_select(0, written).view(blocks, chunk, 1) * shrink + weights.sum(-1, keepdim=True)
             if dropout:
                 kept.append(torch.rand_like(weights) >= dropout)
@@ -158,13 +157,15 @@ class _Windows(torch.autograd.Function):
         dq, dk = torch.zeros_like(q), torch.zeros_like(k)
         dv = torch.where(log_norm == torch.inf, dy, 0)
         through = (dy * y).sum(-1, keepdim=True)  # Σ_j of weight times its gradient
-        for i, (keys, outside, queries, written, bias) in enumerate(walk):
-            blocks, beyond = len(bias), (written == len(q))[:, None]
+        for i, (keys, outside, queries, written, counts) in enumerate(walk):
+            blocks, beyond = len(counts), (written == len(q))[:, None]
             query = q.index_select(0, queries).view(blocks, c, -1)
             key = walk.views(k.index_select(0, keys))
             value = walk.views(v.index_select(0, keys))
             upstream = dy.index_select(0, queries).masked_fill_(beyond, 0).view(blocks, c, -1)
-            weights = torch.baddbmm(bias, query, key).sub_(log_norm.index_select(0, queries).view(blocks, c, 1)).exp_()
+            # What does not count may be far above the normaliser.
+            weights = (query @ key).sub_(log_norm.index_select(0, queries).view(blocks, c, 1))
+            weights = weights.clamp_(_LEAST, 1).exp_().mul_(counts)
             slope = upstream @ value
             used = weights
             if kept:
