@@ -15,6 +15,7 @@ from .types import InputError
 ATTENTION = {
     "softmax": "mnemos.attention.softmax:SoftmaxConfig",
     "linear": "mnemos.attention.linear:LinearConfig",
+    "lsh": "mnemos.attention.lsh:LSHConfig",
 }
 MODELS = {
     "transformer": "mnemos.models.transformer:TransformerConfig",

@@ -2,6 +2,15 @@
 
 from .gated import GatedCacheAttention
 from .linear import LinearAttention, LinearConfig
+from .lsh import LSHAttention, LSHConfig
 from .softmax import SoftmaxAttention, SoftmaxConfig
 
-__all__ = ["GatedCacheAttention", "LinearAttention", "LinearConfig", "SoftmaxAttention", "SoftmaxConfig"]
+__all__ = [
+    "GatedCacheAttention",
+    "LSHAttention",
+    "LSHConfig",
+    "LinearAttention",
+    "LinearConfig",
+    "SoftmaxAttention",
+    "SoftmaxConfig",
+]

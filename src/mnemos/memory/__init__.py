@@ -2,6 +2,7 @@
 
 from .gated_cache import GatedCache, accumulate, caches, empty, hold, traced
 from .grc import GRC
+from .hashed_keys import HashedKeys
 from .key_values import KeyValues
 
-__all__ = ["GRC", "GatedCache", "KeyValues", "accumulate", "caches", "empty", "hold", "traced"]
+__all__ = ["GRC", "GatedCache", "HashedKeys", "KeyValues", "accumulate", "caches", "empty", "hold", "traced"]

@@ -22,7 +22,7 @@ class KeyValues:
     __slots__ = ("_buffer", "_end", "k", "seen", "v", "valid")
 
     def __init__(
-        self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _buffer: "_Buffer | None" = None, _end: int = 0
+        self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _buffer: "Buffer | None" = None, _end: int = 0
     ) -> None:
         self.k, self.v, self.valid, self.seen = k, v, valid, seen
         self._buffer, self._end = _buffer, _end  # where the tokens lie, and where in it they end
@@ -45,42 +45,53 @@ class KeyValues:
 
     def append(self, k: Tensor, v: Tensor, valid: Tensor) -> "KeyValues":
         """The state after T more tokens: k, v [B, T, H, D/H], valid [B, T] bool."""
-        before, new = self.k.shape[1], k.shape[1]
-        seen = self.seen + new
-        if before == 0:
+        seen = self.seen + k.shape[1]
+        if self.k.shape[1] == 0:
             return KeyValues(k, v, valid, seen)
-        if torch.is_grad_enabled() and (k.requires_grad or self.k.requires_grad):
-            k, v, valid = (torch.cat(pair, 1) for pair in ((self.k, k), (self.v, v), (self.valid, valid)))
-            return KeyValues(k, v, valid, seen)
-        buffer, at = self._buffer, self._end
-        if buffer is not None and buffer.k.is_inference() and not torch.is_inference_mode_enabled():
-            buffer = None  # such a tensor may be written in inference mode alone
-        if buffer is None or buffer.used != at or buffer.k.shape[1] < at + new:
-            buffer, at = _Buffer(self, 2 * (before + new)), before
-        start, end = at - before, at + new
-        buffer.k[:, at:end], buffer.v[:, at:end], buffer.valid[:, at:end] = k, v, valid
-        buffer.used = end
-        return KeyValues(buffer.k[:, start:end], buffer.v[:, start:end], buffer.valid[:, start:end], seen, buffer, end)
+        (k, v, valid), buffer, end = appended((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
+        return KeyValues(k, v, valid, seen, buffer, end)
 
     def __repr__(self) -> str:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"
 
 
-class _Buffer:
+class Buffer:
     """Room for `capacity` tokens, of which the first `used` belong to some state and are never written again."""
 
-    def __init__(self, state: KeyValues, capacity: int) -> None:
+    def __init__(self, kept: tuple[Tensor, ...], capacity: int) -> None:
         def room(x: Tensor) -> Tensor:
-            # Heads before tokens in memory: attention reads each head's keys as one run.
-            b, n, h, d = x.shape
-            space = torch.empty(b, h, capacity, d, device=x.device, dtype=x.dtype).transpose(1, 2)
+            b, n, *rest = x.shape
+            if len(rest) < 2:
+                space = x.new_zeros(b, capacity, *rest)
+            else:  # heads before tokens in memory: attention reads each head's keys as one run
+                h, d = rest
+                space = torch.empty(b, h, capacity, d, device=x.device, dtype=x.dtype).transpose(1, 2)
             space[:, :n] = x
             return space
 
-        self.k, self.v = room(state.k), room(state.v)
-        self.valid = torch.zeros(state.valid.shape[0], capacity, device=state.valid.device, dtype=torch.bool)
-        self.used = state.valid.shape[1]
-        self.valid[:, : self.used] = state.valid
+        self.tensors = tuple(room(x) for x in kept)
+        self.capacity, self.used = capacity, kept[0].shape[1]
+
+
+def appended(
+    kept: tuple[Tensor, ...], new: tuple[Tensor, ...], buffer: Buffer | None, end: int
+) -> tuple[tuple[Tensor, ...], Buffer | None, int]:
+    """`kept` [B, N, ..], N > 0, with `new` [B, T, ..] behind it, the buffer they lie in, if any, and where they end.
+
+    `buffer` and `end` are those that `kept` came with (None, 0: none). Nothing that was given changes.
+    """
+    before, more = kept[0].shape[1], new[0].shape[1]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new)):
+        return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
+    if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
+        buffer = None  # such a tensor may be written in inference mode alone
+    if buffer is None or buffer.used != end or buffer.capacity < end + more:
+        buffer, end = Buffer(kept, 2 * (before + more)), before
+    start, at, end = end - before, end, end + more
+    for room, x in zip(buffer.tensors, new, strict=True):
+        room[:, at:end] = x
+    buffer.used = end
+    return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
 
 
 # torch's own tree functions see through it; a rebuilt state has no buffer and copies at its next append.

@@ -6,8 +6,9 @@ from typing import Any
 from mnemos.types import InputError
 
 from .linear_attention import linear_attention
+from .lsh import lsh_attention
 
-__all__ = ["backends", "linear_attention", "which"]
+__all__ = ["backends", "linear_attention", "lsh_attention", "which"]
 
 _WITH_BACKENDS = ("linear_attention",)
 

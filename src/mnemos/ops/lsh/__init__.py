@@ -1,0 +1,111 @@
+"""LSH attention (Reformer, Kitaev et al. 2020): a query reads the keys that fall into its buckets. See README.md."""
+
+import torch
+from torch import Tensor
+
+from mnemos.ops.precision import full_precision
+from mnemos.types import InputError
+
+from .dense import attend_to_all
+from .hashing import places
+from .windows import attend_in_windows
+
+__all__ = ["attend", "check_settings", "lsh_attention", "places", "unit"]
+
+
+def lsh_attention(
+    qk: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    chunk: int = 32,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """y_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i meets in some round, each counted once.
+
+    Keys are the queries at length one, k = q/|q|. In a round, i meets the tokens of its own bucket, argmax([xR; −xR]),
+    whose chunk is its own or the one before: the t-th valid token of a bucket, from 0, is in chunk ⌊t/c⌋. Causal: only
+    those before i. A token does not meet itself; one that meets nobody in any round reads itself, y_i = v_i.
+
+    qk [B, T, H, D], v [B, T, H, M], rotations [R, H or 1, D, buckets/2]: R rounds, the same for all heads or their own.
+    y [B, T, H, M] in v's dtype, computed in float32 (float64 for float64). mask [B, T] bool, True = valid: what is not
+    valid meets nobody, takes no place in a bucket and reads 0, whatever it holds. scale: None is 1/√D. dropout: the
+    part of the weights dropped.
+
+    T may be anything from 0 up. Hashing has no gradient; that to qk comes through both its roles.
+    Cost: O(T·R·c·(D + M)·H) time and O(T·(D + M + R)·H) memory; for T up to `dense_up_to` O(T²), which is faster there.
+    Differentiable once. Raises InputError for shapes, dtypes, chunk or dropout that do not fit.
+    """
+    _check(qk, v, rotations, chunk, mask, dropout)
+    if mask is not None:
+        qk, v = (x.masked_fill(~mask[..., None, None], 0) for x in (qk, v))
+    place, _ = places(qk, rotations, chunk, mask)
+    return attend(qk, unit(qk), v, place, chunk, causal, scale, dropout)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Tensor,
+    chunk: int,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """What the last T of N tokens read: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M] -> [B, T, H, M].
+
+    place [B, N, H, R]: see `places`; k and v are 0 where it is.
+    """
+    t, n, rounds = q.shape[1], k.shape[1], place.shape[3]
+    wide = torch.float64 if torch.float64 in (q.dtype, v.dtype) else torch.float32
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with full_precision(v.device.type):
+        given = q.to(wide), k.to(wide), v.to(wide), place
+        if t <= dense_up_to(chunk, rounds):
+            return attend_to_all(*given, causal, scale, dropout).to(v.dtype)
+        q = torch.nn.functional.pad(given[0], (0, 0, 0, 0, n - t, 0))
+        return attend_in_windows(q, *given[1:], chunk, causal, scale, dropout)[:, n - t :].to(v.dtype)
+
+
+def dense_up_to(chunk: int, rounds: int) -> int:
+    """How many queries are compared with every key; for more, windows of 3·chunk keys a round are fewer scores."""
+    return 3 * chunk * rounds
+
+
+def unit(x: Tensor) -> Tensor:
+    """x/√(|x|² + 10⁻⁶) over the last axis, in float32 or more: length one, and a bounded derivative at 0."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def check_settings(rounds: int, buckets: int, chunk: int) -> None:
+    """Raise InputError for numbers of rounds, buckets or tokens a chunk that there cannot be."""
+    if rounds < 1 or chunk < 1 or buckets < 2 or buckets % 2:
+        raise InputError(
+            "expected at least one round, one token a chunk and an even number of buckets, found "
+            f"{rounds=}, {chunk=}, {buckets=}"
+        )
+
+
+def _check(qk: Tensor, v: Tensor, rotations: Tensor, chunk: int, mask: Tensor | None, dropout: float) -> None:
+    if not (qk.dim() == v.dim() == 4 and qk.is_floating_point() and v.is_floating_point()) or (
+        qk.shape[:3] != v.shape[:3]
+    ):
+        raise InputError(
+            f"expected floating qk [B, T, H, D] and v [B, T, H, M], found {qk.dtype} {tuple(qk.shape)} and "
+            f"{v.dtype} {tuple(v.shape)}"
+        )
+    b, t, h, d = qk.shape
+    if rotations.dim() != 4 or rotations.shape[1] not in (1, h) or rotations.shape[2] != d:
+        raise InputError(
+            f"expected rotations [rounds, {h} or 1, {d}, buckets/2] for qk {tuple(qk.shape)}, found "
+            f"{tuple(rotations.shape)}"
+        )
+    check_settings(rotations.shape[0], 2 * rotations.shape[3], chunk)
+    if mask is not None and (mask.shape != (b, t) or mask.dtype != torch.bool):
+        raise InputError(f"expected a mask of booleans {(b, t)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout is the part of the weights dropped, from 0 up to but not 1; found {dropout}")

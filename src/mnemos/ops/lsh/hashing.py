@@ -1,0 +1,54 @@
+"""Which tokens meet: buckets of a random rotation, and chunks counted within each bucket."""
+
+import torch
+from torch import Tensor
+
+from mnemos.ops.precision import full_precision
+
+
+def places(
+    qk: Tensor, rotations: Tensor, chunk: int, mask: Tensor | None = None, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Where T tokens stand in every round, [B, T, H, R] int32, and how many each bucket holds now, [B, H, R, buckets].
+
+    A place is (bucket + 1)·S + chunk, S = 2³¹/(buckets + 2), with chunk = ⌊rank/c⌋ and the rank in the bucket counted
+    from `counts` (None: zeros) on. So i sees j in a round exactly where place_i − place_j is 0 or 1, and causality
+    allows it. A token that is not valid has place 0, takes no rank, and is seen by no valid one.
+
+    qk [B, T, H, D], rotations [R, H or 1, D, buckets/2]. The hash is computed in float32 (float64 stays) whatever
+    autocast says: a bucket that depends on the precision would scatter what belongs together. No gradient.
+    Cost: O(T·H·R·D·buckets/2) products, of which one round is kept at a time, and a sort.
+    """
+    with torch.no_grad(), full_precision(qk.device.type):
+        bucket = _buckets(qk, rotations)  # [B, H, R, T]
+        size = 2 * rotations.shape[-1]
+        if mask is not None:
+            bucket = bucket.masked_fill(~mask[:, None, None], size)  # one more, that nobody reads
+        order = bucket.argsort(dim=-1, stable=True)
+        held = torch.zeros(*bucket.shape[:3], size + 1, dtype=torch.int64, device=qk.device)
+        held.scatter_add_(-1, bucket, torch.ones_like(bucket))
+        first = held.cumsum(-1) - held
+        if counts is not None:
+            first[..., :size] -= counts
+        at = torch.arange(qk.shape[1], device=qk.device).expand(bucket.shape)
+        rank = torch.empty_like(bucket).scatter_(-1, order, at - first.gather(-1, bucket.gather(-1, order)))
+        place = (bucket + 1) * (2**31 // (size + 2)) + rank // chunk
+        if mask is not None:
+            place = place.masked_fill(bucket == size, 0)
+        held = held[..., :size] if counts is None else held[..., :size] + counts
+        return place.permute(0, 3, 1, 2).int(), held
+
+
+def _buckets(qk: Tensor, rotations: Tensor) -> Tensor:
+    """argmax([xR; −xR]), [B, H, R, T]."""
+    wide = torch.promote_types(qk.dtype, torch.float32)
+    x, found = qk.detach().transpose(1, 2).to(wide), []
+    for rotation in rotations.to(wide):
+        turned = x @ rotation
+        found.append(torch.cat([turned, -turned], -1).argmax(-1))
+    return torch.stack(found, 2)
+
+
+def met(difference: Tensor) -> Tensor:
+    """1 where a difference of places, which is overwritten, is 0 or 1; else 0. Integers: bool costs ten times that."""
+    return difference.bitwise_and_(-2).eq_(0)
