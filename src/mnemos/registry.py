@@ -21,6 +21,8 @@ MODELS = {
     "vit": "mnemos.models.vision.vit:ViTConfig",
     "pvt": "mnemos.models.vision.pvt:PVTConfig",
     "swin": "mnemos.models.vision.swin:SwinConfig",
+    "speech": "mnemos.models.speech:SpeechConfig",
+    "bilstm": "mnemos.models.recurrent:BiLSTMConfig",
 }
 DATA = {
     "listops": "mnemos.data.listops:ListOpsConfig",
@@ -31,6 +33,7 @@ DATA = {
     "cifar": "mnemos.data.cifar:CIFARConfig",
     "photos": "mnemos.data.photos:PhotosConfig",
     "text": "mnemos.data.text:TextConfig",
+    "spoken": "mnemos.data.spoken:SpokenConfig",
 }
 # Functions without required arguments that return a Recipe.
 RECIPES = {
@@ -57,6 +60,9 @@ for _names, _arms in (
     ("imagenet-swin-t imagenet-22k-swin-t", " -cached"),
 ):
     RECIPES |= {_n + _a: f"{_VISION}:{_n}{_a}" for _n in _names.split(" ") for _a in _arms.split(" ")}
+_SPEECH = "mnemos.papers.linear_transformers.speech"
+for _arm in [*(_a for _a in ("softmax", "linear", "lsh") if _a in ATTENTION), "bilstm"]:
+    RECIPES |= {f"{_n}-{_arm}": f"{_SPEECH}:{_n}-{_arm}" for _n in ("speech", "spoken-digits")}
 KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
 
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from . import attention_maps, caches, costs, curves, gates, provenance, slots, table
+from . import attention_maps, caches, costs, curves, gates, provenance, slots, table, transcripts
 from .markup import escape, listed, paragraph, plural
 from .read import read
 from .results import Comparison
@@ -15,6 +15,7 @@ from .verdict import verdict
 SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
+    ("transcripts", "What was heard", transcripts.section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),
@@ -49,7 +50,9 @@ def assemble(comparison: Comparison) -> str:
     title = _title(comparison)
     style = style_sheet() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     body = "\n".join(
-        f'<section id="{slug}"><h2>{escape(name)}</h2>\n{make(comparison)}</section>' for slug, name, make in SECTIONS
+        f'<section id="{slug}"><h2>{escape(name)}</h2>\n{content}</section>'
+        for slug, name, make in SECTIONS
+        if (content := make(comparison))
     )
     lead = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(verdict(comparison)))
     return (

@@ -1,0 +1,1 @@
+"""Transformers are RNNs (linear transformers): recipes and claims."""
