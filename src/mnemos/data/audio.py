@@ -77,7 +77,7 @@ def read_recordings(path: str | Path) -> Recordings:
             "name their folder with --data.path"
         )
     keys = sorted(found)
-    words, people = (tuple(sorted({key[i] for key in keys})) for i in (0, 1))
+    words, people = tuple(sorted({word for word, _, _ in keys})), tuple(sorted({who for _, who, _ in keys}))
     waves = [found[key][1] for key in keys]
     return Recordings(
         np.concatenate(waves),

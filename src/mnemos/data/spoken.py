@@ -58,7 +58,7 @@ class SpokenConfig(DataConfig):
 
 
 class _Plan(NamedTuple):
-    """What a string is made of: recordings [L], samples of silence [L + 1], samples in all, and what draws the noise."""
+    """What a string is made of: recordings [L], samples of silence [L + 1], samples in all; what draws the noise."""
 
     rows: NDArray[np.int64]
     gaps: NDArray[np.int64]
@@ -71,8 +71,8 @@ class SpokenTask:
 
     String i of a split is a pure function of (seed, i): one speaker, so many words, which ones, and the silences, each
     drawn evenly. Over all lies noise of one quantisation step, so that silence is no number of its own. Training takes
-    strings 0, 1, 2, … without an end, `POOL` batches' worth at a time, sorted by length and cut into batches, which come
-    in a drawn order. An epoch is as many words as there are recordings to train on.
+    strings 0, 1, 2, … without an end: `POOL` batches' worth at a time, sorted by length and cut into batches, which
+    come in a drawn order. An epoch is as many words as there are recordings to train on.
     Raises InputError for a split without recordings.
     """
 
@@ -104,7 +104,7 @@ class SpokenTask:
         if not mask.any():
             c = self.config
             raise InputError(
-                f"{split} split: expected recordings, found none of such takes in {c.path} (test: below {c.test_takes}, "
+                f"{split} split: expected recordings, found none in {c.path} (test: takes below {c.test_takes}, "
                 f"validation: the next {c.valid_takes}, training: the rest); change data.test_takes or valid_takes"
             )
         speakers = [np.flatnonzero(mask & (self.recordings.speakers == s)) for s in range(len(self.recordings.people))]
@@ -133,7 +133,7 @@ class SpokenTask:
             one = self.recordings.wave(row)
             place += gap + len(one)
             samples[place - len(one) : place] += one
-        return samples / 32768, self.recordings.labels[plan.rows]
+        return samples / np.float32(32768), self.recordings.labels[plan.rows]
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless training set that `seed` gives. Cost: O(B·T), about half a millisecond a row."""

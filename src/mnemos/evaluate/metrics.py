@@ -22,8 +22,9 @@ def evaluate(
 
     loss: mean negative log-likelihood, in nats a target. A classifier of more than five classes has "top5" too: how
     often the right one is among its five first guesses. A model with an error rate has that too (see `error`). In eval
-    mode and without gradient; the model is then as it was. Where a batch says which rows start afresh (`reset`), the state is carried from batch to batch.
-    `total` sums a tensor over the processes that share the batches. Raises InputError where nothing is counted.
+    mode and without gradient; the model is then as it was. Where a batch says which rows start afresh (`reset`), the
+    state is carried from batch to batch. `total` sums a tensor over the processes that share the batches.
+    Raises InputError where nothing is counted.
     """
     state: State = None
     sums = [0.0, 0, 0, 0]

@@ -82,7 +82,7 @@ class Transcriber(nn.Module):
 
 
 def best_path(logits: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """The likeliest class of each frame, repeats joined and blanks left out: tokens [B, T], the first `counts` [B] real.
+    """The likeliest class of each frame, repeats joined, blanks left out: tokens [B, T], the first `counts` [B] real.
 
     logits [B, T, C], of which a row's first `lengths` [B] count. What stands behind the tokens means nothing.
     """

@@ -1,4 +1,4 @@
-"""A Transformer that writes down speech: any attention of ours over frames, trained by CTC (Linear transformers, §4.3)."""
+"""A Transformer that writes down speech: any attention of ours over frames, and CTC (Linear transformers, §4.3)."""
 
 import dataclasses
 from dataclasses import dataclass

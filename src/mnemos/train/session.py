@@ -56,8 +56,8 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
 
     To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length)
-    and, for a model with gated caches, "controls", for one that writes down speech, "transcriptions"; the stored caches go to caches.safetensors, and the model to
-    folder/model, where `mnemos.load` finds it.
+    and, for a model with gated caches, "controls", for one that writes down speech, "transcriptions"; the stored caches
+    go to caches.safetensors, and the model to folder/model, where `mnemos.load` finds it.
     """
     folder = Path(folder)
     if resume:
