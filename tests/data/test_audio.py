@@ -60,12 +60,12 @@ def test_other_files_are_refused(content, problem):
 
 
 def test_folders_that_cannot_be(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="--data.path"):
+    with pytest.raises(InputError, match=r"--data\.path"):
         read_recordings(tmp_path / "none")
-    with pytest.raises(InputError, match=r"found none.*--data.path"):
+    with pytest.raises(InputError, match=r"found none.*--data\.path"):
         read_recordings(tmp_path)
     (tmp_path / "broken.tar.gz").write_bytes(b"\x1f\x8b\x08 no")
-    with pytest.raises(InputError, match="broken.tar.gz: expected a tar archive"):
+    with pytest.raises(InputError, match=r"broken\.tar\.gz: expected a tar archive"):
         read_recordings(tmp_path)
     (tmp_path / "broken.tar.gz").unlink()
     folder = write_recordings(tmp_path / "a")

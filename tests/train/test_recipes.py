@@ -79,7 +79,7 @@ def test_model_and_task_fit(name, folder):
     batch = task.train_batch(0, 2, 0)
     if task.inputs == "frames":  # recurrent ones look at lengths, which shapes do not tell
         logits, _ = (model := recipe.model.build().eval())(batch.inputs, None, batch.mask)
-        assert logits.shape[-1] == task.vocab_size + 1
+        assert logits.shape[-1] == recipe.model.vocab_size + 1
         assert model.score(logits, batch.targets, batch.mask)[2] == (batch.targets >= 0).sum()
         return
     with torch.device("meta"):  # shapes alone: the paper's size takes seconds

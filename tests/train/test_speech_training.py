@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused(spoken):
 
 
 def test_the_papers_sizes():
-    """The paper: 9 layers, 6 heads of 32, RAdam 1e-4 halved on a plateau; the LSTM has three layers of 320 a direction."""
+    """9 layers, 6 heads of 32, RAdam at 1e-4, halved on a plateau; the LSTM has three layers of 320 a direction."""
     for arm in ("softmax", "linear"):
         recipe = registry.load("recipe", f"speech-{arm}")()
         model = recipe.model
