@@ -17,7 +17,7 @@ from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
 from mnemos.types import leaves, map_state, reset, select
 
-DIM, HEADS, ROWS, TOKENS = 12, 2, 3, 11
+DIM, HEADS, ROWS, TOKENS, BANDS = 12, 2, 3, 11, 7
 
 CACHES = {
     "": None,
@@ -50,6 +50,8 @@ def make_model(name: str, cache: object, causal: bool) -> torch.nn.Module:
     config = registry.load("model", name)
     if config.inputs == "images":  # small as it is
         return scatter(config(classes=5, cache=cache).build())
+    if config.inputs == "frames":  # of the paper's size, which a few frames do not make slow
+        return scatter(config(vocab_size=4, bands=BANDS).build())
     config = config(vocab_size=13, width=DIM, layers=2, heads=HEADS, mlp=16, max_length=TOKENS)
     head = config.head if causal else dataclasses.replace(config.head, classes=5)
     return scatter(dataclasses.replace(config, cache=cache, causal=causal, head=head).build())
@@ -257,11 +259,13 @@ def test_compiled_equals_eager(case):
 
 
 def _models() -> list[tuple[str, object, bool]]:
-    """What is given tokens has a state to carry, and may be causal; what is given images has neither."""
+    """What is given tokens has a state to carry, and may be causal; what is given images or frames has neither."""
     cases: list[tuple[str, object, bool]] = []
     for name in registry.names("model"):
         if registry.load("model", name).inputs == "images":
             cases += itertools.product([name], (None, GRC(length=3)), [False])
+        elif registry.load("model", name).inputs == "frames":
+            cases.append((name, None, False))
         else:
             cases += itertools.product([name], (None, GRC(length=3, scope="stream"), GRC(length=3)), [True, False])
     return cases
@@ -282,6 +286,8 @@ def inputs(model: torch.nn.Module, seed: int = 2) -> torch.Tensor:
     c, generator = model.config, torch.Generator().manual_seed(seed)
     if c.inputs == "images":
         return torch.randn(ROWS, c.channels, c.image, c.image, dtype=torch.float64, generator=generator)
+    if c.inputs == "frames":
+        return torch.randn(ROWS, TOKENS, c.bands, dtype=torch.float64, generator=generator)
     return torch.randint(13, (ROWS, TOKENS), generator=generator)
 
 
@@ -294,8 +300,8 @@ def test_model_split_and_resume(model):
     x = inputs(model)
     whole, end = model(x)
     if not causal(model):
-        assert whole.shape == (ROWS, 5)
-        assert model.config.inputs == "tokens" or end is None, "images carry no state"
+        assert whole.shape == ((ROWS, TOKENS, 5) if model.config.inputs == "frames" else (ROWS, 5))
+        assert model.config.inputs == "tokens" or end is None, "images and frames carry no state"
         return
     assert whole.shape == (ROWS, TOKENS, 13)
     for cuts in ([4], range(1, TOKENS)):
@@ -317,6 +323,24 @@ def test_model_rows_are_independent(model):
     other = x.clone()
     other[0] = inputs(model, 3)[0]
     close(model(other)[0][1:], whole[1:])
+
+
+def test_model_mask_hides_padding(model):
+    """What a row without padding gives, it gives beside a longer one, whatever its padding holds."""
+    if model.config.inputs == "images":
+        return
+    model.eval()
+    x = inputs(model)
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.bool)
+    mask[1, 7:] = False
+    other = torch.where(mask.reshape(ROWS, TOKENS, *[1] * (x.dim() - 2)), x, 1 if x.dim() == 2 else 100.0)
+    with torch.no_grad():
+        padded, alone = model(other, None, mask=mask)[0], model(x[1:2, :7])[0][0]
+        close(
+            model(x, None, mask=mask)[0][1, : len(alone)] if padded.dim() == 3 else model(x, None, mask=mask)[0][1],
+            alone,
+        )
+        close(padded[1, : len(alone)] if padded.dim() == 3 else padded[1], alone)
 
 
 def test_model_causality(model):

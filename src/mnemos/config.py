@@ -41,7 +41,9 @@ class ModelConfig(Config):
     """Base of the registered models': `build()` returns the model."""
 
     kind: ClassVar[str] = "model"
-    inputs: ClassVar[str] = "tokens"  # what it is given: "tokens" [B, T], or "images" [B, C, H, W]
+    inputs: ClassVar[str] = (
+        "tokens"  # what it is given: "tokens" [B, T], "images" [B, C, H, W] or "frames" [B, T, bands]
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,8 @@ MODELS = {
     "vit": "mnemos.models.vision.vit:ViTConfig",
     "pvt": "mnemos.models.vision.pvt:PVTConfig",
     "swin": "mnemos.models.vision.swin:SwinConfig",
+    "speech": "mnemos.models.speech:SpeechConfig",
+    "bilstm": "mnemos.models.recurrent:BiLSTMConfig",
 }
 DATA = {
     "listops": "mnemos.data.listops:ListOpsConfig",
@@ -33,6 +35,7 @@ DATA = {
     "photos": "mnemos.data.photos:PhotosConfig",
     "text": "mnemos.data.text:TextConfig",
     "pixels": "mnemos.data.pixels:PixelsConfig",
+    "spoken": "mnemos.data.spoken:SpokenConfig",
 }
 # Functions without required arguments that return a Recipe.
 RECIPES = {
@@ -72,6 +75,9 @@ RECIPES |= {
     "digits-pixels": f"{_IMAGES}:digits_pixels",
     "photos-pixels": f"{_IMAGES}:photos_pixels",
 }
+_SPEECH = "mnemos.papers.linear_transformers.speech"
+for _arm in ("softmax", "linear", "lsh", "bilstm"):
+    RECIPES |= {f"{_n}-{_arm}": f"{_SPEECH}:{_n}-{_arm}" for _n in ("speech", "spoken-digits")}
 KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
 
 

@@ -7,6 +7,7 @@ from mnemos import GRC, Transformer
 from mnemos.attention import LinearAttention, SoftmaxAttention
 from mnemos.evaluate.flops import count_flops, forward_flops, step_flops
 from mnemos.models.blocks import MLP
+from mnemos.models.recurrent import BiLSTMConfig
 from mnemos.ops import linear_attention
 
 B, T, DIM, HEADS = 2, 48, 32, 4
@@ -119,3 +120,15 @@ def test_torchs_fast_path_hides_nothing():
     before = torch.backends.mha.get_fastpath_enabled()
     assert forward_flops(model.eval(), x) == forward_flops(model.train(), x) > 2 * B * T * 4 * DIM * DIM
     assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_an_lstm_is_counted(stack):
+    """A step of a layer, in each direction: four gates of a product with the input and one with the hidden state."""
+    model = BiLSTMConfig(vocab_size=3, bands=5, stack=stack, width=6, layers=2).build()
+    x, steps = torch.randn(2, 9, 5), 9 // stack
+    first, second, head = 4 * 6 * (5 * stack + 6), 4 * 6 * (12 + 6), 12 * 4
+    forward = 2 * 2 * steps * (2 * first + 2 * second + head)
+    assert forward_flops(model, x) == forward
+    # Twice as much backward, but for the input, which wants no gradient, though the LSTM's kernel finds it.
+    assert step_flops(model, x) == 3 * forward

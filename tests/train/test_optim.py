@@ -5,7 +5,15 @@ import torch
 from torch import nn
 from train_standins import Toys
 
-from mnemos.train.optim import factor, load_optimiser_state, make_optimiser, optimiser_state, parameter_groups, set_rate
+from mnemos.train.optim import (
+    Plateau,
+    factor,
+    load_optimiser_state,
+    make_optimiser,
+    optimiser_state,
+    parameter_groups,
+    set_rate,
+)
 from mnemos.train.recipe import OptimConfig, ScheduleConfig
 from mnemos.types import InputError
 
@@ -48,6 +56,42 @@ def test_the_copy_tasks_rate_is_given_to_the_optimiser():
     assert set_rate(optimiser, config, 3000, 5000) == 1e-3
     assert set_rate(optimiser, config, 3001, 5000) == pytest.approx(1e-4)
     assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4)] * 2
+
+
+@pytest.mark.parametrize(("patience", "floor"), [(1, 0.0), (2, 0.0), (3, 0.2)])
+def test_plateau_is_torchs_own(patience, floor):
+    """Against ReduceLROnPlateau, whose patience counts the looks that are borne, not the one that halves."""
+    config = OptimConfig("radam", 1e-2, schedule=ScheduleConfig("plateau", patience=patience, floor=floor))
+    layer = nn.Linear(2, 2)
+    optimiser, other = make_optimiser(layer, config), torch.optim.SGD(layer.parameters(), 1e-2)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        other, factor=0.5, patience=patience - 1, threshold=0.0, min_lr=1e-2 * floor, eps=0.0
+    )
+    generator = torch.Generator().manual_seed(0)
+    losses = (3 / torch.arange(1, 40) ** 0.3 + 0.5 * torch.rand(39, generator=generator)).tolist()
+    losses[5] = math.nan
+    plateau, rates = Plateau(), set()
+    for update, loss in enumerate(losses, 1):
+        plateau = plateau.after(loss, config.schedule)
+        theirs.step(loss)
+        rates.add(rate := set_rate(optimiser, config, update, 40, plateau.factor))
+        assert rate == pytest.approx(other.param_groups[0]["lr"], rel=1e-12)
+        assert optimiser.param_groups[0]["lr"] == rate
+    assert len(rates) > 2
+
+
+def test_only_a_plateau_listens_to_losses():
+    for name in ("constant", "cosine", "step"):
+        plateau = Plateau()
+        for loss in (1.0, 2.0, 3.0, 4.0):
+            plateau = plateau.after(loss, ScheduleConfig(name, patience=1))
+        assert plateau == Plateau()
+
+
+def test_plateau_warms_up():
+    config = OptimConfig(rate=1.0, schedule=ScheduleConfig("plateau", warmup=4))
+    optimiser = make_optimiser(nn.Linear(2, 2), config)
+    assert [set_rate(optimiser, config, u, 9, 0.5) for u in (1, 2, 4, 5)] == [0.125, 0.25, 0.5, 0.5]
 
 
 def test_what_decays():

@@ -7,11 +7,19 @@ import pytest
 from train_standins import Toys
 
 from mnemos.train import checkpoint
+from mnemos.train.recipe import ScheduleConfig
 
 LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})
 CLASSES = Toys(language=False, model={"cached": True}, optim={"name": "radam"})
 SPLIT_CACHE = Toys(
     language=True, model={"cached": True, "width": 32}, train={"accumulate": 2, "checkpoint_every": 1, "keep": 12}
+)
+
+# At this rate the validation loss soon rises, and the rate is halved at every other look or so.
+PLATEAU = Toys(
+    language=True,
+    optim={"rate": 0.3, "schedule": ScheduleConfig("plateau", patience=1)},
+    train={"eval_every": 1, "checkpoint_every": 2, "log_every": 1, "keep": 12},
 )
 
 # (moment, number): the n-th update, or the n-th call. Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12.
@@ -49,7 +57,7 @@ def ended(folder: Path, step: int = 12) -> str:
     tree = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
     for key in ("seconds", "peak_bytes"):
         del tree["counters"][key]
-    assert {"model", "optimiser", "generators", "state", "tally"} <= set(tree)
+    assert {"model", "optimiser", "generators", "state", "tally", "plateau"} <= set(tree)
     return checkpoint.digest(*checkpoint.encode(tree))
 
 
@@ -109,6 +117,21 @@ def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path)
     for step in range(8, 13):
         assert ended(folder, step) == ended(references["split cache"], step)
     same(folder, references["split cache"])
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("mid-update", 8), ("saved", 6), ("looking", 6), ("SIGTERM", 7), ("SIGTERM-looking", 17), ("half-a-line", 9)],
+)
+def test_what_the_plateau_has_seen_is_kept(run_apart, tmp_path, moment, number):
+    """Looks 1 to 12, after every update; checkpoints after every other, each before the look at its own update."""
+    assert run_apart(tmp_path / "whole", PLATEAU) == 0
+    rates = [line["rate"] for line in measured(tmp_path / "whole") if line["kind"] == "train"]
+    assert rates[0] == 0.3
+    assert len(set(rates[:6])) > 1 < len(set(rates[6:])), "the rate must be halved before and after the run is stopped"
+    assert run_apart(tmp_path / "run", PLATEAU, False, moment, number) == (130 if "SIGTERM" in moment else -9)
+    assert run_apart(tmp_path / "run", PLATEAU, True) == 0
+    same(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "64-true"])

@@ -119,6 +119,10 @@ class ArrayTask(TokenTask):
         """Rows of a split."""
         return len(self._splits[split])
 
+    def epoch(self, batch_size: int) -> float:
+        """Updates in which every training row is seen once."""
+        return self.size("train") / batch_size
+
 
 def _check(name: str, rows: Rows, vocab_size: int, classes: int) -> None:
     if not len(rows) or not rows.lengths.all():

@@ -119,6 +119,10 @@ class ImageTask:
         """Images of a split."""
         return len(self._views[split].rows)
 
+    def epoch(self, batch_size: int) -> float:
+        """Updates in which every training image is seen once."""
+        return self.size("train") / batch_size
+
     def sample(self) -> Tensor:
         """One row of zeros [1, C, size, size], float32."""
         return torch.zeros(1, len(self.colours.mean), self.side, self.side)

@@ -40,6 +40,11 @@ def _linear_attention_backward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
     return 2 * math.prod(q) * (4 * (v[-1] + 1) + 2 * v[-1])
 
 
+def _lstm(x: Any, w_in: Any, w_hidden: Any, *_: Any, **__: Any) -> int:
+    """One direction of a layer: x [T, B, I] and the hidden state before each step, times the weights of four gates."""
+    return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
+
+
 # torch counts these as nothing, or wrongly.
 COUNTED: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
@@ -49,6 +54,8 @@ COUNTED: dict[Any, Any] = {
     torch.ops.aten.addmm_: _product,
     torch.ops.aten.baddbmm_: _product,
     torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm,
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm(*shapes),  # gradients of both factors
     torch.ops.mnemos.linear_attention: _linear_attention,
     torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
 }

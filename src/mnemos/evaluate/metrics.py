@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.data.batch import IGNORE, Batch
+from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.models.modes import evaluating
 from mnemos.types import InputError, State, detach
 from mnemos.types import reset as make_fresh
@@ -19,9 +21,10 @@ def evaluate(
     """{"loss", "accuracy", "count"} of a model over batches: means over all counted targets, and their number.
 
     loss: mean negative log-likelihood, in nats a target. A classifier of more than five classes has "top5" too: how
-    often the right one is among its five first guesses. In eval mode and without gradient; the model is then as it
-    was. Where a batch says which rows start afresh (`reset`), the state is carried from batch to batch.
-    `total` sums a tensor over the processes that share the batches. Raises InputError where nothing is counted.
+    often the right one is among its five first guesses. A model with an error rate has that too (see `error`). In eval
+    mode and without gradient; the model is then as it was. Where a batch says which rows start afresh (`reset`), the
+    state is carried from batch to batch. `total` sums a tensor over the processes that share the batches.
+    Raises InputError where nothing is counted.
     """
     state: State = None
     sums = [0.0, 0, 0, 0]
@@ -45,7 +48,24 @@ def evaluate(
     if not count:
         raise InputError("expected at least one target to score, found none; give the split more data")
     top5 = {"top5": near / count} if ranked else {}
-    return {"loss": loss / count, "accuracy": correct / count, **top5, "count": int(count)}
+    accuracy = correct / count
+    return {"loss": loss / count, "accuracy": accuracy, **top5, **error(model, accuracy), "count": int(count)}
+
+
+def error(model: nn.Module, accuracy: float) -> dict[str, float]:
+    """{name: 1 − accuracy} for a model whose field knows it by that name (its `error`), {} for all others.
+
+    One that writes down speech has a token error rate. It may be above 1, as what was never said counts too.
+    """
+    name = getattr(model, "error", None)
+    return {} if name is None else {name: 1 - accuracy}
+
+
+def quality(score: dict[str, Any]) -> str:
+    """What `evaluate` found beside the loss, in words: the error rate where there is one, the accuracy elsewhere."""
+    if TOKEN_ERROR_RATE in score:
+        return f"{TOKEN_ERROR_RATE} {score[TOKEN_ERROR_RATE]:.4f}"
+    return f"accuracy {score['accuracy']:.4f}"
 
 
 def scored(model: nn.Module, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +112,7 @@ def bits(loss: float) -> float:
 
 
 def fed(batch: Batch, model: nn.Module) -> Batch:
-    """The batch on the model's device, images in its precision (which mixed precision leaves at float32)."""
+    """The batch on the model's device, images and frames in its precision (which mixed precision leaves at float32)."""
     parameter = next(model.parameters())
     batch = to_device(batch, parameter.device)
     return batch._replace(inputs=batch.inputs.to(parameter.dtype)) if batch.inputs.is_floating_point() else batch

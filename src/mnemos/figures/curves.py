@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mnemos.models.ctc import TOKEN_ERROR_RATE
+
 from .markup import figure, legend, listed, missing, plural
 from .results import Columns, Comparison, Run
 from .style import ARMS, MARKERS, MUTED, arm, curve, nothing, panel, steps_axis, thin
@@ -12,14 +14,14 @@ from .style import ARMS, MARKERS, MUTED, arm, curve, nothing, panel, steps_axis,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANELS = (("valid", "accuracy"), ("valid", "loss"), ("train", "accuracy"), ("train", "loss"))
+QUALITIES = ("accuracy", TOKEN_ERROR_RATE)  # the second is 1 minus the first: where there is one, it alone is drawn
 _WORDS = {"valid": "validation", "train": "training"}
 
 
 def section(comparison: Comparison) -> str:
     """The figure of learning curves of every arm, or the line that says there are none."""
     runs = comparison.all_runs()
-    wanted = [p for p in PANELS if any(_has(getattr(run, p[0]), p[1]) for run in runs)]
+    wanted = [p for p in _panels(comparison) if any(_has(getattr(run, p[0]), p[1]) for run in runs)]
     if not wanted:
         return missing("No run recorded a loss or an accuracy, so there is no curve to draw.")
     panels = [
@@ -33,13 +35,19 @@ def section(comparison: Comparison) -> str:
     )
 
 
+def _panels(comparison: Comparison) -> list[tuple[str, str]]:
+    """(kind of record, quantity) of every panel that there might be."""
+    erring = any(_has(getattr(run, kind), TOKEN_ERROR_RATE) for run in comparison.all_runs() for kind in _WORDS)
+    return [(kind, name) for kind in _WORDS for name in (QUALITIES[erring], "loss")]
+
+
 def title(kind: str, name: str) -> str:
     """Validation accuracy, training loss, …"""
     return f"{_WORDS[kind].capitalize()} {name}"
 
 
 def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
-    """One panel: `name` ("loss", "accuracy") of the `kind` ("train", "valid") records of every arm."""
+    """One panel: `name` ("loss", "accuracy", …) of the `kind` ("train", "valid") records of every arm."""
     steps_axis(axes)
     for index, label in enumerate(comparison.arms):
         series = [getattr(run, kind) for run in comparison.runs.get(label, ())]
@@ -92,7 +100,10 @@ def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
     long = any(len(run.train["step"]) > 400 for run in comparison.all_runs())
     means = " Long curves are drawn as means over 400 stretches." if long else ""
     source = f"From metrics.jsonl of {plural(len(comparison.all_runs()), 'run')}."
-    return f"{what} by update. {lines}.{majority}{means} {source}"
+    errors = ""
+    if any(name == TOKEN_ERROR_RATE for _, name in wanted):
+        errors = " The token error rate is insertions, deletions and substitutions a token that was said, 1 − accuracy."
+    return f"{what} by update. {lines}.{majority}{errors}{means} {source}"
 
 
 def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
@@ -100,7 +111,7 @@ def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
     notes = []
     for run in comparison.all_runs():
         notes += [line for kind in ("train", "valid") if (line := _broken(run, kind))]
-    absent = [f"{_WORDS[kind]} {name}" for kind, name in PANELS if (kind, name) not in wanted]
+    absent = [f"{_WORDS[kind]} {name}" for kind, name in _panels(comparison) if (kind, name) not in wanted]
     if absent:
         notes.append(f"No run recorded a {listed(absent).replace(' and ', ' or a ')}.")
     return notes

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.types import InputError
 
 from .results import Columns, Gates
 
-TRAIN = ("loss", "accuracy", "rate", "grad_norm", "seconds", "tokens")
-VALID = ("loss", "accuracy", "seconds")
+TRAIN = ("loss", "accuracy", TOKEN_ERROR_RATE, "rate", "grad_norm", "seconds", "tokens")
+VALID = ("loss", "accuracy", TOKEN_ERROR_RATE, "seconds")
 GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
 
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from . import attention_maps, caches, costs, curves, gates, pictures, provenance, slots, table
+from . import attention_maps, caches, costs, curves, gates, pictures, provenance, slots, table, transcripts
 from .markup import escape, listed, paragraph, plural
 from .read import read
 from .results import Comparison
@@ -16,6 +16,7 @@ SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
     ("pictures", "What it writes", pictures.section),
+    ("transcripts", "What was heard", transcripts.section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mnemos.models.ctc import TOKEN_ERROR_RATE
+
 from .curves import draw, title
 from .gates import draw_mix
 from .markup import short
@@ -38,7 +40,7 @@ def picture(folder: Path, out_png: Path) -> Path:
 
 def _lay_out(figure: Any, comparison: Comparison) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.68))
-    name = comparison.metric if comparison.metric in ("accuracy", "loss") else "loss"
+    name = comparison.metric if comparison.metric in ("accuracy", TOKEN_ERROR_RATE, "loss") else "loss"
     draw(left, comparison, "valid", name)
     arms = [
         (arm(i), short(n), MARKERS[i % len(MARKERS)]) for i, n in enumerate(comparison.arms) if comparison.runs.get(n)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.types import InputError
 
 from .explained import read_explained
@@ -110,11 +111,11 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
-    """Arms made from runs alone: by accuracy where every finished run has one, by loss otherwise."""
+    """Arms made from runs alone: by token error rate or accuracy where every finished run has it, else by loss."""
     if metric is None:
         finished = [run for run in runs if run.result]
-        accurate = bool(finished) and all(math.isfinite(run.tested("accuracy")) for run in finished)
-        metric = "accuracy" if accurate else "loss"
+        common = (m for m in (TOKEN_ERROR_RATE, "accuracy") if all(math.isfinite(run.tested(m)) for run in finished))
+        metric = next(common, "loss") if finished else "loss"
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(_recipe_key(run.recipe), []).append(run)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
-from .results import Comparison
+from .metrics import number
+from .results import Comparison, spread
 from .style import ARMS, INK, MUTED, RULE, arm, panel
 from .verdict import effect, mean_and_spread
 
@@ -26,7 +27,7 @@ def section(comparison: Comparison) -> str:
 
 
 def _arms(comparison: Comparison) -> str:
-    head = ["arm", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "peak memory"]
+    head = ["arm", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "an epoch", "peak memory"]
     rows = [
         [
             f'<i class="dot" style="color:var(--arm-{i % len(ARMS)})"></i>{escape(row.name)}',
@@ -35,18 +36,28 @@ def _arms(comparison: Comparison) -> str:
             count(row.parameters),
             operations(row.flops),
             duration(row.seconds),
+            duration(_epoch(comparison, row.name)),
             memory(row.peak_bytes),
         ]
         for i, row in enumerate(comparison.rows)
     ]
     if comparison.majority is not None:
-        rows.append(["most frequent class", decimal(comparison.majority), *[""] * 5])
+        rows.append(["most frequent class", decimal(comparison.majority), *[""] * 6])
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
         f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
-        f"cost of a run. From {comparison.source}."
+        f"cost of a run; an epoch is as many updates as see all there is to train on. From {comparison.source}."
     )
     return table(caption, head, rows)
+
+
+def _epoch(comparison: Comparison, name: str) -> float:
+    """Seconds an epoch, the mean over an arm's runs; NaN where none says."""
+    found = [
+        number((run.result or {}).get("epoch_seconds"), run.label, "epoch_seconds")
+        for run in comparison.runs.get(name, ())
+    ]
+    return spread(found)[0]
 
 
 def _seeds(comparison: Comparison) -> str:

@@ -52,7 +52,7 @@ def _check_split(train: TrainConfig, processes: int) -> None:
 
 
 def check_task(recipe: Recipe, task: Task) -> None:
-    """Raise InputError where the model cannot hold the task's tokens or images, classes or lengths."""
+    """Raise InputError where the model cannot hold what the task gives, its classes or lengths."""
     model: Any = recipe.model
     _check_kind(recipe, task)
     head = getattr(model, "head", model)
@@ -80,7 +80,7 @@ def check_task(recipe: Recipe, task: Task) -> None:
 
 
 def _check_kind(recipe: Recipe, task: Task) -> None:
-    """Tokens to a model of tokens, images of its size and colours to one of images."""
+    """Tokens to a model of tokens, images of its size and colours to one of images, frames of its bands to a third."""
     model: Any = recipe.model
     if model.inputs != task.inputs:
         layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
@@ -88,18 +88,21 @@ def _check_kind(recipe: Recipe, task: Task) -> None:
             f"the model {model.name} takes {model.inputs}, but the data {recipe.data.name} gives {task.inputs}; "
             f"take another recipe{layout if hasattr(recipe.data, 'layout') else ''}"
         )
-    if task.inputs == "images":
-        _, channels, side, _ = task.sample().shape
-        for name, given in (("image", side), ("channels", channels)):
-            wanted = getattr(model, name, given)
-            if wanted not in (0, given):
-                raise InputError(f"model.{name} is {wanted}, but the data's is {given}; use model.{name} {given}")
+    sizes = task.sample().shape
+    fields = {"tokens": {}, "images": {"image": 2, "channels": 1}, "frames": {"bands": 2}}[task.inputs]
+    for name, given in ((name, sizes[axis]) for name, axis in fields.items()):
+        wanted = getattr(model, name, given)
+        if wanted not in (0, given):
+            raise InputError(f"model.{name} is {wanted}, but the data's is {given}; use model.{name} {given}")
 
 
 def check_batch(batch: Batch, task: Task, where: str) -> Batch:
-    """The batch; InputError where tokens, targets or shapes are not what the task promises. Cost: one look at each."""
-    if task.inputs == "images":
-        return _check_images(batch, task, where)
+    """The batch; InputError where inputs, targets or shapes are not what the task promises. Cost: one look at each."""
+    {"tokens": _check_tokens, "images": _check_images, "frames": _check_frames}[task.inputs](batch, task, where)
+    return batch
+
+
+def _check_tokens(batch: Batch, task: Task, where: str) -> None:
     rows, length = batch.inputs.shape
     wanted = (rows,) if task.classes else (rows, length)
     if batch.targets.shape != wanted:
@@ -111,15 +114,33 @@ def check_batch(batch: Batch, task: Task, where: str) -> Batch:
     if low < 0 or high >= task.vocab_size:
         raise InputError(f"{where}: expected tokens 0 to {task.vocab_size - 1}, found {low} to {high}; check the data")
     limit = task.classes or task.vocab_size
-    low, high = _range(batch.targets[batch.targets != IGNORE])
-    if low < 0 or high >= limit:
-        raise InputError(f"{where}: expected targets 0 to {limit - 1}, found {low} to {high}; check the data")
+    _check_targets(batch.targets, limit, where)
     if task.carries_state and batch.reset is None:
         raise InputError(f"{where}: expected `reset`, as the task carries state, found none; check the data")
-    return batch
 
 
-def _check_images(batch: Batch, task: Task, where: str) -> Batch:
+def _check_frames(batch: Batch, task: Task, where: str) -> None:
+    rows, length = batch.inputs.shape[:2]
+    bands, wanted = task.sample().shape[2], f"frames [{rows}, at most {task.max_length}, {task.sample().shape[2]}]"
+    if batch.inputs.shape[2:] != (bands,) or length > task.max_length or batch.inputs.dtype != torch.float32:
+        found = f"{batch.inputs.dtype} of shape {tuple(batch.inputs.shape)}"
+        raise InputError(f"{where}: expected {wanted} of float32, found {found}; check the data")
+    if not batch.inputs.isfinite().all():
+        raise InputError(f"{where}: expected finite frames, found NaN or infinity; check the recordings")
+    if batch.mask is not None and bool((batch.mask[:, 1:] & ~batch.mask[:, :-1]).any()):
+        raise InputError(f"{where}: expected a row's frames first and padding behind them; check the mask")
+    if batch.targets.dim() != 2 or len(batch.targets) != rows:
+        raise InputError(f"{where}: expected targets [{rows}, L], found {tuple(batch.targets.shape)}; check the data")
+    _check_targets(batch.targets, task.vocab_size, where)
+
+
+def _check_targets(targets: torch.Tensor, limit: int, where: str) -> None:
+    low, high = _range(targets[targets != IGNORE])
+    if low < 0 or high >= limit:
+        raise InputError(f"{where}: expected targets 0 to {limit - 1}, found {low} to {high}; check the data")
+
+
+def _check_images(batch: Batch, task: Task, where: str) -> None:
     rows, wanted = len(batch.inputs), tuple(task.sample().shape[1:])
     if batch.inputs.shape[1:] != wanted or batch.inputs.dtype != torch.float32:
         found = f"{batch.inputs.dtype} of shape {tuple(batch.inputs.shape)}"
@@ -131,11 +152,8 @@ def _check_images(batch: Batch, task: Task, where: str) -> Batch:
     if targets.is_floating_point():
         if targets.min() < 0 or not torch.allclose(targets.sum(1), torch.ones(rows), atol=1e-3):
             raise InputError(f"{where}: expected targets that are probabilities, found others; check the data")
-        return batch
-    low, high = _range(targets[targets != IGNORE])
-    if low < 0 or high >= task.classes:
-        raise InputError(f"{where}: expected targets 0 to {task.classes - 1}, found {low} to {high}; check the data")
-    return batch
+    else:
+        _check_targets(targets, task.classes, where)
 
 
 def _range(tokens: torch.Tensor) -> tuple[int, int]:

@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 
 from mnemos.config import to_dict
 from mnemos.data.batch import Batch, Task
-from mnemos.evaluate.metrics import counted, each, scored, to_device
+from mnemos.evaluate.metrics import counted, each, error, scored, to_device
 from mnemos.memory.stored import accumulate, stored
 from mnemos.models.modes import evaluating
 from mnemos.types import InputError, State, map_state, reset
 
 from . import devices, generators
 from .checks import check_batch
-from .optim import load_optimiser_state, make_optimiser, optimiser_state, set_rate
+from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_rate
 from .recipe import Recipe
 from .sharding import load_model_state, model_state
 from .stopping import TrainingFailed
@@ -68,7 +68,7 @@ class Counters:
     """What the whole run has added up."""
 
     step: int = 0
-    tokens: int = 0  # of images: images
+    tokens: int = 0  # of images: images; of sound: frames
     seconds: float = 0.0  # in updates: not in looking at the model, not in saving it
     peak_bytes: int = 0
 
@@ -78,7 +78,7 @@ class Learner:
 
     def __init__(self, fabric: Fabric, recipe: Recipe, task: Task) -> None:
         self.fabric, self.recipe, self.task = fabric, recipe, task
-        self.count, self.tally = Counters(), Tally()
+        self.count, self.tally, self.plateau = Counters(), Tally(), Plateau()
         self._memory_before = devices.peak_bytes(fabric.device) if fabric.device.type != "cuda" else 0
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build()
@@ -124,7 +124,7 @@ class Learner:
             self._wrapped, self._optimiser, max_norm=self.recipe.optim.clip or math.inf, error_if_nonfinite=False
         )
         norm = getattr(norm, "full_tensor", lambda: norm)().item()
-        rate = set_rate(self.optimiser, self.recipe.optim, step, config.steps)
+        rate = set_rate(self.optimiser, self.recipe.optim, step, config.steps, self.plateau.factor)
         self._check_finite(step, loss_mean, norm, rate)
         self._optimiser.step()
         self._optimiser.zero_grad()
@@ -136,6 +136,10 @@ class Learner:
             before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + targets
         )
         return {"loss": loss_mean, "rate": rate, "grad_norm": norm}
+
+    def looked(self, valid_loss: float) -> None:
+        """The model was looked at: a schedule that waits for better validation losses hears of it."""
+        self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
     def _forward(self, i: int, piece: Batch, weight: float) -> tuple[Tensor, Tensor]:
         carry = Carry(None, weight)
@@ -180,7 +184,8 @@ class Learner:
             "kind": "train",
             "step": self.count.step,
             "loss": tally.loss / tally.updates,
-            "accuracy": tally.right / max(1, tally.counted),
+            "accuracy": (accuracy := tally.right / max(1, tally.counted)),
+            **error(self.model, accuracy),
             "rate": update["rate"],
             "grad_norm": update["grad_norm"],
             "seconds": round(self.count.seconds, 3),
@@ -196,6 +201,7 @@ class Learner:
             "recipe": to_dict(self.recipe),
             "counters": asdict(self.count),
             "tally": asdict(self.tally),
+            "plateau": asdict(self.plateau),
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
@@ -209,6 +215,7 @@ class Learner:
         if len(taken) != self.fabric.world_size:
             raise InputError(f"the run has {len(taken)} process(es), found {self.fabric.world_size}; use as many")
         self.count, self.tally = Counters(**saved["counters"]), Tally(**saved["tally"])
+        self.plateau = Plateau(**saved["plateau"])
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
@@ -238,10 +245,10 @@ class Learner:
 
 
 def _tokens(batch: Batch) -> int:
-    """Tokens of a batch that are no padding; of images, images."""
-    if batch.inputs.is_floating_point():
+    """Tokens, or frames, of a batch that are no padding; of images [B, C, H, W], images."""
+    if batch.inputs.dim() == 4:
         return len(batch.inputs)
-    return batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
+    return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
 
 
 def _join(states: list[list[Tensor | None]], device: str) -> list[Tensor | None]:

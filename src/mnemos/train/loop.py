@@ -24,7 +24,7 @@ from torch import nn
 
 from mnemos.config import to_dict
 from mnemos.data.batch import IGNORE, Batch, Task
-from mnemos.evaluate.metrics import each, evaluate
+from mnemos.evaluate.metrics import each, evaluate, quality
 from mnemos.types import InputError
 
 from . import checkpoint, devices, generators
@@ -48,7 +48,8 @@ def train(
 
     {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
     "majority", "parameters", "seconds" (in updates), "peak_bytes" (of the GPU, or by how much the process grew since
-    before the model), "tokens" (of images: images)}
+    before the model), "tokens" (of images: images; of sound: frames), "epoch_seconds" (in
+    updates that see as much as there is to train on; null where there is no telling)}
 
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
@@ -147,6 +148,7 @@ class _Session:
         """Measure the validation split, and let `watch` see the model."""
         began = time.perf_counter()
         self.valid = self._measure("valid")
+        self.learner.looked(self.valid["loss"])  # once it is whole: a look cut short is taken again
         seconds = round(time.perf_counter() - began, 3)
         lines = [{"kind": "valid", "step": self.step, **self.valid, "seconds": seconds}]
         if self.run is not None and self.watch is not None:
@@ -155,8 +157,7 @@ class _Session:
             if seen is not None:
                 lines.append({"kind": "gates", "step": self.step, **seen})
         self._record(lines)
-        accuracy = f"accuracy {self.valid['accuracy']:.4f}"
-        self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {accuracy}")
+        self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {quality(self.valid)}")
 
     def _measure(self, split: Literal["valid", "test"]) -> dict[str, float]:
         """What `evaluate` finds of a split; each process scores its share of every batch's rows."""
@@ -187,6 +188,7 @@ class _Session:
 
     def _finish(self) -> dict[str, Any]:
         learner, count = self.learner, self.learner.count
+        epoch = self.task.epoch(self.recipe.train.batch_size)
         result = {
             "recipe": self.recipe.name,
             "seed": self.recipe.train.seed,
@@ -198,6 +200,7 @@ class _Session:
             "seconds": round(count.seconds, 3),
             "peak_bytes": count.peak_bytes,
             "tokens": count.tokens,
+            "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
         }
         if self.run is not None:
             self.run.finish(result)

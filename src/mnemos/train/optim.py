@@ -1,6 +1,7 @@
 """Optimisers and schedules from their configuration, and an optimiser's state by parameter name."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ def parameter_groups(model: nn.Module, decay: float, gate_rate: float = 1.0) -> 
 
 
 def factor(config: ScheduleConfig, update: int, steps: int) -> float:
-    """What the rate is multiplied by at `update` = 1, 2, …, `steps`, with w the warm-up.
+    """What the rate is multiplied by at `update` = 1, 2, …, `steps`, with w the warm-up; for plateau see `Plateau`.
 
     Up to w: start + (1 − start)·update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 +
     cos(π·p)), where p goes from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after
@@ -75,9 +76,34 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     return 1.0
 
 
-def set_rate(optimiser: Optimizer, config: OptimConfig, update: int, steps: int) -> float:
-    """Give the optimiser the learning rate of an update, and return it: the gates' λ have their share of it."""
-    rate = config.rate * factor(config.schedule, update, steps)
+@dataclass(frozen=True)
+class Plateau:
+    """What the plateau schedule remembers of the validation losses: a factor of the rate, and since when none is lower.
+
+    For every other schedule the factor stays 1.
+    """
+
+    factor: float = 1.0
+    best: float | None = None
+    since: int = 0  # looks that found no lower loss, since the best one or the last halving
+
+    def after(self, loss: float, config: ScheduleConfig) -> "Plateau":
+        """The same after one more look; a loss that is no number is no improvement."""
+        if config.name != "plateau":
+            return self
+        if self.best is None or loss < self.best:
+            return Plateau(self.factor, loss, 0) if math.isfinite(loss) else self
+        if self.since + 1 < config.patience:
+            return Plateau(self.factor, self.best, self.since + 1)
+        return Plateau(max(config.floor, 0.5 * self.factor), self.best, 0)
+
+
+def set_rate(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
+    """Give the optimiser the learning rate of an update, and return it: the gates' λ have their share of it.
+
+    plateau: a further factor, `Plateau.factor`.
+    """
+    rate = config.rate * factor(config.schedule, update, steps) * plateau
     for group in optimiser.param_groups:
         group["lr"] = rate * group["share"]
     return rate
@@ -126,6 +152,7 @@ def check(config: OptimConfig) -> None:
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
         ("schedule.drop_at", schedule.drop_at >= 0, "at least 0", schedule.drop_at),
+        ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
     ):
         if not right:
             raise InputError(f"optim.{name} must be {wanted}, found {value}")

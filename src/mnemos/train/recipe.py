@@ -12,14 +12,16 @@ class ScheduleConfig:
 
     constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s) (fairseq's). lra:
     min(1, s/warmup)/√max(s, warmup) (Long Range Arena's, which multiplies the rate itself). step: 1, then
-    `floor` after `drop_at` updates.
+    `floor` after `drop_at` updates. plateau: 1, halved whenever `patience` looks at the validation split in a row
+    (`TrainConfig.eval_every`) have found no lower loss, down to `floor`.
     """
 
-    name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step"] = "constant"
+    name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "plateau"] = "constant"
     warmup: int = 0
     floor: float = 0.0
     drop_at: int = 0
     start: float = 0.0
+    patience: int = 2
 
 
 @dataclass(frozen=True)

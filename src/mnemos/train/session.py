@@ -16,9 +16,10 @@ from mnemos.data.pixels import PixelTask
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
 from mnemos.evaluate.flops import forward_flops
-from mnemos.evaluate.metrics import bits, evaluate, perplexity
+from mnemos.evaluate.metrics import bits, evaluate, perplexity, quality
 from mnemos.evaluate.pictures import write_pictures
 from mnemos.evaluate.probe import probe
+from mnemos.evaluate.transcriptions import transcriptions
 from mnemos.memory.gated_cache import GatedCache, caches, hold
 from mnemos.models.store import save
 from mnemos.types import InputError
@@ -57,8 +58,8 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
 
     To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length)
-    and, for a model with gated caches, "controls"; the stored caches go to caches.safetensors, and the model to
-    folder/model, where `mnemos.load` finds it.
+    and, for a model with gated caches, "controls", for one that writes down speech, "transcriptions"; the stored caches
+    go to caches.safetensors, and the model to folder/model, where `mnemos.load` finds it.
     """
     folder = Path(folder)
     if resume:
@@ -106,6 +107,8 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         stored = {name: m.cache.contiguous() for name, m in model.named_modules() if isinstance(m, GatedCache)}
         save_file(stored, str(folder / "caches.safetensors"))
         result["controls"] = found
+    if heard := _transcriptions(model, task, recipe, "test"):
+        result["transcriptions"] = heard
     if isinstance(getattr(model, "config", None), ModelConfig):
         save(model.eval(), folder / "model")
     write_json(folder / "result.json", result)
@@ -113,6 +116,11 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(task, PixelTask):
         write_pictures(model, task, folder)
     return result
+
+
+def _transcriptions(model: nn.Module, task: Task, recipe: Recipe, split: Literal["valid", "test"]) -> list[Any]:
+    names = getattr(task, "names", [])
+    return transcriptions(model, task.batches(split, recipe.train.batch_size), names)
 
 
 def open_run(folder: Path) -> tuple[Recipe, Task, nn.Module]:
@@ -127,7 +135,10 @@ def open_run(folder: Path) -> tuple[Recipe, Task, nn.Module]:
 
 
 def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -> dict[str, Any]:
-    """Score a run's model on a split, and again with its memory emptied, exchanged and shut off; prints it."""
+    """Score a run's model on a split, and again with its memory emptied, exchanged and shut off; prints it.
+
+    Of speech: the token error rate, which is 1 − accuracy, and some of what was heard beside what was said.
+    """
     recipe, task, model = open_run(Path(folder))
     batches = partial(task.batches, split, recipe.train.batch_size)
     score = evaluate(model, batches())
@@ -136,22 +147,30 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
         unit = (
-            f"  {bits(found['loss']):.4f} bits, perplexity {perplexity(found['loss']):.3f}" if not task.classes else ""
+            f"  {bits(found['loss']):.4f} bits, perplexity {perplexity(found['loss']):.3f}"
+            if task.kind == "language"
+            else ""
         )
         top5 = f"  top-5 {found['top5']:.4f}" if "top5" in found else ""
-        print(f"  {name:11} loss {found['loss']:.4f}{unit}  accuracy {found['accuracy']:.4f}{top5}  {note}".rstrip())
+        print(f"  {name:11} loss {found['loss']:.4f}{unit}  {quality(found)}{top5}  {note}".rstrip())
     if task.majority is not None:
         print(f"  {'majority':11} {'':11}  accuracy {task.majority:.4f}  always the commonest class")
+    if task.kind == "transcription":
+        print("  (insertions, deletions and substitutions a token that was said: 1 − accuracy; it may be above 1)")
+    for one in _transcriptions(model, task, recipe, split):
+        print(f"  said   {one['said']}\n  heard  {one['heard']}")
     return scores
 
 
 def _say(result: dict[str, Any], folder: Path) -> None:
     test = result["test"]
-    line = f"test loss {test['loss']:.4f}, accuracy {test['accuracy']:.4f}"
+    line = f"test loss {test['loss']:.4f}, {quality(test)}"
     if "top5" in test:
         line += f", top-5 {test['top5']:.4f}"
     if result.get("majority") is not None:
         line += f" (majority class {result['majority']:.4f})"
     if "controls" in result:
         line += "; " + ", ".join(f"{name} {score['accuracy']:.4f}" for name, score in result["controls"].items())
+    if result.get("epoch_seconds"):
+        line += f"; {result['epoch_seconds']:.1f} s an epoch"
     print(f"{result['recipe']}: {line}\n{folder}")
