@@ -47,6 +47,7 @@ RECIPES = {
     "text-linear": "mnemos.train.starters:text_linear",
     "text-cached": "mnemos.train.starters:text_cached",
     "copy": "mnemos.train.starters:copy",
+    "copy-small": "mnemos.papers.linear_transformers.copying:copy_small",
     "recall": "mnemos.train.starters:recall",
     "digits": "mnemos.train.starters:digits",
     "mnist": "mnemos.train.starters:mnist",

@@ -10,6 +10,7 @@ from mnemos import GRC
 from mnemos.cli import main
 from mnemos.papers.cached_transformers import costs, figures, small
 from mnemos.papers.reproduce import Options
+from mnemos.papers.small import task
 from mnemos.train.session import run
 
 
@@ -47,12 +48,12 @@ def test_every_model_of_the_paper_has_a_recipe():
 
 
 def test_the_data_chooses_the_task(tmp_path):
-    assert small.task(Options(tmp_path)) == ("digits", {})
-    assert small.task(Options(tmp_path, data=tmp_path)) == ("cifar", {"folder": str(tmp_path)})
+    assert task(Options(tmp_path)) == ("digits", {})
+    assert task(Options(tmp_path, data=tmp_path)) == ("cifar", {"folder": str(tmp_path)})
     (tmp_path / "mnist").mkdir()
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         (tmp_path / "mnist" / name).touch()
-    assert small.task(Options(tmp_path, data=tmp_path)) == ("mnist", {"path": str(tmp_path / "mnist")})
+    assert task(Options(tmp_path, data=tmp_path)) == ("mnist", {"path": str(tmp_path / "mnist")})
 
 
 def test_options_change_the_small_recipes(tmp_path):

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+# Text and pictures, of which no guess is right, are judged by loss; what is heard by the edits that would mend it.
+Metric = Literal["accuracy", "loss", "token error rate"]
 IGNORE = -100  # a target that no loss and no metric counts
 
 
@@ -39,6 +41,7 @@ class Task(Protocol):
     max_length: int  # the longest T of any batch; 0 for images
     carries_state: bool  # train batches i and i+1 continue the same streams
     majority: float | None  # share of the commonest class in the test split; None for all but classification
+    metric: Metric  # what it is judged by on its test split
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch: ...
 
@@ -65,6 +68,7 @@ class TokenTask:
     """What tasks of tokens have in common."""
 
     inputs: Literal["tokens"] = "tokens"
+    metric: Metric = "accuracy"
     max_length: int
 
     def sample(self) -> Tensor:

@@ -13,7 +13,7 @@ from mnemos.types import InputError
 
 from .ahead import ahead
 from .augment import AugmentConfig, TimmAugmentation, normalise, vary
-from .batch import Batch
+from .batch import Batch, Metric
 from .buckets import Order
 from .folders import Split
 from .pictures import Pictures
@@ -54,6 +54,7 @@ class ImageTask:
 
     kind: Literal["classification"] = "classification"
     inputs: Literal["images"] = "images"
+    metric: Metric = "accuracy"
     vocab_size = 0
     max_length = 0
     carries_state = False

@@ -12,7 +12,7 @@ from torch import Tensor
 from mnemos.config import DataConfig
 from mnemos.types import InputError
 
-from .batch import Batch, TokenTask
+from .batch import Batch, Metric, TokenTask
 from .buckets import Order
 from .image_task import ImageTask
 from .images import MNISTConfig
@@ -49,6 +49,7 @@ class PixelTask(TokenTask):
     """A language `Task` whose every row is a picture: inputs [B, n − 1], targets [B, n − 1] for n = H·W·C bytes."""
 
     kind: Literal["language"] = "language"
+    metric: Metric = "loss"
     vocab_size = 256
     classes = 0
     carries_state = False

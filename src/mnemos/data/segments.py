@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import IGNORE, Batch, TokenTask
+from .batch import IGNORE, Batch, Metric, TokenTask
 from .randomness import ORDER, generator
 
 
@@ -78,6 +78,7 @@ class SegmentedTask(TokenTask):
     """
 
     kind: Literal["language"] = "language"
+    metric: Metric = "loss"
     classes = 0
     carries_state = True
     majority = None

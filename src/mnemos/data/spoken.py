@@ -14,7 +14,7 @@ from mnemos.config import DataConfig
 from mnemos.types import InputError
 
 from .audio import Recordings, read_recordings
-from .batch import IGNORE, Batch
+from .batch import IGNORE, Batch, Metric
 from .buckets import POOL
 from .filterbanks import filterbanks, frames, normalised
 from .randomness import ORDER, TEST, TRAIN, VALID, generator
@@ -78,6 +78,7 @@ class SpokenTask:
 
     kind: Literal["transcription"] = "transcription"
     inputs: Literal["frames"] = "frames"
+    metric: Metric = "token error rate"
     classes = 0
     carries_state = False
     majority = None

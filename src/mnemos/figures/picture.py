@@ -45,7 +45,7 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
     arms = [
         (arm(i), short(n), MARKERS[i % len(MARKERS)]) for i, n in enumerate(comparison.arms) if comparison.runs.get(n)
     ]
-    _head(left, title("valid", name), arms)
+    heading(left, title("valid", name), arms)
     right = figure.add_axes((0.565, 0.13, 0.42, 0.68))
     for label in comparison.arms:
         recorded = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
@@ -54,12 +54,12 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
             draw_mix(right, [gates for gates in recorded if gates.layers == layers])
             shown = sorted({0, len(layers) // 2, len(layers) - 1})
             keys = [(layer(i, len(layers)), f"layer {i}", None) for i in shown]
-            _head(right, f"Cache share σ(λ) by head, {short(label, 20)}", keys)
+            heading(right, f"Cache share σ(λ) by head, {short(label, 20)}", keys)
             return
     nothing(right, "no arm recorded gates")
 
 
-def _head(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]]) -> None:
+def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]]) -> None:
     """Title and keys above the axes, where they hide no line."""
     from matplotlib.lines import Line2D
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.types import InputError
 
 from .explained import read_explained
@@ -111,11 +110,13 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
-    """Arms made from runs alone: by token error rate or accuracy where every finished run has it, else by loss."""
+    """Arms made from runs alone: by what their task is judged by, or loss where they differ in that."""
     if metric is None:
         finished = [run for run in runs if run.result]
-        common = (m for m in (TOKEN_ERROR_RATE, "accuracy") if all(math.isfinite(run.tested(m)) for run in finished))
-        metric = next(common, "loss") if finished else "loss"
+        metrics = {(run.result or {}).get("metric", "accuracy") for run in finished}
+        metric = metrics.pop() if len(metrics) == 1 else "loss"
+        if not all(math.isfinite(run.tested(metric)) for run in finished):
+            metric = "loss"
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(_recipe_key(run.recipe), []).append(run)

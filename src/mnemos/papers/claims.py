@@ -1,137 +1,16 @@
-"""What the papers claim, as data: each claim's name, what it says, the paper's values, and what reproduces it.
-
-`mnemos reproduce PAPER/CLAIM` looks here; a claim's values are the paper's own numbers and nothing else.
-"""
+"""The papers whose claims can be reproduced here: `mnemos reproduce PAPER/CLAIM` looks here."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from mnemos.types import InputError
 
-Values = Mapping[str, tuple[float, ...]]
+from .cached_transformers.claims import CACHED_TRANSFORMERS
+from .claim import Claim, Paper
+from .linear_transformers.claims import LINEAR_TRANSFORMERS
 
+__all__ = ["PAPERS", "Claim", "Paper", "paper"]
 
-@dataclass(frozen=True)
-class Claim:
-    """One table or figure. make: "module:function", which takes the claim and the options and returns a Finding.
-
-    columns: what the numbers in each row of `values` are. says: what the paper reads off it.
-    """
-
-    name: str
-    about: str
-    make: str
-    says: str
-    columns: tuple[str, ...] = ()
-    values: Values = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper and the claims that can be reproduced here."""
-
-    name: str
-    title: str
-    claims: tuple[Claim, ...]
-
-    def claim(self, name: str) -> Claim:
-        """The claim of that name. Raises InputError, with the nearest name, where there is none."""
-        known = {claim.name: claim for claim in self.claims}
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {self.name}/{near[0]}?" if near else f"known: {', '.join(known)}"
-            raise InputError(f"{self.name} has no claim {name!r}; {hint}")
-        return known[name]
-
-
-_TABLES = "mnemos.papers.cached_transformers.tables"
-_FIGURES = "mnemos.papers.cached_transformers.figures"
-
-CACHED_TRANSFORMERS = Paper(
-    "cached_transformers",
-    "Cached Transformers: Improving Transformers with Differentiable Memory Cache (arXiv 2312.12742)",
-    (
-        Claim(
-            "figure1",
-            "accuracy against FLOPs, cached and not",
-            f"{_FIGURES}:figure1",
-            "the curves of cached models stand above their baselines'",
-        ),
-        Claim(
-            "figure4",
-            "o_self and o_mem of a middle layer, as images",
-            f"{_FIGURES}:figure4",
-            "o_mem finds what images of a class share, o_self what is particular to one",
-        ),
-        Claim(
-            "figure5",
-            "σ(λ) by layer and head",
-            f"{_FIGURES}:figure5",
-            "σ(λ) > 0.5 in more than half of the layers; less in the last ones",
-        ),
-        Claim(
-            "table1",
-            "image classification, cached and not",
-            f"{_TABLES}:table1",
-            "a cache adds 0.5 to 3.3 points of top-1 accuracy on ImageNet-1k",
-            ("top-1", "top-1 cached", "top-5", "top-5 cached"),
-            {
-                "ViT-S": (79.9, 81.3, 95.0, 95.5),
-                "PVT-Tiny": (75.1, 78.4, 92.3, 94.2),
-                "PVT-Small": (79.9, 81.8, 95.0, 95.9),
-                "PVT-Medium": (81.2, 83.0, 95.7, 96.4),
-                "Swin-T": (81.2, 82.1, 95.5, 95.9),
-                "PVTv2-B2": (82.0, 82.6, 95.9, 96.2),
-                "PVTv2-B3": (83.2, 83.7, 96.3, 96.4),
-                "PVTv2-B4": (83.6, 84.1, 96.3, 96.6),
-            },
-        ),
-        Claim(
-            "table2",
-            "no cache, a cache of keys and values, a gated cache",
-            f"{_TABLES}:table2",
-            "keys and values of earlier batches add nothing, a gated cache 1.4 to 3.3 points",
-            ("none", "attention-based", "GRC"),
-            {"ViT-S": (79.9, 80.0, 81.3), "PVT-Tiny": (75.1, 74.8, 78.4), "PVT-Small": (79.9, 79.6, 81.8)},
-        ),
-        Claim(
-            "table8",
-            "ImageNet-22k",
-            f"{_TABLES}:table8",
-            "a cache adds 0.8 points to Swin-T",
-            ("top-1", "top-1 cached", "top-5", "top-5 cached"),
-            {"Swin-T, 22k": (80.9, 81.7, 96.0, 96.4)},
-        ),
-        Claim(
-            "table9",
-            "throughput and FLOPs",
-            f"{_TABLES}:table9",
-            "a cache costs 10 to 15% of FLOPs, 17 to 19% of throughput (V100)",
-            ("train", "train cached", "test", "test cached", "G", "G cached"),
-            {
-                "PVT-Tiny": (313, 257, 930, 768, 1.90, 2.15),
-                "PVT-Small": (181, 146, 689, 561, 3.80, 4.29),
-                "PVT-Medium": (101, 84, 393, 319, 6.70, 7.61),
-            },
-        ),
-        Claim(
-            "table10",
-            "caching ratio",
-            f"{_TABLES}:table10",
-            "accuracy rises with the ratio and gains little beyond 0.5",
-            ("G", "top-1"),
-            {
-                "0": (1.90, 75.1),
-                "0.125": (1.93, 75.7),
-                "0.25": (1.96, 76.8),
-                "0.5": (2.15, 78.4),
-                "1": (2.97, 78.5),
-            },
-        ),
-    ),
-)
-PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS,)}
+PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORMERS)}
 
 
 def paper(name: str) -> Paper:

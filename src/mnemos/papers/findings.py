@@ -81,9 +81,9 @@ def read(cell: Cell) -> str:
     return said if set(said) & set(".e") else f"{said}.0"
 
 
-def spread(mean: float, std: float | None, scale: float = 100.0) -> str:
-    """An accuracy with its standard deviation over seeds, in percent."""
-    return f"{scale * mean:.1f}" + ("" if std is None else f" ± {scale * std:.1f}")
+def spread(mean: float, std: float | None, scale: float = 100.0, digits: int = 1) -> str:
+    """A mean with its standard deviation over seeds; an accuracy in percent unless `scale` says otherwise."""
+    return f"{scale * mean:.{digits}f}" + ("" if std is None else f" ± {scale * std:.{digits}f}")
 
 
 def listed(names: Sequence[str]) -> str:

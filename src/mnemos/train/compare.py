@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.config import from_dict, to_dict, write_json
-from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.types import InputError
 
 from .checks import complete
@@ -25,8 +24,9 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
 
     {"metric", "higher_is_better", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one seed),
     "seeds", "parameters", "flops", "seconds", "peak_bytes"}], "controls": [{"name", "control", "mean", "std",
-    "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric is the test split's accuracy, or, of speech, its
-    token error rate, which is 1 − accuracy; seconds (in updates) and peak bytes are means over seeds.
+    "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric, of the test split, is what
+    the task is judged by: accuracy, loss (text, pictures) or token error rate (speech); seconds (in updates) and peak
+    bytes are means over seeds.
 
     Each run has a process of its own, so that none finds another's memory or threads; the seeds' rounds alternate
     between recipes, so that a machine that slows down slows all of them. A comparison that was interrupted goes on
@@ -144,12 +144,10 @@ def _follow_parent() -> None:
 
 def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
     """What comparison.json says of finished runs."""
-    rows, controls, majority = [], [], None
-    read = {name: [json.loads((p / "result.json").read_text()) for p in places] for name, places in runs.items()}
-    judged_by_errors = all(TOKEN_ERROR_RATE in result["test"] for results in read.values() for result in results)
-    metric = TOKEN_ERROR_RATE if judged_by_errors else "accuracy"
-    for name, results in read.items():
-        majority = results[0]["majority"]
+    rows, controls, majority, metric = [], [], None, "accuracy"
+    for name, places in runs.items():
+        results = [json.loads((place / "result.json").read_text()) for place in places]
+        majority, metric = results[0]["majority"], results[0].get("metric", "accuracy")
         spread = _spread([result["test"][metric] for result in results])
         cost = {key: results[0][key] for key in ("parameters", "flops")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
@@ -160,7 +158,7 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
     some = json.loads((next(iter(runs.values()))[0] / "run.json").read_text())
     return {
         "metric": metric,
-        "higher_is_better": not judged_by_errors,
+        "higher_is_better": metric == "accuracy",
         "majority": majority,
         "rows": rows,
         "controls": controls,

@@ -47,9 +47,9 @@ def train(
     """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
 
     {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
-    "majority", "parameters", "seconds" (in updates), "peak_bytes" (of the GPU, or by how much the process grew since
-    before the model), "tokens" (of images: images; of sound: frames), "epoch_seconds" (in
-    updates that see as much as there is to train on; null where there is no telling)}
+    "majority", "metric" (what the task is judged by), "parameters", "seconds" (in updates), "peak_bytes" (of the GPU,
+    or by how much the process grew since before the model), "tokens" (of images: images; of sound: frames),
+    "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling)}
 
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
@@ -196,6 +196,7 @@ class _Session:
             "test": self._measure("test"),
             "valid": self.valid,
             "majority": self.task.majority,
+            "metric": self.task.metric,
             "parameters": learner.parameters,
             "seconds": round(count.seconds, 3),
             "peak_bytes": count.peak_bytes,

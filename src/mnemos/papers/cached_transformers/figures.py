@@ -1,7 +1,7 @@
 """Figures 1, 4 and 5: accuracy against FLOPs, the two branches as images, and σ(λ) by layer and head."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,15 @@ from mnemos.figures import attention_maps, report
 from mnemos.figures.names import shortened
 from mnemos.figures.read import read_run
 from mnemos.figures.results import Cached, Explained
-from mnemos.figures.style import RULE, arm, head, nothing, raster
+from mnemos.figures.style import RULE, arm, head, nothing
 from mnemos.train.session import open_run
 from mnemos.types import InputError
 
 from ..claims import Claim, paper
+from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
+from ..small import caution, runs
 from . import small
 from .costs import costs
 from .tables import PAPER, commands
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 # Families of Figure 1, and the depths of a small PVT that make a curve here.
 FAMILIES = {"PVT": ("PVT-Tiny", "PVT-Small", "PVT-Medium"), "PVTv2": ("PVTv2-B2", "PVTv2-B3", "PVTv2-B4")}
 DEPTHS = (1, 2, 4)
-DPI = 160
 _BOX = (0.11, 0.02, 0.88, 0.96)  # of the images, in figure4.png
 
 
@@ -56,9 +57,9 @@ def figure1(claim: Claim, options: Options) -> Finding:
             measured.add(row["name"], row["flops"] / 2e6, small.accuracy(comparison, i))
             ours[name][i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
         found.tables.append(measured)
-        found.runs += small.runs(comparison)
-        found.notes += [_above(ours[name]), small.caution(options)]
-    path = _png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, [curves, ours]))
+        found.runs += runs(comparison)
+        found.notes += [_above(ours[name]), caution(options)]
+    path = png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, [curves, ours]))
     found.files.append(path)
     return found
 
@@ -91,7 +92,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
         f"{called[middle.name]} is the middle layer. Correlation: of the two maps of a picture, mean over pictures; "
         "branches that complement each other, as the paper reads its figure, keep it below zero."
     ]
-    path = _png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
+    path = png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
     page = report([run], options.out / "figure4.html")
     return Finding([table], notes, [path, page], [run])
 
@@ -114,7 +115,7 @@ def figure5(claim: Claim, options: Options) -> Finding:
         found.tables.append(table)
         above = sum(sum(layer.share) / len(layer.share) > 0.5 for layer in one.layers)
         found.notes.append(f"{name}: σ(λ) > 0.5 in {above} of {len(one.layers)} layers; the paper: in more than half.")
-    found.files.append(_png(options.out / "figure5.png", (10.0, 4.2), partial(_shares, drawn)))
+    found.files.append(png(options.out / "figure5.png", (10.0, 4.2), partial(_shares, drawn)))
     found.files.append(report(runs[:1], options.out / "figure5.html"))
     found.runs += runs
     return found
@@ -166,14 +167,6 @@ def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
         if x <= b:
             return y + (z - y) * (x - a) / (b - a)
     return curve[-1][1]
-
-
-def _png(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(raster(size, DPI, draw, {"font.size": 11.0}))
-    temporary.replace(path)
-    return path
 
 
 def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figure: Any) -> None:

@@ -2,36 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mnemos import registry
-from mnemos.data.idx import find_mnist
 from mnemos.memory.grc import GRC
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
-from mnemos.types import InputError
 
 from ..findings import Cell, spread
 from ..reproduce import Options
+from ..small import task
 
 STEPS = 500  # updates of a run, where the options do not say
 # What is changed of a small recipe's memory. The paper's cache is that of preset="paper", which claims are about.
 PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
 NAMES = {PLAIN: "none", ATTENTION: "attention-based", PAPER: "GRC, paper", CACHED: "GRC, mnemos"}
-
-
-def task(options: Options) -> tuple[str, dict[str, Any]]:
-    """Which small recipes the options choose ("digits", "mnist", "cifar"), and the fields of their data."""
-    if options.data is None:
-        return "digits", {}
-    for folder in (options.data, options.data / "mnist"):
-        try:
-            find_mnist(folder, "train")
-        except InputError:
-            continue
-        return "mnist", {"path": str(folder)}
-    return "cifar", {"folder": str(options.data)}
 
 
 def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
@@ -101,15 +86,3 @@ def about(options: Options, comparison: dict[str, Any]) -> str:
     majority = comparison["majority"]
     chance = "" if majority is None else f"; always the commonest class: {100 * majority:.1f}"
     return f"small models on {name}, {steps:,} updates, {seeds} seed{'s' * (seeds > 1)}{chance}"
-
-
-def caution(options: Options) -> str:
-    """What the number of seeds allows to be claimed."""
-    if options.seeds >= 5:
-        return "± is the standard deviation over seeds; differences within it show nothing."
-    return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5, and --data."
-
-
-def runs(comparison: dict[str, Any]) -> list[Path]:
-    """The folders of a comparison's runs."""
-    return [comparison["folder"] / place for places in comparison["runs"].values() for place in places]

@@ -14,6 +14,7 @@ from mnemos.memory.grc import GRC
 from ..claims import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
+from ..small import caution, runs
 from . import small
 from .costs import RECIPES, Cost, config, costs
 
@@ -100,8 +101,8 @@ def table10(claim: Claim, options: Options) -> Finding:
     for i, (name, values) in enumerate(claim.values.items()):
         ours.add(name, small.accuracy(comparison, i), small.emptied(comparison, i), values[1])
     found.tables.append(ours)
-    found.runs += small.runs(comparison)
-    found.notes.append(small.caution(options))
+    found.runs += runs(comparison)
+    found.notes.append(caution(options))
     return found
 
 
@@ -164,9 +165,9 @@ def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> Non
         cells += [small.emptied(comparison, place[kind]) for kind in (small.PAPER, small.CACHED)]
         ours.add(comparison["rows"][0]["name"], *cells)
         ours.title = f"Test accuracy: {small.about(options, comparison)}"
-        found.runs += small.runs(comparison)
+        found.runs += runs(comparison)
     found.tables.append(ours)
-    found.notes.append(small.caution(options))
+    found.notes.append(caution(options))
 
 
 def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:

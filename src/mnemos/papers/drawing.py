@@ -1,0 +1,18 @@
+"""Pictures of claims, as PNG files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mnemos.figures.style import raster
+
+DPI = 160
+
+
+def png(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
+    """Write a PNG of `size` inches that `draw(figure)` lays out; whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(raster(size, DPI, draw, {"font.size": 11.0}))
+    temporary.replace(path)
+    return path

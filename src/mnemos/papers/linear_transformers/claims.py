@@ -1,0 +1,73 @@
+"""The claims of "Transformers are RNNs", with the paper's own numbers and nothing else."""
+
+from ..claim import Claim, Paper
+
+_HERE = "mnemos.papers.linear_transformers"
+
+LINEAR_TRANSFORMERS = Paper(
+    "linear_transformers",
+    "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention (arXiv 2006.16236)",
+    (
+        Claim(
+            "figure1",
+            "time and memory of a forward and backward, by length",
+            f"{_HERE}.scaling:figure1",
+            "softmax grows with the square of the length, linear attention and LSH in proportion to it",
+        ),
+        Claim(
+            "figure2",
+            "the copy task: loss by update",
+            f"{_HERE}.copying:figure2",
+            "linear attention converges smoothly to softmax's loss; LSH does not reach it",
+        ),
+        Claim(
+            "table1",
+            "MNIST byte by byte: bits/dim and images a second",
+            f"{_HERE}.generation:table1",
+            "linear attention is within .023 bits of softmax and writes 317 times as fast",
+            ("bits/dim", "images/s"),
+            {
+                "softmax": (0.621, 0.45),
+                "softmax, cached": (0.621, 7.56),
+                "lsh-1": (0.745, 0.68),
+                "lsh-4": (0.676, 0.27),
+                "linear": (0.644, 142.8),
+            },
+        ),
+        Claim(
+            "cifar10",
+            "CIFAR-10 byte by byte: bits/dim and images a second (Table 2)",
+            f"{_HERE}.generation:cifar10",
+            "trained for as long, linear attention is ahead of softmax and writes 4,462 times as fast",
+            ("bits/dim", "images/s"),
+            {
+                "softmax": (3.47, 0.004),
+                "softmax, cached": (3.47, 0.32),
+                "lsh-1": (3.39, 0.015),
+                "lsh-4": (3.51, 0.005),
+                "linear": (3.40, 17.85),
+            },
+        ),
+        Claim(
+            "latency",
+            "seconds to write one MNIST image at batch 1 on a processor",
+            f"{_HERE}.generation:latency",
+            "linear attention needs 5.5 s where softmax needs 72.6, and 7.4 with its keys and values kept",
+            ("seconds",),
+            {"softmax": (72.6,), "softmax, cached": (7.4,), "linear": (5.5,)},
+        ),
+        Claim(
+            "speech",
+            "speech recognition with CTC (Table 3)",
+            f"{_HERE}.recognition:speech",
+            "linear attention is better than an LSTM and LSH, not as good as softmax, and the quickest to train",
+            ("error rate", "seconds an epoch"),
+            {
+                "bilstm": (10.94, 1047.0),
+                "softmax": (5.12, 2711.0),
+                "lsh-4": (9.33, 2250.0),
+                "linear": (8.08, 824.0),
+            },
+        ),
+    ),
+)

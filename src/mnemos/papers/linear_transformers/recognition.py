@@ -1,0 +1,55 @@
+"""Table 3: speech recognition with CTC, on strings of spoken digits instead of the Wall Street Journal's sentences."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from mnemos import registry
+from mnemos.figures import report
+from mnemos.train.compare import compare
+from mnemos.types import InputError
+
+from ..claim import Claim
+from ..findings import Finding, Table, spread
+from ..reproduce import Options
+from ..small import caution, runs
+
+ARMS = ("bilstm", "softmax", "lsh", "linear")  # as the recipes have them; the paper's LSH has four rounds
+
+
+def speech(claim: Claim, options: Options) -> Finding:
+    """Table 3: error rate and seconds an epoch, of small models on recordings that --data names."""
+    commands = (
+        "At the paper's size, on your recordings: mnemos train speech-linear --data.path FOLDER (softmax, lsh, bilstm)."
+    )
+    found = Finding([], [commands])
+    if options.recipes_only:
+        return found
+    if options.data is None:
+        raise InputError(
+            "speech: expected --data FOLDER of LABEL_SPEAKER_TAKE.wav files, as the Free Spoken Digit Dataset has them"
+        )
+    recipes = []
+    for arm in ARMS:
+        recipe = registry.load("recipe", f"spoken-digits-{arm}")()
+        data: Any = recipe.data
+        steps = options.steps or recipe.train.steps
+        train = replace(recipe.train, steps=steps, eval_every=max(1, min(recipe.train.eval_every, steps // 4)))
+        recipes.append(replace(recipe, data=replace(data, path=str(options.data)), train=train))
+    steps = recipes[0].train.steps
+    folder = options.out / "runs" / f"speech-{steps}"
+    comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
+    table = Table(
+        f"Strings of spoken words, {steps:,} updates; the paper's are phonemes of another data set",
+        ["", "token error rate, %", "seconds an epoch", "paper phoneme error rate, %", "paper seconds an epoch"],
+    )
+    for arm, recipe, row in zip(ARMS, recipes, comparison["rows"], strict=True):
+        theirs = claim.values["lsh-4" if arm == "lsh" else arm]
+        places = [folder / place for place in comparison["runs"][recipe.name]]
+        epochs = [json.loads((place / "result.json").read_text())["epoch_seconds"] for place in places]
+        table.add(arm, spread(row["mean"], row["std"]), sum(epochs) / len(epochs), *theirs)
+    found.tables.append(table)
+    found.notes.append(caution(options))
+    found.runs += runs(comparison)
+    found.files.append(report([folder], folder / "report.html"))
+    return found

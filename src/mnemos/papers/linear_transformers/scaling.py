@@ -1,0 +1,126 @@
+"""Figure 1: what a forward and backward of each attention costs, by length."""
+
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from mnemos.evaluate.peak import peak_of
+from mnemos.figures.picture import heading
+from mnemos.figures.style import MARKERS, arm
+from mnemos.ops.linear_attention import linear_attention
+from mnemos.ops.lsh import lsh_attention
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table
+from ..reproduce import Options
+
+HEADS, WIDTH = 8, 32
+TOKENS = 2**13  # of a batch: its rows become fewer as they become longer
+LENGTHS = tuple(2**i for i in range(9, 17))
+LIMIT = 20.0  # seconds of a call that would not be waited for
+ROUNDS = 3
+CHUNK, BUCKETS = 32, 64
+ARMS = ("softmax", "lsh-1", "lsh-4", "lsh-8", "linear")
+Measured = dict[str, list[tuple[int, float, float | None]]]  # by arm: length, seconds and bytes a sample
+
+
+def figure1(claim: Claim, options: Options) -> Finding:
+    """Figure 1: seconds and peak memory of one sample, for N = 2⁹ … 2¹⁶ (all on this processor)."""
+    if options.recipes_only:
+        return Finding([], [_ABOUT])
+    found = measure(LENGTHS)
+    times = Table("Milliseconds a sample, forward and backward", ["N", *ARMS])
+    memory = Table("MiB a sample, at most", ["N", *ARMS])
+    lengths = [n for n, _, _ in found["linear"]]
+    by_arm = {name: {n: (seconds, size) for n, seconds, size in rows} for name, rows in found.items()}
+    for n in lengths:
+        cells = [by_arm[name].get(n) for name in ARMS]
+        times.add(str(n), *(None if cell is None else 1e3 * cell[0] for cell in cells))
+        sizes = [None if cell is None or cell[1] is None else cell[1] / 2**20 for cell in cells]
+        memory.add(str(n), *sizes)
+    notes = [_ABOUT, f"A dash: a call would take more than {LIMIT:g} s.", _growth(found)]
+    path = png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, found=found))
+    return Finding([times, memory], notes, [path])
+
+
+_ABOUT = (
+    f"Causal attention of {HEADS} heads of {WIDTH} alone, float32, in batches of {TOKENS:,} tokens or one sample; "
+    f"LSH with chunks of {CHUNK} and {BUCKETS} buckets. Medians of {ROUNDS} rounds."
+)
+
+
+def measure(lengths: tuple[int, ...]) -> Measured:
+    """Every arm at every length; an arm ends where its next call would outlast `LIMIT`."""
+    found: Measured = {name: [] for name in ARMS}
+    for n in lengths:
+        rows = max(1, TOKENS // n)
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(rows, n, HEADS, WIDTH, requires_grad=True) for _ in range(3))
+        upstream = torch.randn(rows, n, HEADS, WIDTH)
+        wanted = [name for name in ARMS if _bearable(name, found, n)]
+        calls = {name: partial(_both_ways, name, q, k, v, upstream) for name in wanted}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        peaks = {name: peak_of(call) for name, call in calls.items()}
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call()
+                times[name].append(time.perf_counter() - start)
+        for name, peak in peaks.items():
+            size = None if peak is None else peak / rows
+            found[name].append((n, statistics.median(times[name]) / rows, size))
+    return found
+
+
+def _bearable(name: str, found: Measured, n: int) -> bool:
+    """Whether a call at this length would end within the limit, judged by the length before (softmax: ×4, else ×2)."""
+    if not found[name]:
+        return True
+    before, seconds, _ = found[name][-1]
+    if 2 * before != n:
+        return False
+    growth = 4 if name == "softmax" else 2
+    return seconds * growth * max(1, TOKENS // n) <= LIMIT
+
+
+def _both_ways(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, upstream: torch.Tensor) -> None:
+    if name == "softmax":
+        heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        y = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+    elif name == "linear":
+        y, _ = linear_attention(q, k, v)
+    else:
+        y = lsh_attention(q, v, _rotations(int(name.removeprefix("lsh-"))), CHUNK, causal=True)
+    torch.autograd.grad(y, (q, v) if name.startswith("lsh") else (q, k, v), upstream)
+
+
+def _rotations(rounds: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rounds, 1, WIDTH, BUCKETS // 2, generator=generator)
+
+
+def _growth(found: Measured) -> str:
+    """How time grew over the last doubling of each arm."""
+    said = []
+    for name, rows in found.items():
+        if len(rows) > 1:
+            said.append(f"{name} ×{rows[-1][1] / rows[-2][1]:.1f} (to N = {rows[-1][0]:,})")
+    return f"Time a sample, over the last doubling of the length: {', '.join(said)}."
+
+
+def _lay_out(figure: Any, found: Measured) -> None:
+    for place, title in enumerate(("Time a sample, ms", "Memory a sample, MiB")):
+        axes = figure.add_axes((0.06 + 0.5 * place, 0.13, 0.42, 0.68))
+        for i, name in enumerate(ARMS):
+            values = [(n, size / 2**20 if size else None) if place else (n, 1e3 * s) for n, s, size in found[name]]
+            rows = [(n, value) for n, value in values if value is not None]
+            axes.plot([n for n, _ in rows], [y for _, y in rows], color=arm(i), marker=MARKERS[i], markersize=4)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        heading(axes, title, [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
+        axes.set_xlabel("N, tokens")

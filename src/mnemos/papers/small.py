@@ -1,0 +1,34 @@
+"""What claims reproduced at the size that runs here have in common: which data, and what their seeds allow."""
+
+from pathlib import Path
+from typing import Any
+
+from mnemos.data.idx import find_mnist
+from mnemos.types import InputError
+
+from .reproduce import Options
+
+
+def task(options: Options) -> tuple[str, dict[str, Any]]:
+    """Which small recipes the options choose ("digits", "mnist", "cifar"), and the fields of their data."""
+    if options.data is None:
+        return "digits", {}
+    for folder in (options.data, options.data / "mnist"):
+        try:
+            find_mnist(folder, "train")
+        except InputError:
+            continue
+        return "mnist", {"path": str(folder)}
+    return "cifar", {"folder": str(options.data)}
+
+
+def caution(options: Options) -> str:
+    """What the number of seeds allows to be claimed."""
+    if options.seeds >= 5:
+        return "± is the standard deviation over seeds; differences within it show nothing."
+    return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5, and --data."
+
+
+def runs(comparison: dict[str, Any]) -> list[Path]:
+    """The folders of a comparison's runs."""
+    return [comparison["folder"] / place for places in comparison["runs"].values() for place in places]

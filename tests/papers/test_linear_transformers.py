@@ -1,0 +1,111 @@
+"""Claims of "Transformers are RNNs": each from end to end, at the size of a test."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mnemos.evaluate.peak import peak_of
+from mnemos.evaluate.writing import whole, with_state, without_state
+from mnemos.models.transformer import Transformer, TransformerConfig
+from mnemos.papers.claims import paper
+from mnemos.papers.linear_transformers import copying, generation, scaling
+from mnemos.papers.linear_transformers.arms import attention
+from mnemos.papers.reproduce import Options, reproduce
+from mnemos.types import InputError
+
+TINY = TransformerConfig(vocab_size=256, width=16, layers=1, heads=2, mlp=16, max_length=64)
+
+
+@pytest.mark.parametrize("claim", paper("linear_transformers").claims, ids=lambda one: one.name)
+def test_recipes_only_trains_nothing(claim, tmp_path, capsys):
+    (found,) = reproduce(f"linear_transformers/{claim.name}", Options(tmp_path, recipes_only=True))
+    assert claim.says in capsys.readouterr().out
+    assert not found["runs"]
+    assert [p.name for p in tmp_path.iterdir()] == [f"{claim.name}.json"]
+
+
+def test_figure1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(scaling, "LENGTHS", (64, 128))
+    monkeypatch.setattr(scaling, "TOKENS", 128)
+    (found,) = reproduce("linear_transformers/figure1", Options(tmp_path))
+    times, memory = found["tables"]
+    assert [row["N"] for row in times["rows"]] == ["64", "128"]
+    assert all(row[name] > 0 for row in times["rows"] for name in scaling.ARMS)
+    if sys.platform == "linux":
+        assert all(row[name] is not None for row in memory["rows"] for name in scaling.ARMS)
+    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+
+
+def test_an_arm_that_would_take_too_long_ends():
+    found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ARMS}
+    assert not scaling._bearable("softmax", found, 1024)  # 16 rows of a second each, four times as long
+    found["softmax"] = [(2**14, 4.0, None)]
+    assert scaling._bearable("softmax", found, 2**15)
+    assert not scaling._bearable("softmax", found, 2**16), "a gap: the length before was left out"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_peak_memory_is_what_a_call_takes():
+    size = 96 * 2**20
+
+    def take() -> None:
+        torch.ones(size // 4).sum()
+
+    first, second = peak_of(take), peak_of(take)
+    for found in (first, second):
+        assert 0.98 * size <= found < 1.3 * size  # the kernel counts pages in batches
+    assert peak_of(lambda: None) < size / 4
+
+
+@pytest.mark.slow
+def test_figure2(tmp_path, monkeypatch):
+    small = copying.copy_small()
+    monkeypatch.setattr(copying, "copy_small", lambda: _shrunk(small))
+    (found,) = reproduce("linear_transformers/figure2", Options(tmp_path, steps=4))
+    assert [row[""] for row in found["tables"][0]["rows"]] == list(copying.ARMS)
+    assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
+
+
+def _shrunk(recipe):
+    from dataclasses import replace
+
+    model = replace(recipe.model, width=16, layers=1, heads=2, mlp=16)
+    train = replace(recipe.train, batch_size=4, eval_every=2, log_every=2, accelerator="cpu")
+    return replace(recipe, model=model, train=train, data=replace(recipe.data, length=16, rows=8))
+
+
+@pytest.mark.slow
+def test_table1(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "PAPER", TINY)
+    monkeypatch.setattr(generation, "BATCHES", (1, 2))
+    monkeypatch.setattr(generation, "whole", lambda seconds, length: whole(seconds, 40, 3))
+    (found,) = reproduce("linear_transformers/table1", Options(tmp_path, steps=2))
+    bits, images = found["tables"]
+    assert [row[""] for row in bits["rows"]] == ["softmax", "lsh-1", "lsh-4", "linear"]
+    assert [row["paper to linear's"] for row in bits["rows"]][-1] == 0
+    assert {row[""] for row in images["rows"]} == set(paper("linear_transformers").claim("table1").values)
+    assert '<section id="pictures"' in Path(found["files"][0]).read_text()
+
+
+def test_latency(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "PAPER", TINY)
+    monkeypatch.setattr(generation, "whole", lambda seconds, length: whole(seconds, 40, 3))
+    (found,) = reproduce("linear_transformers/latency", Options(tmp_path))
+    (table,) = found["tables"]
+    assert next(row for row in table["rows"] if row[""] == "linear")["times linear's"] == 1
+    assert json.loads((tmp_path / "latency.json").read_text())["claim"] == "latency"
+
+
+def test_writing_is_timed_at_places_and_joined_by_lines():
+    assert whole(lambda place: 1.0 + place, 5, 3) == pytest.approx(sum(1.0 + place for place in range(5)))
+    network = Transformer(TINY, attention=attention("softmax")).eval()
+    assert with_state(network, 2, 0, 256) > 0
+    assert without_state(network, 2, 7, 256) > 0
+
+
+def test_speech_needs_recordings(tmp_path):
+    with pytest.raises(InputError, match="--data FOLDER"):
+        reproduce("linear_transformers/speech", Options(tmp_path))
