@@ -16,7 +16,8 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor, place: Tensor, causal: bool, 
     """
     t, n = q.shape[1], k.shape[1]
     place = place.permute(3, 0, 2, 1)  # [R, B, H, N]
-    rounds = [met(one[..., n - t :, None] - one[..., None, :]) for one in place]
+    # One after the other: each is T·N integers.
+    rounds = (met(one[..., n - t :, None] - one[..., None, :]) for one in place)
     visible = functools.reduce(Tensor.bitwise_or_, rounds).bool()
     query = torch.arange(n - t, n, device=q.device)[:, None]
     key = torch.arange(n, device=q.device)
