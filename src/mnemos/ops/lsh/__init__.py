@@ -65,7 +65,7 @@ def attend(
     with full_precision(v.device.type):
         given = q.to(wide), k.to(wide), v.to(wide), place
         if t == 1 and causal:
-            return attend_from_one(*given, scale, dropout, 2 * chunk * rounds).to(v.dtype)
+            return attend_from_one(*given, scale, dropout, (2 * chunk - 1) * rounds).to(v.dtype)
         if t <= dense_up_to(chunk, rounds):
             return attend_to_all(*given, causal, scale, dropout).to(v.dtype)
         q = torch.nn.functional.pad(given[0], (0, 0, 0, 0, n - t, 0))
