@@ -10,6 +10,7 @@ from mnemos import config, registry
 from mnemos.attention import LSHAttention, LSHConfig
 from mnemos.evaluate.flops import forward_flops
 from mnemos.ops import lsh
+from mnemos.ops.lsh import dense
 from mnemos.ops.lsh.reference import reference_lsh_attention
 from mnemos.types import InputError, leaves, map_state, reset, select
 
@@ -75,6 +76,28 @@ def test_the_paths_mix(monkeypatch):
             y, state = attention(piece, state)
             parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_token_gathers_what_it_meets_among_many(gathered, rounds, monkeypatch):
+    monkeypatch.setattr(dense, "PICKED_FROM", 1 if gathered else 10**9)
+    attention, x = layer(rounds=rounds, chunk=2), tokens(60)
+    if rounds == 1:  # one bucket: there is not one key too many to gather
+        attention.rotations.zero_()
+    mask = torch.rand(2, 60, generator=torch.Generator().manual_seed(3)) > 0.2
+    whole, end = attention(x, None, mask)
+    _, state = attention(x[:, :40], None, mask[:, :40])
+    parts = []
+    for i in range(40, 60):
+        y, state = attention(x[:, i : i + 1], state, mask[:, i : i + 1])
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole[:, 40:])
+    torch.testing.assert_close(state.place, end.place)
+    weights = list(attention.parameters())
+    found = torch.autograd.grad(torch.cat(parts, 1).square().sum(), weights)
+    for a, b in zip(found, torch.autograd.grad(whole[:, 40:].square().sum(), weights), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_rows_are_selected_and_made_fresh():

@@ -6,7 +6,7 @@ from torch import Tensor
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from .dense import attend_to_all
+from .dense import attend_from_one, attend_to_all
 from .hashing import places
 from .windows import attend_in_windows
 
@@ -64,6 +64,8 @@ def attend(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(v.device.type):
         given = q.to(wide), k.to(wide), v.to(wide), place
+        if t == 1 and causal:
+            return attend_from_one(*given, scale, dropout, (2 * chunk - 1) * rounds).to(v.dtype)
         if t <= dense_up_to(chunk, rounds):
             return attend_to_all(*given, causal, scale, dropout).to(v.dtype)
         q = torch.nn.functional.pad(given[0], (0, 0, 0, 0, n - t, 0))

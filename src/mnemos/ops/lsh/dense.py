@@ -1,4 +1,4 @@
-"""Few queries: every key is compared with them, and torch's fused kernel attends under the mask."""
+"""Few queries: all keys' places are compared with theirs, and torch's fused kernel attends under the mask."""
 
 import functools
 
@@ -16,7 +16,8 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor, place: Tensor, causal: bool, 
     """
     t, n = q.shape[1], k.shape[1]
     place = place.permute(3, 0, 2, 1)  # [R, B, H, N]
-    rounds = [met(one[..., n - t :, None] - one[..., None, :]) for one in place]
+    # One after the other: each is T·N integers.
+    rounds = (met(one[..., n - t :, None] - one[..., None, :]) for one in place)
     visible = functools.reduce(Tensor.bitwise_or_, rounds).bool()
     query = torch.arange(n - t, n, device=q.device)[:, None]
     key = torch.arange(n, device=q.device)
@@ -25,3 +26,24 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor, place: Tensor, causal: bool, 
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     y = F.scaled_dot_product_attention(q, k, v, visible | ~some, dropout, scale=scale)
     return torch.where(some, y, v[:, :, n - t :]).transpose(1, 2)
+
+
+PICKED_FROM = 16  # as many times the keys that a query can meet: from there on, gathering them is faster
+
+
+def attend_from_one(q: Tensor, k: Tensor, v: Tensor, place: Tensor, scale: float, dropout: float, most: int) -> Tensor:
+    """The last token's output, causal, of which `most` is the number of keys it can meet: shapes as above, T = 1.
+
+    Cost: O(N·R·H) comparisons, and O(most·(D + M)·H) for the attention where there are many more keys than that.
+    """
+    itself, k, before = v[:, -1:], k[:, :-1].transpose(1, 2), v[:, :-1].transpose(1, 2)
+    if k.shape[2] == 0:
+        return itself
+    met_in = met(place[:, -1:] - place[:, :-1]).sum(-1, dtype=torch.int32).transpose(1, 2)  # rounds, [B, H, N − 1]
+    if k.shape[2] > PICKED_FROM * most:
+        met_in, at = met_in.topk(most, sorted=False)
+        k, before = (x.gather(2, at[..., None].expand(*at.shape, x.shape[-1])) for x in (k, before))
+    visible = (met_in > 0)[:, :, None]
+    some = visible.any(-1, keepdim=True)
+    y = F.scaled_dot_product_attention(q.transpose(1, 2), k, before, visible | ~some, dropout, scale=scale)
+    return torch.where(some, y, itself.transpose(1, 2)).transpose(1, 2)
