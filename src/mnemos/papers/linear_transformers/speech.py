@@ -28,9 +28,8 @@ _PAPER_TRAIN = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoi
 # Three frames as one: 30 ms, of which the shortest digit has four.
 _SMALL = SpeechConfig(stack=3, width=128, layers=4, heads=4, mlp=256)
 _SMALL_LSTM = BiLSTMConfig(stack=3, width=96, layers=2)
-# In so few updates no plateau is reached; half a cosine ends lower.
-_SMALL_OPTIM = OptimConfig("radam", rate=2e-3, decay=0.0, schedule=ScheduleConfig("cosine", warmup=100))
-_SMALL_TRAIN = TrainConfig(steps=1500, batch_size=16, eval_every=150, checkpoint_every=750)
+_SMALL_OPTIM = OptimConfig("radam", rate=2e-3, decay=0.0, schedule=_PLATEAU)
+_SMALL_TRAIN = TrainConfig(steps=2500, batch_size=16, eval_every=150, checkpoint_every=500)
 
 
 def _attention(arm: str) -> AttentionConfig:
