@@ -146,6 +146,24 @@ def test_padding_is_never_read(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_bf16_autocast_stays_close(name):
+    torch.manual_seed(0)
+    model = MODELS[name].build()
+    x, targets, mask = (
+        torch.randn(3, 30, 5),
+        torch.randint(0, 4, (3, 2)),
+        torch.arange(30) < torch.tensor([[30], [20], [9]]),
+    )
+    loss = model.score(model(x, None, mask=mask)[0], targets, mask)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model.score(model(x, None, mask=mask)[0], targets, mask)[0]
+        low.backward()
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, loss, rtol=0.03, atol=0)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_bad_frames_are_refused(name):
     model = MODELS[name].build()
     for x in (torch.randn(2, 3, 4), torch.randn(2, 5), torch.zeros(2, 3, 5, dtype=torch.int64), torch.randn(2, 0, 5)):

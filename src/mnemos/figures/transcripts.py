@@ -23,7 +23,7 @@ def section(comparison: Comparison) -> str:
             caption,
             ["said", *arms],
             [[escape(one), *(_marked(one, arms[name][i]) for name in arms)] for i, one in enumerate(said)],
-            "fields",
+            "heard",
         )
         for said, arms in heard.items()
     )

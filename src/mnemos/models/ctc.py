@@ -50,7 +50,8 @@ class Transcriber(nn.Module):
 
         p sums over all paths that are the targets once repeats are joined and blanks left out. Edits are the fewest
         insertions, deletions and substitutions between the targets and the likeliest path; they may be more than the
-        tokens, and the second number negative. A row without tokens counts for nothing. Cost: O(B·T·L).
+        tokens, and the second number negative. A row without tokens counts for nothing. Cost: O(B·T·L). On a
+        GPU, torch's gradient of it adds in no fixed order: two runs agree to rounding, not bit for bit.
         Raises InputError where a row has more tokens than its frames can say.
         """
         real = targets >= 0

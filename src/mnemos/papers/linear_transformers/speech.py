@@ -25,15 +25,15 @@ _PAPER = OptimConfig("radam", rate=1e-4, decay=0.0, schedule=_PLATEAU)
 _PAPER_LSTM = OptimConfig("adam", rate=1e-3, decay=0.0, schedule=_PLATEAU)
 _PAPER_TRAIN = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoint_every=250)
 
-# Three frames as one: 30 ms, of which the shortest digit has five.
+# Three frames as one: 30 ms, of which the shortest digit has four.
 _SMALL = SpeechConfig(stack=3, width=128, layers=4, heads=4, mlp=256)
 _SMALL_LSTM = BiLSTMConfig(stack=3, width=96, layers=2)
-_SMALL_OPTIM = OptimConfig("radam", rate=2e-3, decay=0.0, schedule=ScheduleConfig("plateau", patience=3))
-_SMALL_TRAIN = TrainConfig(steps=1500, batch_size=16, eval_every=150, checkpoint_every=750)
+_SMALL_OPTIM = OptimConfig("radam", rate=2e-3, decay=0.0, schedule=_PLATEAU)
+_SMALL_TRAIN = TrainConfig(steps=2500, batch_size=16, eval_every=150, checkpoint_every=500)
 
 
 def _attention(arm: str) -> AttentionConfig:
-    if arm == "lsh":  # loaded by name
+    if arm == "lsh":  # as it comes; the paper hashed in four rounds
         found: AttentionConfig = registry.load("attention", "lsh")()
         return found
     return {"softmax": SoftmaxConfig, "linear": LinearConfig}[arm]()
