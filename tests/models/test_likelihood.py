@@ -4,10 +4,12 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import InputError, Transformer
+from mnemos import GRC, InputError, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.data.batch import IGNORE, Batch
+from mnemos.evaluate.controls import controls
 from mnemos.evaluate.metrics import evaluate, score, scored
+from mnemos.memory.gated_cache import caches
 from mnemos.models.transformer import HeadConfig
 from mnemos.ops.logistic_mixture.reference import probabilities
 
@@ -71,3 +73,14 @@ def test_saved_and_loaded(tmp_path):
 def test_heads_that_cannot_be_are_refused(head):
     with pytest.raises(InputError, match="mixture"):
         model(head=head)
+
+
+def test_controls_of_a_cached_mixture_are_scored_by_the_mixture():
+    network = model(cache=GRC(length=3, block=4, scope="stream")).eval()
+    given = batch()
+    found = controls(network, lambda: [given])
+    assert found["closed"]["loss"] > 0
+    with torch.no_grad():
+        for cache in caches(network):
+            cache.mix.fill_(-torch.inf)
+    assert found["closed"]["loss"] == pytest.approx(evaluate(network, [given])["loss"])

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ CONTROLS = {
 
 
 def controls(model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> dict[str, dict[str, float]]:
-    """{"emptied": {"loss", "accuracy"}, "exchanged": …, "closed": …} of a model with gated caches; {} without.
+    """{"emptied": {"loss", "accuracy", …}, "exchanged": …, "closed": …} of a model with gated caches; {} without.
 
     A memory that can be emptied or exchanged without loss was not used. Closing the gate also takes away the
     parameters of the cached branch, so it alone proves nothing. The model is left as it was.
@@ -35,7 +36,7 @@ def controls(model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> dict[s
         for name in CONTROLS:
             with _changed(model, name):
                 score = evaluate(_Meddled(model, name), batches())
-            scores[name] = {"loss": score["loss"], "accuracy": score["accuracy"]}
+            scores[name] = {key: value for key, value in score.items() if key not in ("count", "top5")}
     return scores
 
 
@@ -45,6 +46,11 @@ class _Meddled(nn.Module):
     def __init__(self, model: nn.Module, control: str) -> None:
         super().__init__()
         self.model, self.control = model, control
+
+    @property
+    def likelihood(self) -> Any:
+        """The model's own, where it has one."""
+        return getattr(self.model, "likelihood", None)
 
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         def change(node: State) -> State:
