@@ -125,6 +125,7 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _sample(arguments: list[str]) -> int:
+    from .figures.pictures import write_grids
     from .train.sample import Sampling, sample_run
 
     default = Sampling()
@@ -139,7 +140,12 @@ def _sample(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=default.seed)
     fields = vars(parser.parse_args(arguments))
     folder = Path(fields.pop("run"))
-    return _training(lambda: sample_run(folder, Sampling(**fields)))
+
+    def work() -> None:
+        if sample_run(folder, Sampling(**fields)):
+            print(*write_grids(folder), sep="\n")
+
+    return _training(work)
 
 
 def _compare(arguments: list[str]) -> int:

@@ -11,7 +11,6 @@ from mnemos.data.batch import IGNORE, Task
 from mnemos.data.pixels import PixelTask
 from mnemos.data.text import TextConfig
 from mnemos.evaluate.pictures import write_pictures
-from mnemos.figures.pictures import write_grids
 from mnemos.models.stream import Stream
 from mnemos.types import InputError
 
@@ -35,8 +34,8 @@ class Sampling:
     seed: int = 0
 
 
-def sample_run(folder: Path, how: Sampling) -> list[Path]:
-    """Let a run's model write: pictures into its folder, everything else to the screen. Returns the files written.
+def sample_run(folder: Path, how: Sampling) -> bool:
+    """Let a run's model write: pictures into its folder (True), everything else to the screen (False).
 
     Raises InputError for a run of another kind than language, and for settings that it has no use for.
     """
@@ -46,15 +45,16 @@ def sample_run(folder: Path, how: Sampling) -> list[Path]:
     if task.kind != "language":
         raise InputError(f"{folder}: expected a run of a model that writes, found a task of {task.kind}; see eval")
     if isinstance(task, PixelTask):
-        return _pictures(folder, task, model, how)
+        _pictures(folder, task, model, how)
+        return True
     if isinstance(recipe.data, TextConfig):
         _text(model, how)
     else:
         _tokens(recipe, task, model, how)
-    return []
+    return False
 
 
-def _pictures(folder: Path, task: PixelTask, model: nn.Module, how: Sampling) -> list[Path]:
+def _pictures(folder: Path, task: PixelTask, model: nn.Module, how: Sampling) -> None:
     if how.prompt is not None or how.top_k or how.top_p < 1:
         raise InputError("a model of pictures takes --count, --temperature and --seed; it goes on from half pictures")
     start = time.perf_counter()
@@ -63,9 +63,6 @@ def _pictures(folder: Path, task: PixelTask, model: nn.Module, how: Sampling) ->
     seconds = time.perf_counter() - start
     pictures = sum(len(x.flatten(0, -4)) for name, x in found.items() if name != "originals")
     print(f"{pictures} pictures of {' x '.join(map(str, task.shape))} bytes in {seconds:.1f} s")
-    files = write_grids(folder)
-    print(*files, sep="\n")
-    return files
 
 
 def _text(model: nn.Module, how: Sampling) -> None:
