@@ -6,8 +6,9 @@ from typing import Any
 from mnemos.types import InputError
 
 from .linear_attention import linear_attention
+from .linear_attention.varlen import linear_attention_varlen
 
-__all__ = ["backends", "linear_attention", "which"]
+__all__ = ["backends", "linear_attention", "linear_attention_varlen", "which"]
 
 _WITH_BACKENDS = ("linear_attention",)
 

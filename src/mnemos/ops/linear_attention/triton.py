@@ -255,16 +255,17 @@ def _aligned(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _before(totals: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """What a running sum is before each part, and after the last, in the shape of `start`."""
-    sums = torch.cat([start.reshape(-1, 1, *totals.shape[2:]), totals], 1).cumsum(1)
-    return sums[:, :-1].contiguous(), sums[:, -1].reshape(start.shape)
-
-
-def _after(totals: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """The same backwards in time."""
-    sums, first = _before(totals.flip(1), end)
-    return sums.flip(1), first
+def _running(totals: Tensor, start: Tensor, backwards: bool = False) -> Tensor:
+    """In place, from totals of parts to what a running sum is before each; returns it after the last."""
+    end = torch.empty_like(start)
+    heads, parts = totals.shape[:2]
+    size = totals[0, 0].numel()
+    block = min(1024, _power(size))
+    with torch.cuda.device_of(totals):
+        _kernels().running[heads, -(-size // block)](
+            totals, start, end, parts, size, BACKWARDS=backwards, BLOCK=block
+        )
+    return end
 
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z, Tensor? mask, Tensor? offsets, int kind"
@@ -298,7 +299,7 @@ def _forward(
         scans.run("y", y, (s, z), (s_end, z_end), sums=sums, eps=eps)
         return y, den, s_end, z_end
     x, n = scans.totals("s", parts, sums)
-    (x, s_end), (n, z_end) = _before(x, s), _before(n, z)
+    s_end, z_end = _running(x, s), _running(n, z)
     scans.run("y", y, (x, n), parts=parts, sums=sums, eps=eps)
     return y, den, s_end, z_end
 
@@ -369,9 +370,10 @@ def _backward(
         scans.run("dv", dv, (gs, gz), (ds, None))
         return dq, dk, dv, ds, dz
     x, n = scans.totals("s", parts)
-    scans.run("dq", dq, (_before(x, s)[0], _before(n, z)[0]), parts=parts)
+    _running(x, s), _running(n, z)
+    scans.run("dq", dq, (x, n), parts=parts)
     x, n = scans.totals("r", parts)
-    (x, ds), (n, dz) = _after(x, gs), _after(n, gz)
+    ds, dz = _running(x, gs, backwards=True), _running(n, gz, backwards=True)
     scans.run("dk", dk, (x, n), parts=parts)
     scans.run("dv", dv, (x, n), parts=parts)
     return dq, dk, dv, ds, dz

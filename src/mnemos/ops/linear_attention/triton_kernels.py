@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
-__all__ = ["OutOfResources", "scan", "step"]
+__all__ = ["OutOfResources", "running", "scan", "step"]
 
 
 @triton.jit
@@ -229,6 +229,25 @@ def scan(
             tl.store(n_end + of_n, n, mask=d < D)
         elif OUT != "dv":
             tl.store(n_end + of_n, n, mask=(d < D) & (block == 0))
+
+
+@triton.jit
+def running(totals, start, end, parts, size, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Totals [heads, parts, size] become the running sum before each part, on top of start [heads, size]; its last.
+
+    Grid (heads, blocks of size). torch.cumsum on a GPU need not sum the same way twice.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    so_far = tl.load(start + head * size + column, mask=inside, other=0.0)
+    for index in range(0, parts):
+        part = parts - 1 - index if BACKWARDS else index
+        at = totals + (head * parts + part) * size + column
+        here = tl.load(at, mask=inside, other=0.0)
+        tl.store(at, so_far, mask=inside)
+        so_far += here
+    tl.store(end + head * size + column, so_far, mask=inside)
 
 
 @triton.jit
