@@ -85,9 +85,8 @@ def close(found, expected, tolerance):
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         a, b = a.detach().double().cpu(), b.detach().double().cpu()
         assert a.isfinite().all(), i
-        torch.testing.assert_close(
-            a, b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())), msg=lambda m, i=i: f"{i}: {m}"
-        )
+        size = float(b.abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, i=i: f"{i}: {m}")
 
 
 def run(given, backend="triton", **options):
@@ -123,7 +122,7 @@ def test_equals_the_equations(shape, masked, name, parts, poisoned):
 
 
 @needs_triton
-@pytest.mark.parametrize("shape", [(1, 300, 2, 40, 24), (2, 200, 1, 128, 96), (1, 70, 1, 256, 5), (1, 70, 1, 3, 256)])
+@pytest.mark.parametrize("shape", [(1, 300, 2, 40, 24), (1, 70, 1, 128, 96), (1, 40, 1, 256, 5), (1, 40, 1, 3, 256)])
 def test_equals_chunked_where_the_equations_take_long(shape, parts, poisoned):
     given = inputs(*shape)
     for mask, phi in ((holes(*shape[:2]), "elu"), (None, torch.sigmoid)):
@@ -289,21 +288,18 @@ def test_no_rows_and_no_heads():
 
 
 @needs_triton
-@pytest.mark.parametrize("t", [0, 1, 50])
-def test_opcheck(t, parts):
-    q, k, v, s, z = inputs(2, t, 2, 6, 5)
-    masks = [(None, None)] if t == 0 else [(None, None), (holes(2, t), None)]
-    for mask, offsets in masks:
-        found = torch.library.opcheck(
-            torch.ops.mnemos.linear_attention_triton, (q, k, v, s, z, mask, offsets, 1, 0.1)
-        )
-        assert set(found.values()) == {"SUCCESS"}
+@pytest.mark.parametrize("t", [0, 1, 40])
+def test_opcheck(t, monkeypatch):
+    monkeypatch.setattr(backend, "_to_fill", lambda _: 4)
+    monkeypatch.setattr(backend, "SHORTEST_PART", 16)
+    q, k, v, s, z = inputs(1, t, 2, 6, 5)
+    mask = torch.arange(t, device=DEVICE)[None] % 3 > 0 if t else None
+    found = torch.library.opcheck(torch.ops.mnemos.linear_attention_triton, (q, k, v, s, z, mask, None, 1, 0.1))
+    assert set(found.values()) == {"SUCCESS"}
     y, den, gs, gz = torch.ops.mnemos.linear_attention_triton(q, k, v, s, z, None, None, 1, 0.1)
     given = [x.detach() for x in (q, k, v, s, z)]
     upstream = [x.detach() for x in (y, den, torch.randn_like(y), gs, gz)]
-    torch.library.opcheck(
-        torch.ops.mnemos.linear_attention_triton_backward, (*given, None, None, 1, *upstream)
-    )
+    torch.library.opcheck(torch.ops.mnemos.linear_attention_triton_backward, (*given, None, None, 1, *upstream))
 
 
 @needs_triton
@@ -353,11 +349,10 @@ def test_which_backend_runs():
     assert which("linear_attention", q, k, v, backend="triton") == "triton"
     with pytest.raises(InputError, match=r"does not take torch\.float64"):
         linear_attention(q.double(), k.double(), v.double(), backend="triton")
+    wide, head = torch.zeros(1, 9, 1, 300, device=DEVICE), torch.zeros(1, 9, 1, 32, device=DEVICE)
     with pytest.raises(InputError, match="D = 300 and M = 4"):
-        wide = torch.zeros(1, 9, 1, 300, device=DEVICE)
         linear_attention(wide, wide, v, backend="triton")
     with pytest.raises(InputError, match="D = 528"):  # the map's width counts, not the head's
-        head = torch.zeros(1, 9, 1, 32, device=DEVICE)
         linear_attention(head, head, v, feature_map="polynomial", backend="triton")
 
 
@@ -406,9 +401,9 @@ def test_where_it_cannot_run_the_error_says_what_to_do(monkeypatch):
     assert "triton" not in mnemos.ops.backends("linear_attention")
 
 
-def test_precision_follows_the_setting(monkeypatch):
+def test_precision_follows_the_setting():
     def asked(what):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", what)
+        torch.backends.cuda.matmul.fp32_precision = what
         return backend.precision(torch.float32), backend.precision(torch.bfloat16)
 
     before = torch.backends.cuda.matmul.fp32_precision

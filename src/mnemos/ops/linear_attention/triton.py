@@ -262,9 +262,7 @@ def _running(totals: Tensor, start: Tensor, backwards: bool = False) -> Tensor:
     size = totals[0, 0].numel()
     block = min(1024, _power(size))
     with torch.cuda.device_of(totals):
-        _kernels().running[heads, -(-size // block)](
-            totals, start, end, parts, size, BACKWARDS=backwards, BLOCK=block
-        )
+        _kernels().running[heads, -(-size // block)](totals, start, end, parts, size, BACKWARDS=backwards, BLOCK=block)
     return end
 
 
@@ -360,9 +358,7 @@ def _backward(
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = torch.empty_like(s), torch.empty_like(z)
     den, gamma = den.contiguous(), torch.empty_like(den)
-    scans = _Scans(
-        q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den, g=gy, y=y.contiguous(), gamma=gamma
-    )
+    scans = _Scans(q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den, g=gy, y=y.contiguous(), gamma=gamma)
     parts = scans.parts(min(scans.tiles(False)[2], scans.tiles(True)[2]))
     if parts[0] == 1:
         scans.run("dq", dq, (s, z))

@@ -157,10 +157,8 @@ def scan(
     earlier = c[:, None] >= c[None, :]  # a key not after the query
     chunks = tl.cdiv(tl.maximum(last - first, 0), C)
     for index in range(0, chunks):
-        if FORWARDS:
-            t = first + index * C + c
-        else:
-            t = first + (chunks - 1 - index) * C + c
+        at = index if FORWARDS else chunks - 1 - index
+        t = first + at * C + c
         here = t < last
         t = t.to(tl.int64)
         row = (b * T + t) * H + h

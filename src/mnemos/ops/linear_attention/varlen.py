@@ -59,9 +59,8 @@ def linear_attention_varlen(
     for i in range(n):
         here = slice(ends[i], ends[i + 1])
         before = LinearState(s[i : i + 1], z[i : i + 1])
-        y, after = linear_attention(
-            *(x[None, here] for x in (q, k, v)), feature_map=given, state=before, eps=eps, backend=backend
-        )
+        part = q[None, here], k[None, here], v[None, here]
+        y, after = linear_attention(*part, feature_map=given, state=before, eps=eps, backend=backend)
         rows.append(y[0])
         sums.append(after.s)
         norms.append(after.z)
