@@ -26,6 +26,7 @@ needs_gpu = pytest.mark.skipif(not (GPU and INSTALLED), reason="needs a GPU")
 REFERENCES = {"elu": reference_elu, "relu": reference_relu}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED or backend.runs_here(), reason="the tests run here themselves")
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
@@ -111,8 +112,7 @@ SHAPES += [(2, 4, 1, 1, 1), (1, 67, 2, 70, 6)]
 
 
 @needs_triton
-@pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("name", "masked"), [("elu", False), ("relu", True)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_equations(shape, masked, name, parts, poisoned):
     given = inputs(*shape)
@@ -122,13 +122,13 @@ def test_equals_the_equations(shape, masked, name, parts, poisoned):
 
 
 @needs_triton
-@pytest.mark.parametrize("shape", [(1, 300, 2, 40, 24), (1, 70, 1, 128, 96), (1, 40, 1, 256, 5), (1, 40, 1, 3, 256)])
+@pytest.mark.parametrize("shape", [(1, 200, 1, 40, 24), (1, 70, 1, 128, 96), (1, 40, 1, 256, 5), (1, 40, 1, 3, 256)])
 def test_equals_chunked_where_the_equations_take_long(shape, parts, poisoned):
     given = inputs(*shape)
-    for mask, phi in ((holes(*shape[:2]), "elu"), (None, torch.sigmoid)):
-        exact = [x.detach().double().requires_grad_() for x in given]
-        wanted = run(exact, "chunked", mask=mask, feature_map=phi, eps=0.1)
-        close(run(given, mask=mask, feature_map=phi, eps=0.1), wanted, 2e-5)
+    mask, phi = holes(*shape[:2]), torch.sigmoid if shape[3] > shape[1] else "elu"
+    exact = [x.detach().double().requires_grad_() for x in given]
+    wanted = run(exact, "chunked", mask=mask, feature_map=phi, eps=0.1)
+    close(run(given, mask=mask, feature_map=phi, eps=0.1), wanted, 2e-5)
 
 
 @needs_triton
@@ -152,9 +152,9 @@ def test_half_precision(shape, dtype, parts, poisoned):
 
 
 @needs_triton
-@pytest.mark.parametrize("t", [1, 90])
+@pytest.mark.parametrize("t", [1, 66])
 def test_padding_may_hold_anything(t, parts):
-    q, k, v, s, z = inputs(2, t, 3, 5, 17)
+    q, k, v, s, z = inputs(2, t, 1, 5, 17)
     mask = holes(2, t)
     mask[1, -1] = False
     dirty = [torch.where(mask[..., None, None], x, torch.nan).detach().requires_grad_() for x in (k, v)]
@@ -209,7 +209,7 @@ def test_elu_plus_one_does_not_cancel():
 @needs_triton
 def test_no_gradient_from_above_for_some_outputs(parts):
     """What nothing is asked of counts as zero, also where there is no y; and a sum's gradient has strides of 0."""
-    given = inputs(1, 70, 2, 6, 10)
+    given = inputs(1, 70, 1, 6, 10)
     exact = [x.detach().double().requires_grad_() for x in given]
     for index in range(3):
         found, expected = [], []
@@ -383,6 +383,7 @@ def test_smaller_chunks_where_shared_memory_is_small(monkeypatch):
     scan = kernels.scan
     given = inputs(1, 100, 1, 8, 8)
     expected = run(given)
+    monkeypatch.setattr(backend._Scans, "chunk", lambda *_: 64)
     monkeypatch.setattr(kernels, "scan", Scan())
     close(run(given), expected, 1e-5)
     assert set(tried) == {64, 32, 16}
@@ -404,13 +405,13 @@ def test_where_it_cannot_run_the_error_says_what_to_do(monkeypatch):
 def test_precision_follows_the_setting():
     def asked(what):
         torch.backends.cuda.matmul.fp32_precision = what
-        return backend.precision(torch.float32), backend.precision(torch.bfloat16)
+        return [backend.precision(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
 
     before = torch.backends.cuda.matmul.fp32_precision
     try:
-        assert asked("none") == (("tf32x3", "tf32x3"), ("tf32", "tf32x3"))
-        assert asked("ieee") == (("ieee", "ieee"), ("tf32", "ieee"))
-        assert asked("tf32") == (("tf32", "tf32"), ("tf32", "tf32x3"))
+        assert asked("none") == [("tf32x3", "tf32x3"), ("tf32", "tf32x3"), ("bf16", "bf16x2")]
+        assert asked("ieee") == [("ieee", "ieee"), ("tf32", "ieee"), ("bf16", "bf16x2")]
+        assert asked("tf32") == [("tf32", "tf32"), ("tf32", "tf32x3"), ("bf16", "bf16x2")]
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 

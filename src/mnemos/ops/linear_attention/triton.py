@@ -128,18 +128,21 @@ def _kernels() -> ModuleType:
 
 
 def precision(dtype: torch.dtype) -> tuple[str, str]:
-    """How products are taken on tensor cores, and those that are added to the forward's S.
+    """How products are taken on tensor cores: those that are read at once, and those that S is summed from.
 
-    The state is as good as float32 whatever the inputs. tf32x3 splits each float32 in two and is; bfloat16 and float16
-    inputs are not made worse by tf32's 10 bits, which, unlike their own type, have room for φ(q)·φ(k) and 1/den.
-    PyTorch's setting decides where its user has made one: "tf32" for float32 inputs too, "ieee" for no tensor cores.
-    Its default, "none", asks for nothing.
+    S is as good as float32 whatever the inputs. bf16 rounds both factors, as every bfloat16 attention does; bf16x2
+    splits φ(k) in two, and v is one already; tf32x3 splits each float32 in two. float16 has no room for φ(q)·φ(k) or
+    1/den, so its products are tf32's, of as many bits.
+    PyTorch's setting decides for float32 where its user has made one: "tf32", or "ieee" for no tensor cores, which
+    takes several times as long. Its default, "none", asks for nothing.
     """
+    if dtype == torch.bfloat16:
+        return "bf16", "bf16x2"
     asked = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
     exact = "ieee" if asked == "ieee" else "tf32x3"
-    if dtype == torch.float32:
-        return (exact, exact) if asked != "tf32" else ("tf32", "tf32")
-    return "tf32", exact
+    if dtype == torch.float16:
+        return "tf32", exact
+    return ("tf32", "tf32") if asked == "tf32" else (exact, exact)
 
 
 def _to_fill(device: torch.device) -> int:
@@ -193,6 +196,12 @@ class _Scans:
         sides = (block, _power(whole)) if over_d else (_power(whole), block)
         return *sides, -(-cut // block)
 
+    def chunk(self, wide: int) -> int:
+        """Tokens of a chunk. More, and a thread's registers spill, by what the compiler says for D = M of 32 to 256."""
+        if self.v.dtype == torch.bfloat16:
+            return 64 if wide <= 128 else 16
+        return 32 if wide <= 64 else 16
+
     def run(
         self,
         what: str,
@@ -215,7 +224,7 @@ class _Scans:
         x_start, n_start = start or (None, None)
         x_end, n_end = end or (None, None)
         reads = precision(self.v.dtype)[0]
-        chunk = min(64 if max(bd, bm) <= 64 else 32, _power(t))
+        chunk = min(self.chunk(max(bd, bm)), _power(t))
         while True:
             try:
                 with torch.cuda.device_of(self.q):
@@ -234,7 +243,7 @@ class _Scans:
                         BM=bm,
                         PRECISION=reads,
                         SUMS=sums or reads,
-                        num_warps=4 if bd * bm <= 64 * 64 else 8,
+                        num_warps=4 if bd * bm * self.v.element_size() <= 8192 else 8,
                         num_stages=2,
                     )
                 return

@@ -16,11 +16,16 @@ programs; one of dq or dk sums over M, so those share D out. No program writes w
 the same at every run.
 """
 
+import os
+
 import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
 __all__ = ["OutOfResources", "running", "scan", "step"]
+
+# The interpreter would multiply bfloat16's bits as integers; it gets the rounded numbers as float32.
+FACTOR = tl.constexpr(tl.float32 if os.environ.get("TRITON_INTERPRET") == "1" else tl.bfloat16)
 
 
 @triton.jit
@@ -41,6 +46,19 @@ def _sloped(gradient, phi, KIND: tl.constexpr):
     elif KIND == 2:
         gradient = tl.where(phi > 0, gradient, 0.0)
     return gradient
+
+
+@triton.jit
+def _product(a, b, PRECISION: tl.constexpr):
+    """a b, in float32. bf16: both rounded to bfloat16; bf16x2: b rounded, a as the sum of two, 16 bits in all."""
+    if PRECISION == "bf16" or PRECISION == "bf16x2":
+        rounded, b = a.to(tl.bfloat16), b.to(tl.bfloat16).to(FACTOR)
+        c = tl.dot(rounded.to(FACTOR), b)
+        if PRECISION == "bf16x2":
+            c = tl.dot((a - rounded.to(tl.float32)).to(tl.bfloat16).to(FACTOR), b, c)
+    else:
+        c = tl.dot(a, b, input_precision=PRECISION)
+    return c
 
 
 @triton.jit
@@ -178,44 +196,37 @@ def scan(
             share = tl.load(gamma + row, mask=here, other=0.0)
 
         if OUT == "y":
-            weights = tl.where(earlier, tl.dot(query, tl.trans(key), input_precision=PRECISION), 0.0)
+            weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0)
             below = tl.sum(weights, 1) + tl.sum(query * n[None, :], 1) + eps
-            above = tl.dot(query, x, input_precision=PRECISION)
-            above = tl.dot(weights, value, above, input_precision=PRECISION)
-            result = above / below[:, None]
+            result = _product(query, x, PRECISION) + _product(weights, value, PRECISION)
+            result = result / below[:, None]
             tl.store(out + row[:, None] * M + m[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_m)
             tl.store(den + row, below, mask=here & (block == 0))
         if OUT == "dq":
             share = -tl.sum(scaled * _rows(y, row, M, m, here[:, None] & in_m), 1)
             tl.store(gamma + row, share, mask=here & (block == 0))
         if OVER_D:
-            weights = tl.dot(scaled, tl.trans(value), input_precision=PRECISION) + share[:, None]
+            weights = _product(scaled, tl.trans(value), PRECISION) + share[:, None]
             weights = tl.where(earlier, weights, 0.0)
             if OUT == "dq":
-                result = share[:, None] * n[None, :]
-                result = tl.dot(scaled, tl.trans(x), result, input_precision=PRECISION)
-                result = tl.dot(weights, key, result, input_precision=PRECISION)
-                result = _sloped(result, query, KIND)
-                keep = here[:, None] & in_d
+                result = _product(scaled, tl.trans(x), PRECISION) + _product(weights, key, PRECISION)
+                result = _sloped(result + share[:, None] * n[None, :], query, KIND)
             else:
-                result = tl.dot(value, tl.trans(x), input_precision=PRECISION) + n[None, :]
-                result = tl.dot(tl.trans(weights), query, result, input_precision=PRECISION)
+                result = _product(value, tl.trans(x), PRECISION) + _product(tl.trans(weights), query, PRECISION)
                 # A key that is not valid has φ = 0 here, and no gradient.
-                result = tl.where(valid[:, None], _sloped(result, key, KIND), 0.0)
-                keep = here[:, None] & in_d
-            tl.store(out + row[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=keep)
+                result = tl.where(valid[:, None], _sloped(result + n[None, :], key, KIND), 0.0)
+            tl.store(out + row[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_d)
         if OUT == "dv":
-            weights = tl.where(earlier, tl.dot(query, tl.trans(key), input_precision=PRECISION), 0.0)
-            result = tl.dot(key, x, input_precision=PRECISION)
-            result = tl.dot(tl.trans(weights), scaled, result, input_precision=PRECISION)
+            weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0)
+            result = _product(key, x, PRECISION) + _product(tl.trans(weights), scaled, PRECISION)
             result = tl.where(valid[:, None], result, 0.0)
             tl.store(out + row[:, None] * M + m[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_m)
 
         if FORWARDS:
-            x = tl.dot(tl.trans(key), value, x, input_precision=SUMS)
+            x += _product(tl.trans(key), value, SUMS)
             n += tl.sum(key, 0)
         else:
-            x = tl.dot(tl.trans(query), scaled, x, input_precision=SUMS)
+            x += _product(tl.trans(query), scaled, SUMS)
             if HAS_GAMMA:
                 n += tl.sum(query * share[:, None], 0)
 
