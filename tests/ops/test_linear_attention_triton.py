@@ -15,6 +15,7 @@ import torch
 import mnemos
 from mnemos.ops.linear_attention import LinearState, linear_attention
 from mnemos.ops.linear_attention import triton as backend
+from mnemos.ops.linear_attention import triton_launch as launch
 from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention, reference_relu
 from mnemos.types import InputError
 
@@ -47,8 +48,8 @@ def poisoned():
 @pytest.fixture(params=["whole", "in parts"])
 def parts(request, monkeypatch):
     if request.param == "in parts":
-        monkeypatch.setattr(backend, "_to_fill", lambda _: 2**20)
-        monkeypatch.setattr(backend, "SHORTEST_PART", 16)
+        monkeypatch.setattr(launch, "to_fill", lambda _: 2**20)
+        monkeypatch.setattr(launch, "SHORTEST_PART", 16)
 
 
 def strange(shape, g, dtype=torch.float32):
@@ -290,8 +291,8 @@ def test_no_rows_and_no_heads():
 @needs_triton
 @pytest.mark.parametrize("t", [0, 1, 40])
 def test_opcheck(t, monkeypatch):
-    monkeypatch.setattr(backend, "_to_fill", lambda _: 4)
-    monkeypatch.setattr(backend, "SHORTEST_PART", 16)
+    monkeypatch.setattr(launch, "to_fill", lambda _: 4)
+    monkeypatch.setattr(launch, "SHORTEST_PART", 16)
     q, k, v, s, z = inputs(1, t, 2, 6, 5)
     mask = torch.arange(t, device=DEVICE)[None] % 3 > 0 if t else None
     found = torch.library.opcheck(torch.ops.mnemos.linear_attention_triton, (q, k, v, s, z, mask, None, 1, 0.1))
@@ -367,7 +368,7 @@ def test_types_may_differ():
 
 @needs_triton
 def test_smaller_chunks_where_shared_memory_is_small(monkeypatch):
-    kernels = backend._kernels()
+    kernels = launch.kernels()
     tried = []
 
     class Scan:
@@ -383,7 +384,7 @@ def test_smaller_chunks_where_shared_memory_is_small(monkeypatch):
     scan = kernels.scan
     given = inputs(1, 100, 1, 8, 8)
     expected = run(given)
-    monkeypatch.setattr(backend._Scans, "chunk", lambda *_: 64)
+    monkeypatch.setattr(launch.Scans, "chunk", lambda *_: 64)
     monkeypatch.setattr(kernels, "scan", Scan())
     close(run(given), expected, 1e-5)
     assert set(tried) == {64, 32, 16}
@@ -405,7 +406,7 @@ def test_where_it_cannot_run_the_error_says_what_to_do(monkeypatch):
 def test_precision_follows_the_setting():
     def asked(what):
         torch.backends.cuda.matmul.fp32_precision = what
-        return [backend.precision(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+        return [launch.precision(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
 
     before = torch.backends.cuda.matmul.fp32_precision
     try:

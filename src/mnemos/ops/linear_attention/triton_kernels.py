@@ -191,7 +191,7 @@ def scan(
             value = _rows(v, t, v_t, m, valid[:, None] & in_m)
         if HAS_G:
             scaled = _rows(g, t, g_t, m, here[:, None] & in_m)
-            scaled = scaled / tl.load(den + row, mask=here, other=1.0)[:, None]
+            scaled *= (1.0 / tl.load(den + row, mask=here, other=1.0))[:, None]
         if HAS_GAMMA:
             share = tl.load(gamma + row, mask=here, other=0.0)
 
