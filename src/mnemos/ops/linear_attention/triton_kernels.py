@@ -190,8 +190,9 @@ def scan(
         if OUT != "r" and OUT != "dv":
             value = _rows(v, t, v_t, m, valid[:, None] & in_m)
         if HAS_G:
-            scaled = _rows(g, t, g_t, m, here[:, None] & in_m)
-            scaled *= (1.0 / tl.load(den + row, mask=here, other=1.0))[:, None]
+            # 1/den goes with the other factor: g itself is not rounded by a product, so that g·v and g·y may cancel.
+            above = _rows(g, t, g_t, m, here[:, None] & in_m)
+            inverse = (1.0 / tl.load(den + row, mask=here, other=1.0))[:, None]
         if HAS_GAMMA:
             share = tl.load(gamma + row, mask=here, other=0.0)
 
@@ -203,13 +204,13 @@ def scan(
             tl.store(out + row[:, None] * M + m[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_m)
             tl.store(den + row, below, mask=here & (block == 0))
         if OUT == "dq":
-            share = -tl.sum(scaled * _rows(y, row, M, m, here[:, None] & in_m), 1)
+            share = -tl.sum(above * _rows(y, row, M, m, here[:, None] & in_m) * inverse, 1)
             tl.store(gamma + row, share, mask=here & (block == 0))
         if OVER_D:
-            weights = _product(scaled, tl.trans(value), PRECISION) + share[:, None]
+            weights = _product(above, tl.trans(value), PRECISION) * inverse + share[:, None]
             weights = tl.where(earlier, weights, 0.0)
             if OUT == "dq":
-                result = _product(scaled, tl.trans(x), PRECISION) + _product(weights, key, PRECISION)
+                result = _product(above, tl.trans(x), PRECISION) * inverse + _product(weights, key, PRECISION)
                 result = _sloped(result + share[:, None] * n[None, :], query, KIND)
             else:
                 result = _product(value, tl.trans(x), PRECISION) + _product(tl.trans(weights), query, PRECISION)
@@ -217,8 +218,8 @@ def scan(
                 result = tl.where(valid[:, None], _sloped(result + n[None, :], key, KIND), 0.0)
             tl.store(out + row[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_d)
         if OUT == "dv":
-            weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0)
-            result = _product(key, x, PRECISION) + _product(tl.trans(weights), scaled, PRECISION)
+            weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0) * inverse
+            result = _product(key, x, PRECISION) + _product(tl.trans(weights), above, PRECISION)
             result = tl.where(valid[:, None], result, 0.0)
             tl.store(out + row[:, None] * M + m[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_m)
 
@@ -226,7 +227,7 @@ def scan(
             x += _product(tl.trans(key), value, SUMS)
             n += tl.sum(key, 0)
         else:
-            x += _product(tl.trans(query), scaled, SUMS)
+            x += _product(tl.trans(query * inverse), above, SUMS)
             if HAS_GAMMA:
                 n += tl.sum(query * share[:, None], 0)
 
