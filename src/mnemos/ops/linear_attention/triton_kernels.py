@@ -197,7 +197,12 @@ def scan(
             share = tl.load(gamma + row, mask=here, other=0.0)
 
         if OUT == "y":
+            if PRECISION == "bf16":
+                query = query.to(tl.bfloat16).to(tl.float32)
             weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0)
+            if PRECISION == "bf16":
+                # Numerator and denominator have the same weights, so that few keys do not make their rounding seen.
+                weights = weights.to(tl.bfloat16).to(tl.float32)
             below = tl.sum(weights, 1) + tl.sum(query * n[None, :], 1) + eps
             result = _product(query, x, PRECISION) + _product(weights, value, PRECISION)
             result = result / below[:, None]
