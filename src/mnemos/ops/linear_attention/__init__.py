@@ -2,7 +2,8 @@
 
 A backend is a file here that is cheap to import, says whether it `runs_here()` and whether it `takes(q, k, v)`, and
 computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, best first. One with a shorter way for a
-single token has `token`, of the same arguments; one that cannot run here may say `why_not()`.
+single token has `token`, of the same arguments; one that cannot run here may say `why_not()`; one that takes more than
+"auto" should give it says what that may in `suits(q, k, v)`. "auto" is the first that runs here and takes the tensors.
 """
 
 from types import ModuleType
@@ -14,12 +15,12 @@ from torch import Tensor
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import chunked, native
+from . import chunked, native, triton
 from .feature_maps import FeatureMap, Pointwise, find, nearest
 
 __all__ = ["LinearState", "backends", "linear_attention", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked}
+BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked": chunked}
 
 
 class LinearState(NamedTuple):
@@ -63,10 +64,10 @@ def linear_attention(
     """
     _check(q, k, v, causal, mask, eps)
     phi = find(feature_map)
-    chosen = BACKENDS[which(q, k, v, backend)]
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(k)
         _check_features(q, k, v)
+    chosen = BACKENDS[which(q, k, v, backend)]
     b, _, h, d = k.shape
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     with full_precision(v.device.type):
@@ -116,7 +117,11 @@ def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
     Raises InputError for a backend that there is not, that cannot run here or that does not take them.
     """
     if backend == "auto":
-        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(q, k, v))
+        return next(
+            name
+            for name, module in BACKENDS.items()
+            if module.runs_here() and getattr(module, "suits", module.takes)(q, k, v)
+        )
     if backend not in BACKENDS:
         raise InputError(f"linear_attention has no backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
     module = BACKENDS[backend]
@@ -124,7 +129,8 @@ def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
         why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
         raise InputError(f"backend {backend!r} cannot run on this machine; {why}")
     if not module.takes(q, k, v):
-        raise InputError(f"backend {backend!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
+        widths = f"D = {q.shape[-1]} and M = {v.shape[-1]}"
+        raise InputError(f"backend {backend!r} does not take {v.dtype} on {v.device.type} with {widths}; use 'auto'")
     return backend
 
 

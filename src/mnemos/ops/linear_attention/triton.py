@@ -1,0 +1,249 @@
+"""Causal linear attention on a GPU, in Triton: φ, sums, mask and normaliser in one pass (triton_kernels.py).
+
+The forward reads q, k, v once and writes y and one denominator a token and head; S and z stay in registers. The
+backward is a scan forwards in time for dq, and one backwards each for dk and dv (the formulas of chunked.py). Where
+rows times heads are too few to fill the device, the sequence is cut in parts: first the sums of each, then all parts
+at once. The numbers are float32, bfloat16 or float16, the sums float32.
+
+TRITON_INTERPRET=1, set before Triton is first imported, runs the same kernels on CPU tensors, slowly, for a test.
+"""
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .feature_maps import FEATURE_MAPS, Pointwise
+from .triton_launch import Scans, precision, running, step
+
+__all__ = ["causal", "packed", "runs_here", "suits", "takes", "token", "why_not"]
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAPS = {"elu": 1, "relu": 2}
+WIDEST = 256  # a program holds all of D or all of M
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def runs_here() -> bool:
+    """Whether Triton is installed, and a GPU, or its interpreter, is there to run it."""
+    return _reason() == ""
+
+
+def why_not() -> str:
+    """Why this backend cannot run here, and what to do about it; empty if it can."""
+    return _reason()
+
+
+@torch.compiler.assume_constant_result
+def _reason() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install 'mnemos[triton]'"
+    if not torch.cuda.is_available() and not _interpreted():
+        return "it needs a GPU, and PyTorch sees no CUDA device; use 'auto'"
+    return ""
+
+
+@torch.compiler.assume_constant_result
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """On a GPU of compute capability 8 or later (or interpreted on the CPU), float32 or shorter, D and M up to 256."""
+    if not (q.dtype in TYPES and k.dtype in TYPES and v.dtype in TYPES):
+        return False
+    if not (0 < q.shape[-1] <= WIDEST and 0 < v.shape[-1] <= WIDEST):
+        return False
+    return _interpreted() if v.device.type == "cpu" else v.device.type == "cuda" and _has_tensor_cores()
+
+
+def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """What "auto" may give it: the interpreter runs for those alone who ask for this backend by name."""
+    return v.device.type == "cuda" and takes(q, k, v)
+
+
+@torch.compiler.assume_constant_result
+def _has_tensor_cores() -> bool:
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+def causal(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
+
+    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens; q, k and v are read once, k and v twice where the
+    sequence is cut in parts.
+    """
+    return _call(q, k, v, s, z, mask, None, phi, eps)
+
+
+token = causal  # a single one has a kernel of its own inside
+
+
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, offsets: Tensor, phi: Pointwise | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """N sequences one after the other, q, k [total, H, D], v [total, H, M], s [N, H, D, M], z [N, H, D] -> y, s, z.
+
+    Sequence n is tokens offsets[n] to offsets[n + 1] - 1; a program has one of them and one head.
+    """
+    y, s, z = _call(q[None], k[None], v[None], s, z, None, offsets, phi, eps)
+    return y[0], s, z
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    phi: Pointwise | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    kind = 0
+    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
+        kind = MAPS[phi.name]
+    elif phi is not None:
+        q, k = phi(q), phi(k)
+    wanted = v.dtype
+    if not q.dtype == k.dtype == wanted:
+        q, k, v = q.float(), k.float(), v.float()
+    y, _, s, z = torch.ops.mnemos.linear_attention_triton(q, k, v, s, z, mask, offsets, kind, eps)
+    return y.to(wanted), s, z
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z, Tensor? mask, Tensor? offsets, int kind"
+torch.library.define("mnemos::linear_attention_triton", f"({_INPUTS}, float eps) -> (Tensor, Tensor, Tensor, Tensor)")
+torch.library.define(
+    "mnemos::linear_attention_triton_backward",
+    f"({_INPUTS}, Tensor y, Tensor den, Tensor gy, Tensor gs, Tensor gz) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    kind: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    s, z = s.contiguous(), z.contiguous()
+    y, den = v.new_empty(v.shape), s.new_empty(v.shape[:3])
+    s_end, z_end = torch.empty_like(s), torch.empty_like(z)
+    scans = Scans(q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den)
+    if q.shape[1] == 1 and offsets is None:
+        step(scans, y, s, z, s_end, z_end, eps)
+        return y, den, s_end, z_end
+    parts, sums = scans.parts(scans.tiles(False)[2]), precision(v.dtype)[1]
+    if parts[0] == 1:
+        scans.run("y", y, (s, z), (s_end, z_end), sums=sums, eps=eps)
+        return y, den, s_end, z_end
+    x, n = scans.totals("s", parts, sums)
+    s_end, z_end = running(x, s), running(n, z)
+    scans.run("y", y, (x, n), parts=parts, sums=sums, eps=eps)
+    return y, den, s_end, z_end
+
+
+@torch.library.register_fake("mnemos::linear_attention_triton")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    kind: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
+
+
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    kind: int,
+    y: Tensor,
+    den: Tensor,
+    gy: Tensor,
+    gs: Tensor,
+    gz: Tensor,
+) -> Gradients:
+    s, z, gs, gz = s.contiguous(), z.contiguous(), gs.contiguous(), gz.contiguous()
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    ds, dz = torch.empty_like(s), torch.empty_like(z)
+    den, gamma = den.contiguous(), torch.empty_like(den)
+    scans = Scans(q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den, g=gy, y=y.contiguous(), gamma=gamma)
+    parts = scans.parts(min(scans.tiles(False)[2], scans.tiles(True)[2]))
+    if parts[0] == 1:
+        scans.run("dq", dq, (s, z))
+        scans.run("dk", dk, (gs, gz), (None, dz))
+        scans.run("dv", dv, (gs, gz), (ds, None))
+        return dq, dk, dv, ds, dz
+    x, n = scans.totals("s", parts)
+    running(x, s), running(n, z)
+    scans.run("dq", dq, (x, n), parts=parts)
+    x, n = scans.totals("r", parts)
+    ds, dz = running(x, gs, backwards=True), running(n, gz, backwards=True)
+    scans.run("dk", dk, (x, n), parts=parts)
+    scans.run("dv", dv, (x, n), parts=parts)
+    return dq, dk, dv, ds, dz
+
+
+@torch.library.register_fake("mnemos::linear_attention_triton_backward")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    kind: int,
+    y: Tensor,
+    den: Tensor,
+    gy: Tensor,
+    gs: Tensor,
+    gz: Tensor,
+) -> Gradients:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), s.new_empty(s.shape), z.new_empty(z.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, s, z, mask, offsets, ctx.kind, _ = inputs
+    y, den, _, _ = output
+    ctx.save_for_backward(q, k, v, s, z, mask, offsets, y, den)
+    ctx.mark_non_differentiable(den)
+
+
+def _gradients(ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, s, z, mask, offsets, y, den = ctx.saved_tensors
+    gy, gs, gz = (torch.zeros_like(x) if g is None else g for g, x in ((gy, y), (gs, s), (gz, z)))
+    backward = torch.ops.mnemos.linear_attention_triton_backward
+    found = backward(q, k, v, s, z, mask, offsets, ctx.kind, y, den, gy, gs, gz)
+    return *found, None, None, None, None
+
+
+def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    raise RuntimeError("linear_attention is differentiable once; backend='triton' has no derivative of its derivative")
+
+
+for _device in ("CPU", "CUDA"):
+    torch.library.impl("mnemos::linear_attention_triton", _device, _forward)
+    torch.library.impl("mnemos::linear_attention_triton_backward", _device, _backward)
+torch.library.register_autograd("mnemos::linear_attention_triton", _gradients, setup_context=_keep)
+torch.library.register_autograd("mnemos::linear_attention_triton_backward", _once)

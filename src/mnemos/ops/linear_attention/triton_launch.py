@@ -1,0 +1,191 @@
+"""How triton.py launches its kernels: in which precision, tiles, chunks and parts of the sequence."""
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+__all__ = ["Scans", "kernels", "precision", "running", "step", "to_fill"]
+
+SHORTEST_PART = 512
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """Triton itself is imported here."""
+    from . import triton_kernels
+
+    return triton_kernels
+
+
+def precision(dtype: torch.dtype) -> tuple[str, str]:
+    """How products are taken on tensor cores: those that are read at once, and those that S is summed from.
+
+    S is as good as float32 whatever the inputs. bf16 rounds both factors, as every bfloat16 attention does; bf16x2
+    splits φ(k) in two, and v is one already; tf32x3 splits each float32 in two. float16 has no room for φ(q)·φ(k) or
+    1/den, so its products are tf32's, of as many bits.
+    PyTorch's setting decides for float32 where its user has made one: "tf32", or "ieee" for no tensor cores, which
+    takes several times as long. Its default, "none", asks for nothing.
+    """
+    if dtype == torch.bfloat16:
+        return "bf16", "bf16x2"
+    asked = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    exact = "ieee" if asked == "ieee" else "tf32x3"
+    if dtype == torch.float16:
+        return "tf32", exact
+    return ("tf32", "tf32") if asked == "tf32" else (exact, exact)
+
+
+def to_fill(device: torch.device) -> int:
+    """How many programs keep a device busy: one a multiprocessor. Tests put more in its place."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _power(n: int) -> int:
+    """The least power of two that is no less, and fit for a side of a product."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+@dataclass
+class Scans:
+    """What all scans of a call share: its inputs, as the kernels read them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    offsets: Tensor | None
+    kind: int
+    heads: int  # of all rows, or of all sequences
+    den: Tensor
+    g: Tensor | None = None
+    y: Tensor | None = None
+    gamma: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        # Any strides will do but the last.
+        self.q, self.k, self.v = _aligned(self.q), _aligned(self.k), _aligned(self.v)
+        self.g = None if self.g is None else _aligned(self.g)
+        self.mask = None if self.mask is None else self.mask.view(torch.uint8)
+
+    def parts(self, blocks: int) -> tuple[int, int]:
+        """In how many parts the sequence is cut, and their length: one where there are programs enough."""
+        t = self.q.shape[1]
+        programs, enough = self.heads * blocks, to_fill(self.q.device)
+        if self.offsets is not None or programs >= enough or t < 2 * SHORTEST_PART:
+            return 1, max(t, 1)
+        # Two programs a multiprocessor hide each other's waiting.
+        length = max(SHORTEST_PART, -(-t // -(-2 * enough // programs)))
+        length = -(-length // 64) * 64
+        return -(-t // length), length
+
+    def tiles(self, over_d: bool) -> tuple[int, int, int]:
+        """The tile BD × BM of a running sum that a program holds, and in how many blocks M (D, if over_d) is cut."""
+        d, m = self.q.shape[-1], self.v.shape[-1]
+        whole, cut = (m, d) if over_d else (d, m)
+        block = min(_power(cut), 64 if whole <= 128 else 32)
+        sides = (block, _power(whole)) if over_d else (_power(whole), block)
+        return *sides, -(-cut // block)
+
+    def chunk(self, wide: int) -> int:
+        """Tokens of a chunk. More, and a thread's registers spill, by what the compiler says for D = M of 32 to 256."""
+        if self.v.dtype == torch.bfloat16:
+            return 64 if wide <= 128 else 16
+        return 32 if wide <= 64 else 16
+
+    def run(
+        self,
+        what: str,
+        out: Tensor | None = None,
+        start: tuple[Tensor, Tensor] | None = None,
+        end: tuple[Tensor | None, Tensor | None] | None = None,
+        parts: tuple[int, int] = (1, 0),
+        sums: str | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """One scan, see triton_kernels.py; halves the chunks where a device has too little shared memory for them."""
+        t, h, d = self.q.shape[1:]
+        bd, bm, blocks = self.tiles(what in ("dq", "dk"))
+        count, length = parts if parts[1] else (1, max(t, 1))
+        if not self.heads:
+            return
+        strides = [n for x in (self.q, self.k, self.v) for n in x.stride()[:3]]
+        strides += self.g.stride()[:3] if self.g is not None else (0, 0, 0)
+        strides += self.mask.stride() if self.mask is not None else (0, 0)
+        x_start, n_start = start or (None, None)
+        x_end, n_end = end or (None, None)
+        reads = precision(self.v.dtype)[0]
+        chunk = min(self.chunk(max(bd, bm)), _power(t))
+        while True:
+            try:
+                with torch.cuda.device_of(self.q):
+                    kernels().scan[self.heads * blocks, count](
+                        *(self.q, self.k, self.v, self.g, self.y, self.den, self.gamma, self.mask, self.offsets, out),
+                        *(x_start, n_start, x_end, n_end, eps, *strides, t, h, length, count, blocks),
+                        D=d,
+                        M=self.v.shape[-1],
+                        OUT=what,
+                        KIND=self.kind,
+                        MASKED=self.mask is not None,
+                        PACKED=self.offsets is not None,
+                        ENDS=end is not None,
+                        C=chunk,
+                        BD=bd,
+                        BM=bm,
+                        PRECISION=reads,
+                        SUMS=sums or reads,
+                        num_warps=4 if bd * bm * self.v.element_size() <= 8192 else 8,
+                        num_stages=2,
+                    )
+                return
+            except kernels().OutOfResources:
+                if chunk == 16:
+                    raise
+                chunk //= 2
+
+    def totals(self, what: str, parts: tuple[int, int], sums: str | None = None) -> tuple[Tensor, Tensor]:
+        """The sums of each part alone."""
+        d, m = self.q.shape[-1], self.v.shape[-1]
+        x, n = self.den.new_empty(self.heads, parts[0], d, m), self.den.new_empty(self.heads, parts[0], d)
+        self.run(what, end=(x, n), parts=parts, sums=sums)
+        return x, n
+
+
+def _aligned(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def running(totals: Tensor, start: Tensor, backwards: bool = False) -> Tensor:
+    """In place, from totals of parts to what a running sum is before each; returns it after the last."""
+    end = torch.empty_like(start)
+    heads, parts = totals.shape[:2]
+    size = totals[0, 0].numel()
+    block = min(1024, _power(size))
+    with torch.cuda.device_of(totals):
+        kernels().running[heads, -(-size // block)](totals, start, end, parts, size, BACKWARDS=backwards, BLOCK=block)
+    return end
+
+
+def step(scans: Scans, y: Tensor, s: Tensor, z: Tensor, s_end: Tensor, z_end: Tensor, eps: float) -> None:
+    """One token."""
+    q, k, v, mask = scans.q, scans.k, scans.v, scans.mask
+    _, _, h, d = q.shape
+    m, bd = v.shape[-1], _power(d)
+    bm = min(_power(m), 4096 // bd)
+    blocks = -(-m // bm)
+    if not scans.heads:
+        return
+    strides = [n for x in (q, k, v) for n in (x.stride(0), x.stride(2))]
+    with torch.cuda.device_of(q):
+        kernels().step[scans.heads * blocks,](
+            *(q, k, v, mask, y, scans.den, s, z, s_end, z_end, eps),
+            *(*strides, 0 if mask is None else mask.stride(0), h, blocks),
+            D=d,
+            M=m,
+            KIND=scans.kind,
+            MASKED=mask is not None,
+            BD=bd,
+            BM=bm,
+        )

@@ -1,0 +1,92 @@
+"""Causal linear attention of sequences of unequal lengths, one after the other, without padding."""
+
+import torch
+from torch import Tensor
+
+from mnemos.ops.precision import full_precision
+from mnemos.types import InputError
+
+from . import BACKENDS, LinearState, linear_attention, which
+from .feature_maps import FeatureMap, Pointwise, find
+
+__all__ = ["linear_attention_varlen"]
+
+
+def linear_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    feature_map: str | FeatureMap = "elu",
+    state: tuple[Tensor, Tensor] | None = None,
+    eps: float = 1e-6,
+    backend: str = "auto",
+) -> tuple[Tensor, LinearState]:
+    """`linear_attention(causal=True)` of N sequences, and the state of each after its last token.
+
+    q, k [total, H, D], v [total, H, M]: all tokens, sequence after sequence. offsets [N + 1], integers: sequence n is
+    tokens offsets[n] to offsets[n + 1] - 1, so the first is 0, the last is total and none is less than the one before;
+    a sequence may have no token. y [total, H, M] in v's dtype; s [N, H, D', M] and z [N, H, D'] as `state`, which is
+    what each sequence starts from, never changed, and None for zeros.
+
+    Cost: O(total·H·D'·M), whatever the lengths. On a GPU one kernel runs all sequences, one program a sequence and
+    head (so that it takes as long as the longest); elsewhere they run one after another, and offsets are read.
+    Offsets on the CPU are checked; those on a GPU are not, for that would wait for it: wrong ones make wrong outputs,
+    but nothing outside of the tensors is touched.
+    Raises InputError as `linear_attention` does, and for offsets that do not fit.
+    """
+    _check(q, k, v, offsets)
+    phi = find(feature_map)
+    if not isinstance(phi, Pointwise):
+        q, k = phi(q), phi(k)
+    (_, h, d), m, n = k.shape, v.shape[-1], len(offsets) - 1
+    if state is not None and (state[0].shape != (n, h, d, m) or state[1].shape != (n, h, d)):
+        found = f"{tuple(state[0].shape)} and {tuple(state[1].shape)}"
+        raise InputError(f"expected a state of s {(n, h, d, m)} and z {(n, h, d)} for {n} sequences, found {found}")
+    wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+    if state is None:
+        state = v.new_zeros(n, h, d, m, dtype=wide), v.new_zeros(n, h, d, dtype=wide)
+    s, z = state[0].to(wide), state[1].to(wide)
+    chosen = BACKENDS[which(q[None], k[None], v[None], backend)]
+    if hasattr(chosen, "packed"):
+        with full_precision(v.device.type):
+            kind = phi if isinstance(phi, Pointwise) else None
+            y, s, z = chosen.packed(q, k, v, s, z, offsets.to(v.device), kind, eps)
+            return y, LinearState(s, z)
+    given = phi if isinstance(phi, Pointwise) else _nothing
+    rows, sums, norms = [], [], []
+    ends = offsets.tolist()
+    for i in range(n):
+        here = slice(ends[i], ends[i + 1])
+        before = LinearState(s[i : i + 1], z[i : i + 1])
+        part = q[None, here], k[None, here], v[None, here]
+        y, after = linear_attention(*part, feature_map=given, state=before, eps=eps, backend=backend)
+        rows.append(y[0])
+        sums.append(after.s)
+        norms.append(after.z)
+    return torch.cat(rows), LinearState(torch.cat(sums), torch.cat(norms))
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """φ where it was applied already."""
+    return x
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> None:
+    if not (
+        q.dim() == k.dim() == v.dim() == 3 and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
+    ):
+        found = ", ".join(f"{name} {x.dtype} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        raise InputError(f"expected floating q, k [total, H, D] and v [total, H, M], found {found}")
+    total, h, _ = q.shape
+    if k.shape != q.shape or v.shape[:2] != (total, h):
+        raise InputError(
+            f"expected k {tuple(q.shape)} and v {(total, h)} + (M,) for q {tuple(q.shape)}, found {tuple(k.shape)} and "
+            f"{tuple(v.shape)}"
+        )
+    if offsets.dim() != 1 or len(offsets) < 2 or offsets.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"expected offsets [N + 1] of int32 or int64, found {offsets.dtype} {tuple(offsets.shape)}")
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = offsets.tolist()
+        if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
+            raise InputError(f"expected offsets that rise from 0 to {total}, the number of tokens; found {ends}")
