@@ -56,7 +56,8 @@ def build() -> Path:
         jobs, objects = [], []
         for name, width, flags in variants:
             given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
-            jobs.append((HERE / "kernels.cpp", Path(folder, f"{name}.o"), given))
+            for source in ("kernels", "decode"):
+                jobs.append((HERE / f"{source}.cpp", Path(folder, f"{source}_{name}.o"), given))
         given = [f'-DSOURCES="{fingerprint()}"', *(["-DX86_VARIANTS"] if len(variants) > 1 else [])]
         jobs.append((HERE / "library.cpp", Path(folder, "library.o"), given))
         for source, out, given in jobs:
