@@ -28,16 +28,17 @@ ROWS = 64  # beyond, a matrix product's own threads and tiles are faster
 def decoder(model: nn.Module) -> "Decoder":
     """`step = decoder(model)`; then `logits, state = step(x, state)` is `model(x, state)`, without gradient and sooner.
 
-    x [B, 1] int64, state of the model or of a step before (None: fresh rows); logits and state are those of the model to
-    rounding, and a stream may change between the two at any token. The state given is never changed. Where a fused kernel
-    serves, which is a `mnemos.Transformer` with linear attention (maps "elu" and "relu") in float32 on the CPU,
-    `step.fused` is True, and a token costs one reading of the weights and of the state, by as many threads as
-    `torch.get_num_threads()`, however many tokens came before. Elsewhere `step.why` says in a line why not, and the step
-    is the model's own. So it is, at any time, for more than one token or `ROWS` rows, under autocast, and in training
-    with dropout.
+    x [B, 1] int64, state of the model or of a step before (None: fresh rows); logits and state are those of the model
+    to rounding, and a stream may change between the two at any token. The state given is never changed.
 
-    Weights may change in place, or be moved, between steps. The modules are looked at once: for a model in which modules
-    or hooks have been put since, make a new decoder.
+    Where a fused kernel serves, which is a `mnemos.Transformer` with linear attention (maps "elu" and "relu") in
+    float32 on the CPU, `step.fused` is True, and a token costs one reading of the weights and of the state, by
+    `torch.get_num_threads()` threads, however many tokens came before. Elsewhere `step.why` says in a line why not, and
+    the step is the model's own. So it is, at any time, for more than one token or `ROWS` rows, under autocast, and in
+    training with dropout.
+
+    Weights may change in place, or be moved, between steps. The modules are looked at once: for a model in which
+    modules or hooks have been put since, make a new decoder.
     Raises InputError for what the model refuses.
     """
     return Decoder(model)

@@ -48,42 +48,50 @@ class Decoding {
     Vectors x, qkv, heads, mlp, hidden;  // [rows, ..]
     Barrier barrier;
 
+    // The i-th matrix that a token meets: four of a layer, and then the head's.
+    Matrix matrix(i64 i, i64 me, i64 all) const {
+        if (i >= 4 * m.layers) {
+            if (i == 4 * m.layers && m.hidden) return {m.before_head, m.hidden, m.width, me, all};
+            return {m.head, m.outputs, m.hidden ? m.hidden : m.width, me, all};
+        }
+        const Layer& layer = layers[i / 4];
+        if (i % 4 == 0) return {layer.qkv, 3 * m.width, m.width, me, all};
+        if (i % 4 == 1) return {layer.output, m.width, m.width, me, all};
+        if (i % 4 == 2) return {layer.expand, m.mlp, m.width, me, all};
+        return {layer.contract, m.width, m.mlp, me, all};
+    }
+
     void work(i64 me, i64 all) {
         Vectors mine{private_ + me * own, rounded(m.width, UNIT)};
+        // y = w·x + bias (+ more) with the next matrix, each thread some rows of w.
+        i64 i = 0;
+        auto multiply_next = [&](Vectors x, Vectors y, const Vectors* more = nullptr, bool active = false) {
+            Matrix w = matrix(i++, me, all), next = matrix(i, me, all);
+            multiply(w, c.rows, x, y, more, next.row(next.from));
+            if (active)
+                for (i64 b = 0; b < c.rows; b++) activate(m.gelu, y[b] + w.from, w.to - w.from);
+            barrier.wait(all);
+        };
         embed(me, all);
         const Affine* norm = nullptr;  // what the stream goes through before it is used
         for (i64 l = 0; l < m.layers; l++) {
             const Layer& layer = layers[l];
-            norm = m.post ? norm : &layer.attention_norm;
-            Vectors in = enter(norm, mine);
-            part(layer.qkv, me, all, 3 * m.width, m.width, in, qkv);
+            Vectors in = enter(m.post ? norm : &layer.attention_norm, mine);
+            multiply_next(in, qkv);
             attend(sums[l], me, all, mine[c.rows]);
-            part(layer.output, me, all, m.width, m.width, heads, x, m.post ? &in : &x);
-            norm = m.post ? &layer.attention_norm : &layer.mlp_norm;
-            in = enter(norm, mine);
-            part(layer.expand, me, all, m.mlp, m.width, in, mlp, nullptr, true);
-            part(layer.contract, me, all, m.width, m.mlp, mlp, x, m.post ? &in : &x);
+            multiply_next(heads, x, m.post ? &in : &x);
+            in = enter(m.post ? &layer.attention_norm : &layer.mlp_norm, mine);
+            multiply_next(in, mlp, nullptr, true);
+            multiply_next(mlp, x, m.post ? &in : &x);
             norm = &layer.mlp_norm;
         }
         Vectors in = enter(m.post ? norm : &m.final_norm, mine);
-        if (m.hidden) part(m.before_head, me, all, m.hidden, m.width, in, hidden, nullptr, true);
-        part(m.head, me, all, m.outputs, m.hidden ? m.hidden : m.width, m.hidden ? hidden : in, {c.logits, m.outputs});
+        if (m.hidden) multiply_next(in, hidden, nullptr, true);
+        multiply_next(m.hidden ? hidden : in, {c.logits, m.outputs});
     }
 
     // The part of n units that is this thread's.
     static void share(i64 me, i64 all, i64 n, i64& from, i64& to) { from = n * me / all, to = n * (me + 1) / all; }
-
-    // y = w·x + bias (+ more), each thread some rows of w.
-    void part(const Affine& w, i64 me, i64 all, i64 out, i64 in, Vectors x, Vectors y, const Vectors* more = nullptr,
-              bool active = false) {
-        i64 from, to;
-        share(me, all, rounded(out, UNIT) / UNIT, from, to);
-        from = from * UNIT, to = least(to * UNIT, out);
-        multiply(w, from, to, in, c.rows, x, y, more);
-        if (active)
-            for (i64 b = 0; b < c.rows && from < to; b++) activate(m.gelu, y[b] + from, to - from);
-        barrier.wait(all);
-    }
 
     Vectors enter(const Affine* norm, Vectors mine) {
         if (!norm) return x;
@@ -133,11 +141,7 @@ class Decoding {
     }
 };
 
-}  // namespace
-
-namespace decoding {
-
-int VARIANT(const Stack& m, const Layer* layers, const Step& c, const Sums* sums, double norm_eps, double eps) {
+int decode(const Stack& m, const Layer* layers, const Step& c, const Sums* sums, double norm_eps, double eps) {
     for (i64 b = 0; b < c.rows; b++) {
         i64 token = c.tokens[b * c.stride], place = c.seen ? c.seen[b] : 0;
         if (token < 0 || token >= m.vocabulary || (m.position == LEARNED && (place < 0 || place >= m.limit))) return 1;
@@ -147,6 +151,13 @@ int VARIANT(const Stack& m, const Layer* layers, const Step& c, const Sums* sums
     together(c.threads, Decoding::run, &one);
     return 0;
 }
+
+}  // namespace
+
+namespace decoding {
+
+extern const Decoder VARIANT;
+const Decoder VARIANT = {decode, activate};
 
 }  // namespace decoding
 }  // namespace mnemos

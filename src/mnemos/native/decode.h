@@ -42,8 +42,12 @@ struct Step {
     float* logits;    // [rows, outputs]
 };
 
-// 0; 1 for a token or a position that there is not, and for no memory. What is given is never written to.
-using Decode = int(const Stack&, const Layer*, const Step&, const Sums*, double norm_eps, double attention_eps);
+// What a processor's variant offers. `decode` returns 0, or 1 for a token or a position that there is not and for no
+// memory; nothing that is given is written to. `activate`: gelu (not 0) or relu of n numbers, in place.
+struct Decoder {
+    int (*decode)(const Stack&, const Layer*, const Step&, const Sums*, double norm_eps, double attention_eps);
+    void (*activate)(bool gelu, float* x, i64 n);
+};
 
 // work(context, worker, workers) by `workers` <= threads at the same time, so that they may wait for each other.
 void together(i64 threads, void (*work)(void*, i64, i64), void* context);

@@ -15,8 +15,11 @@ extern const Kernels baseline;
 extern const Kernels avx2, avx512;
 #endif
 namespace decoding {
-Decode baseline, avx2, avx512;
-}
+extern const Decoder baseline;
+#ifdef X86_VARIANTS
+extern const Decoder avx2, avx512;
+#endif
+}  // namespace decoding
 
 namespace {
 
@@ -120,7 +123,7 @@ const mnemos::Kernels& kernels(int variant) {
     return mnemos::baseline;
 }
 
-mnemos::Decode* decoder(int variant) {
+const mnemos::Decoder& decoder(int variant) {
 #ifdef X86_VARIANTS
     if (variant == 2) return mnemos::decoding::avx512;
     if (variant == 1) return mnemos::decoding::avx2;
@@ -161,8 +164,10 @@ int mnemos_backward(int variant, const Call* call) {
 
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
                   const mnemos::Sums* sums, double norm_eps, double attention_eps) {
-    return decoder(variant)(*stack, layers, *step, sums, norm_eps, attention_eps);
+    return decoder(variant).decode(*stack, layers, *step, sums, norm_eps, attention_eps);
 }
+
+void mnemos_activate(int variant, int gelu, float* x, i64 n) { decoder(variant).activate(gelu, x, n); }
 
 void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
 }

@@ -11,9 +11,10 @@
 namespace mnemos {
 namespace {
 
-constexpr i64 UNIT = 16;                       // rows of a matrix that a thread has at least: a cache line of y
-constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;      // rows of a matrix by vectors at once: what the registers hold
+constexpr i64 UNIT = 16;                   // rows of a matrix that a thread has at least: a cache line of y
+constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;  // rows of a matrix by vectors at once: what the registers hold
 constexpr i64 COLUMNS = 4;
+constexpr i64 AHEAD = 8192;  // numbers that weights are asked for ahead of their use, to come into the second cache
 
 // Lane i of the vectors a and b, taken for one of 2·W numbers.
 template <i64... LANE>
@@ -51,14 +52,16 @@ ALWAYS V first(const float* from, i64 n) {
     return load<V>(parts);
 }
 
-// to[c, r] = Σ_k w[r, k]·x[c, k]
+// to[c, r] = Σ_k w[r, k]·x[c, k], and `ahead` [R, in] is asked for, if it is not null.
 template <i64 R, i64 C>
-ALWAYS void products(const float* w, i64 in, const float* x, i64 ldx, float* to) {
+ALWAYS void products(const float* w, i64 in, const float* x, i64 ldx, float* to, const float* ahead) {
     V total[C * R];
     for (i64 i = 0; i < C * R; i++) total[i] = V{};
     auto add = [&](auto read, i64 k) {
         V a[R];
         for (i64 r = 0; r < R; r++) a[r] = read(w + r * in + k);
+        if (ahead)
+            for (i64 r = 0; r < R; r++) __builtin_prefetch(ahead + r * in + k, 0, 2);
         for (i64 c = 0; c < C; c++) {
             V b = read(x + c * ldx + k);
             for (i64 r = 0; r < R; r++) total[c * R + r] += a[r] * b;
@@ -77,33 +80,50 @@ struct Vectors {
     float* operator[](i64 row) const { return data + row * ld; }
 };
 
+// Weights [out, in] and bias, of which a thread has the rows [from, to).
+struct Matrix {
+    Affine m;
+    i64 out, in, from, to;
+
+    Matrix(const Affine& m, i64 out, i64 in, i64 me, i64 all) : m(m), out(out), in(in) {
+        i64 units = rounded(out, UNIT) / UNIT;
+        from = least(units * me / all * UNIT, out), to = least(units * (me + 1) / all * UNIT, out);
+    }
+    const float* row(i64 n) const { return m.weight + n * in; }
+};
+
 // y[c, n] = x[c]·w[n] + bias[n] (+ more[c, n], which may be y) of R rows n of w, for all `count` vectors x.
 template <i64 R>
-void strip(const Affine& m, i64 n, i64 in, i64 count, Vectors x, Vectors y, const Vectors* more) {
-    float bias[R];
-    for (i64 r = 0; r < R; r++) bias[r] = m.bias ? m.bias[n + r] : 0;
-    auto finish = [&](const float* found, i64 c) {
-        for (i64 r = 0; r < R; r++) y[c][n + r] = found[r] + bias[r] + (more ? (*more)[c][n + r] : 0);
+void strip(const Matrix& w, i64 n, i64 count, Vectors x, Vectors y, const Vectors* more, const float* ahead) {
+    float bias[R], found[COLUMNS * R];
+    for (i64 r = 0; r < R; r++) bias[r] = w.m.bias ? w.m.bias[n + r] : 0;
+    auto finish = [&](i64 c, i64 columns) {
+        for (i64 i = c; i < c + columns; i++)
+            for (i64 r = 0; r < R; r++)
+                y[i][n + r] = found[(i - c) * R + r] + bias[r] + (more ? (*more)[i][n + r] : 0);
     };
-    float found[COLUMNS * R];
     i64 c = 0;
-    for (; c + COLUMNS <= count; c += COLUMNS) {
-        products<R, COLUMNS>(m.weight + n * in, in, x[c], x.ld, found);
-        for (i64 i = 0; i < COLUMNS; i++) finish(found + i * R, c + i);
+    for (; c + COLUMNS <= count; c += COLUMNS, ahead = nullptr) {
+        products<R, COLUMNS>(w.row(n), w.in, x[c], x.ld, found, ahead);
+        finish(c, COLUMNS);
     }
-    for (; c < count; c++) {
-        products<R, 1>(m.weight + n * in, in, x[c], x.ld, found);
-        finish(found, c);
+    for (; c < count; c++, ahead = nullptr) {
+        products<R, 1>(w.row(n), w.in, x[c], x.ld, found, ahead);
+        finish(c, 1);
     }
 }
 
-// Rows [from, to) of the matrix, which is read once.
-void multiply(const Affine& m, i64 from, i64 to, i64 in, i64 count, Vectors x, Vectors y, const Vectors* more) {
-    i64 n = from;
+// This thread's rows, read once; what it reads after them begins at `next`.
+void multiply(const Matrix& w, i64 count, Vectors x, Vectors y, const Vectors* more, const float* next) {
+    auto ahead = [&](i64 n) {
+        i64 beyond = (n - w.to) * w.in + AHEAD;
+        return beyond < 0 ? w.row(n) + AHEAD : next + beyond;
+    };
+    i64 n = w.from;
     if (count < COLUMNS)
-        for (; n + 4 <= to; n += 4) strip<4>(m, n, in, count, x, y, more);
-    for (; n + ROWS <= to; n += ROWS) strip<ROWS>(m, n, in, count, x, y, more);
-    for (; n < to; n++) strip<1>(m, n, in, count, x, y, more);
+        for (; n + COLUMNS <= w.to; n += COLUMNS) strip<COLUMNS>(w, n, count, x, y, more, ahead(n));
+    for (; n + ROWS <= w.to; n += ROWS) strip<ROWS>(w, n, count, x, y, more, ahead(n));
+    for (; n < w.to; n++) strip<1>(w, n, count, x, y, more, ahead(n));
 }
 
 // (x − mean)/√(variance + eps)·weight + bias
