@@ -159,7 +159,7 @@ def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:
 
 
 def _plain(x: Tensor) -> bool:
-    return x.is_contiguous() and x.device.type == "cpu"
+    return x.is_contiguous() and x.is_cpu
 
 
 def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:

@@ -1,6 +1,7 @@
 // Matrix times a few vectors, and what stands between matrices: the norm and the activation.
 #pragma once
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "decode.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr i64 UNIT = 16;                   // rows of a matrix that a thread has at least: a cache line of y
 constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;  // rows of a matrix by vectors at once: what the registers hold
 constexpr i64 COLUMNS = 4;
+constexpr i64 LINE = 16;     // numbers that come from memory together
 constexpr i64 AHEAD = 8192;  // numbers that weights are asked for ahead of their use, to come into the second cache
 
 // Lane i of the vectors a and b, taken for one of 2·W numbers.
@@ -92,25 +94,26 @@ struct Matrix {
     const float* row(i64 n) const { return m.weight + n * in; }
 };
 
-// y[c, n] = x[c]·w[n] + bias[n] (+ more[c, n], which may be y) of R rows n of w, for all `count` vectors x.
+// y[c, n] = x[c]·w[n] + bias[n] (+ more[c, n], which may be y) of R rows n of w, for all `count` vectors x. As many
+// weights from `ahead` on are asked for, a part in every pass over the rows: all at once would be waited for.
 template <i64 R>
 void strip(const Matrix& w, i64 n, i64 count, Vectors x, Vectors y, const Vectors* more, const float* ahead) {
     float bias[R], found[COLUMNS * R];
     for (i64 r = 0; r < R; r++) bias[r] = w.m.bias ? w.m.bias[n + r] : 0;
-    auto finish = [&](i64 c, i64 columns) {
-        for (i64 i = c; i < c + columns; i++)
+    i64 passes = count / COLUMNS + count % COLUMNS, asked = 0, each = rounded(R * w.in / passes + 1, LINE);
+    auto pass = [&](auto columns, i64 c) {
+        constexpr i64 C = decltype(columns)::value;
+        if (passes > 1)
+            for (i64 end = least(asked + each, R * w.in); asked < end; asked += LINE)
+                __builtin_prefetch(ahead + asked, 0, 2);
+        products<R, C>(w.row(n), w.in, x[c], x.ld, found, passes == 1 ? ahead : nullptr);
+        for (i64 i = 0; i < C; i++)
             for (i64 r = 0; r < R; r++)
-                y[i][n + r] = found[(i - c) * R + r] + bias[r] + (more ? (*more)[i][n + r] : 0);
+                y[c + i][n + r] = found[i * R + r] + bias[r] + (more ? (*more)[c + i][n + r] : 0);
     };
     i64 c = 0;
-    for (; c + COLUMNS <= count; c += COLUMNS, ahead = nullptr) {
-        products<R, COLUMNS>(w.row(n), w.in, x[c], x.ld, found, ahead);
-        finish(c, COLUMNS);
-    }
-    for (; c < count; c++, ahead = nullptr) {
-        products<R, 1>(w.row(n), w.in, x[c], x.ld, found, ahead);
-        finish(c, 1);
-    }
+    for (; c + COLUMNS <= count; c += COLUMNS) pass(std::integral_constant<i64, COLUMNS>{}, c);
+    for (; c < count; c++) pass(std::integral_constant<i64, 1>{}, c);
 }
 
 // This thread's rows, read once; what it reads after them begins at `next`.
