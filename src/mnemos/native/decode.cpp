@@ -13,6 +13,8 @@
 namespace mnemos {
 namespace {
 
+constexpr i64 EARLY = 4;  // heads' states that are asked for ahead of their use
+
 class Decoding {
    public:
     Decoding(const Stack& m, const Layer* layers, const Step& c, const Sums* sums, double norm_eps, double eps)
@@ -126,6 +128,8 @@ class Decoding {
         share(me, all, c.rows * m.heads, from, to);
         for (i64 i = from; i < to; i++) {
             i64 b = i / m.heads, h = i % m.heads;
+            const float* later = t.s + (i + EARLY) * D * D;
+            for (i64 j = 0; i + EARLY < to && j < D * D; j += LINE) __builtin_prefetch(later + j, 0, 2);
             float *row = qkv[b] + h * D, *y = heads[b] + h * D, den = eps;
             mapped(row, q, D), mapped(row + m.width, k, D);
             for (i64 d = 0; d < D; d++) t.z_end[i * D + d] = t.z[i * D + d] + k[d], den += q[d] * t.z_end[i * D + d];
