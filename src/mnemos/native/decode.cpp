@@ -2,7 +2,7 @@
 //
 // What a token must cost is reading the weights once; what it costs, one operation after the other, is their number. So
 // the threads meet once a token, and then share out the rows of each matrix, with a barrier between one and the next.
-// All of them hold the residual stream in common and each normalises it for itself, which takes less time than a barrier.
+// All of them hold the residual stream in common, and each normalises it for itself: that takes less than a barrier.
 #include "decode.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// One token through a whole linear transformer. The order of the fields is that of models/decoder.py, where every one of
-// them is a word of 64 bits.
+// One token through a whole linear transformer. The order of the fields is that of models/decoder.py, where every one
+// of them is a word of 64 bits.
 #pragma once
 #include <atomic>
 
