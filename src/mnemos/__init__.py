@@ -16,6 +16,7 @@ _NAMES = {
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
     "cache": "mnemos.adapt.cache",
+    "decoder": "mnemos.models.decoder",
     "detach": "mnemos.types",
     "join": "mnemos.types",
     "load": "mnemos.models.store",

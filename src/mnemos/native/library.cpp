@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "call.h"
+#include "decode.h"
 
 namespace mnemos {
 
@@ -14,6 +14,12 @@ extern const Kernels baseline;
 #ifdef X86_VARIANTS
 extern const Kernels avx2, avx512;
 #endif
+namespace decoding {
+extern const Decoder baseline;
+#ifdef X86_VARIANTS
+extern const Decoder avx2, avx512;
+#endif
+}  // namespace decoding
 
 namespace {
 
@@ -30,7 +36,49 @@ struct Team {
     }
 };
 
+// work(.., worker, workers), by as many as there turn out to be.
+struct Crew {
+    void (*work)(void*, i64, i64);
+    void* context;
+    int (*worker)();
+    int (*workers)();
+
+    static void join(void* self) {
+        Crew& crew = *(Crew*)self;
+        crew.work(crew.context, crew.worker(), crew.workers());
+    }
+};
+
 }  // namespace
+
+void together(i64 threads, void (*work)(void*, i64, i64), void* context) {
+    if (threads <= 1) return work(context, 0, 1);
+    using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+    static const Parallel openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    static const auto worker = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    static const auto workers = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+    if (openmp && worker && workers) {
+        Crew crew{work, context, worker, workers};
+        return openmp(Crew::join, &crew, (unsigned)threads, 0);
+    }
+    std::vector<std::thread> others;
+    for (i64 i = 1; i < threads; i++) others.emplace_back(work, context, i, threads);
+    work(context, 0, threads);
+    for (auto& other : others) other.join();
+}
+
+void Barrier::wait(i64 workers) {
+    constexpr i64 PATIENCE = 1 << 12;
+    if (workers == 1) return;
+    i64 before = passed.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) == workers - 1) {
+        arrived.store(0, std::memory_order_relaxed);
+        passed.store(before + 1, std::memory_order_release);
+        return;
+    }
+    for (i64 i = 0; passed.load(std::memory_order_acquire) == before; i++)
+        if (i >= PATIENCE) std::this_thread::yield();
+}
 
 void parallel(i64 threads, i64 units, void (*work)(void*, i64, i64), void* context) {
     Team team;
@@ -75,6 +123,14 @@ const mnemos::Kernels& kernels(int variant) {
     return mnemos::baseline;
 }
 
+const mnemos::Decoder& decoder(int variant) {
+#ifdef X86_VARIANTS
+    if (variant == 2) return mnemos::decoding::avx512;
+    if (variant == 1) return mnemos::decoding::avx2;
+#endif
+    return mnemos::decoding::baseline;
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -105,6 +161,13 @@ int mnemos_backward(int variant, const Call* call) {
     in_large_pages(*call, call->dv, call->M);
     return kernels(variant).backward(*call);
 }
+
+int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
+                  const mnemos::Sums* sums, double norm_eps, double attention_eps) {
+    return decoder(variant).decode(*stack, layers, *step, sums, norm_eps, attention_eps);
+}
+
+void mnemos_activate(int variant, int gelu, float* x, i64 n) { decoder(variant).activate(gelu, x, n); }
 
 void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
 }

@@ -1,0 +1,233 @@
+"""Decoding token by token: `mnemos.decoder` beside the model itself, softmax with a cache, a peer, and bare reading.
+
+    python benchmarks/decoding.py [--batches 1 16 64 256] [--rounds 9] [--images 1 16 64] [--stream 10000] [--out FILE]
+
+8 layers of 8 heads x 32, width 256, feed-forward 1024. All that claim to compute the same must agree before anything is
+timed. A round times each of them once, in an order that rotates. Three tables:
+
+- a token's time at several batches, with the time of reading the weights once (adding up all parameters);
+- flat or not: a token after 1, 1,000 .. 1,000,000 others. The states up to `--stream` tokens come from a stream of that
+  length; those beyond are the last of them with its sums, and the count of tokens, scaled up (--stream 1000000: none);
+- images of 784 tokens a second, at the best of several batches: the linear model's token 784 times; softmax with a
+  cache and without (all tokens so far anew for each), from their times at LENGTHS, by the trapezoidal rule.
+
+The peer, pytorch-fast-transformers, takes part where it is installed: its recurrent encoder alone, without the
+embedding, the positions and the head that ours are timed with.
+"""
+
+import argparse
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.evaluate.bench import race, ratio
+from mnemos.models.blocks import sinusoids
+from mnemos.train.run import provenance
+from mnemos.types import map_state
+
+VOCABULARY, LAYERS, HEADS, WIDTH, MLP = 256, 8, 8, 256, 1024
+CACHED = (200, 784)  # tokens in softmax's cache
+LENGTHS = (1, 200, 400, 600, 784)
+AGES = (1, 10**3, 10**4, 10**5, 10**6)
+PAPER = {"softmax with a cache": 142.8 / 7.56, "softmax without": 142.8 / 0.45}  # MNIST, on a GPU
+Run = Callable[[], Any]
+
+
+def build(attention: Any, norm: str = "pre") -> Transformer:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "width": WIDTH, "layers": LAYERS, "heads": HEADS, "mlp": MLP}
+    return Transformer(attention=attention, norm=norm, max_length=1024, **sizes).eval()
+
+
+def tokens(rows: int, count: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, count), generator=torch.Generator().manual_seed(0))
+
+
+def peer(ours: Transformer | None = None) -> nn.Module:
+    """Its recurrent encoder, with the weights of ours (whose norms come after the sums, as its do)."""
+    from fast_transformers.builders import RecurrentEncoderBuilder
+
+    sizes = {"n_layers": LAYERS, "n_heads": HEADS, "query_dimensions": WIDTH // HEADS}
+    sizes |= {"value_dimensions": WIDTH // HEADS, "feed_forward_dimensions": MLP}
+    kinds = {"attention_type": "linear", "activation": "gelu", "final_normalization": False}
+    encoder = RecurrentEncoderBuilder.from_kwargs(**sizes, **kinds).get().eval()
+    for block, layer in zip(ours.blocks if ours else (), encoder.layers, strict=bool(ours)):
+        a, b = layer.attention, block.attention
+        inner = (a.query_projection, a.key_projection, a.value_projection)
+        for part, weight, bias in zip(inner, b.qkv.weight.chunk(3), b.qkv.bias.chunk(3), strict=True):
+            part.load_state_dict({"weight": weight, "bias": bias})
+        a.out_projection.load_state_dict(b.output.state_dict())
+        pairs = [(layer.linear1, block.mlp.expand), (layer.linear2, block.mlp.contract)]
+        for theirs, mine in [*pairs, (layer.norm1, block.attention_norm), (layer.norm2, block.mlp_norm)]:
+            theirs.load_state_dict(mine.state_dict())
+    return encoder
+
+
+def check() -> None:
+    """The fused step against the model in float64, with both norms; the peer against the model it was copied from."""
+    for norm, rows in itertools.product(("pre", "post"), (1, 16)):
+        model = build(LinearConfig(), norm)
+        exact = build(LinearConfig(), norm).double()
+        exact.load_state_dict(model.state_dict())
+        step, x = mnemos.decoder(model), tokens(rows, 50)
+        assert step.fused, step.why
+        theirs = peer(model) if norm == "post" and importlib.util.find_spec("fast_transformers") else None
+        wanted, _ = exact(x)
+        state = memory = None
+        for i in range(50):
+            found, state = step(x[:, i : i + 1], state)
+            torch.testing.assert_close(found[:, 0].double(), wanted[:, i], rtol=0, atol=1e-5)
+            if theirs is not None:
+                y, memory = theirs(model.embedding(x[:, i]) + sinusoids(50, WIDTH)[0, i], state=memory)
+                torch.testing.assert_close(model.head(y).double(), wanted[:, i], rtol=0, atol=1e-4)
+
+
+def streaming(step: Callable[..., Any], rows: int) -> Run:
+    """One token more of a stream that goes on."""
+    x, state = tokens(rows), None
+
+    def run() -> None:
+        nonlocal state
+        _, state = step(x, state)
+
+    return run
+
+
+def recurrent(encoder: nn.Module, rows: int) -> Run:
+    x, memory = torch.randn(rows, WIDTH), None
+
+    def run() -> None:
+        nonlocal memory
+        _, memory = encoder(x, state=memory)
+
+    return run
+
+
+def cached(model: Transformer, rows: int, length: int) -> Run:
+    """A token with about `length` before it: every 32 tokens the stream starts again, 16 before (and copies once)."""
+    x, (_, start) = tokens(rows), model(tokens(rows, max(1, length - 16)))
+    state, steps = start, 0
+
+    def run() -> None:
+        nonlocal state, steps
+        if steps % 32 == 0:
+            state = start
+        _, state = model(x, state)
+        steps += 1
+
+    return run
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
+
+
+def token(rows: int, rounds: int) -> dict[str, Any]:
+    """A token's time at one batch."""
+    model, softmax = build(LinearConfig()), build(SoftmaxConfig())
+    parameters = list(model.parameters())
+    runs = {"fused": streaming(mnemos.decoder(model), rows), "plain": streaming(model, rows)}
+    runs["reading the weights"] = lambda: [p.sum() for p in parameters]
+    if importlib.util.find_spec("fast_transformers"):
+        runs["fast-transformers"] = recurrent(peer(), rows)
+    for length in CACHED if rows <= 16 else ():  # beyond, memory is what the caches would measure
+        runs[f"softmax, {length} cached"] = cached(softmax, rows, length)
+    times = race(runs, rounds)
+    row = {"batch": rows, "ms": medians(times)}
+    row["of fused's time"] = {name: ratio(times, name, "fused")._asdict() for name in runs if name != "fused"}
+    print(f"batch {rows:4}  fused {row['ms']['fused']:.3f} ms", end="")
+    for name, found in row["of fused's time"].items():
+        print(f"  {name} {row['ms'][name]:.3f} ({found['median']:.2f}x)", end="")
+    print(flush=True)
+    return row
+
+
+def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
+    """A token's time after so many others."""
+    step, x, state, states = mnemos.decoder(build(LinearConfig())), tokens(rows), None, {}
+    for age in range(1, min(stream, max(AGES)) + 1):
+        _, state = step(x, state)
+        if age in AGES:
+            states[age] = state
+    last = max(states)
+    for age in AGES:
+        if age not in states:
+            grown = map_state(lambda s, by=age // last: s * by, states[last])
+            states[age] = grown._replace(seen=torch.full((rows,), age))
+    times = race({str(age): lambda s=s: step(x, s) for age, s in states.items()}, rounds)
+    row = {"batch": rows, "streamed up to": last, "ms": medians(times)}
+    row["of the first's time"] = {name: ratio(times, name, "1")._asdict() for name in times if name != "1"}
+    cells = "  ".join(f"after {name} {ms:.3f} ms" for name, ms in row["ms"].items())
+    print(f"batch {rows:4}  {cells}  (streamed up to {last}, larger sums beyond)", flush=True)
+    return row
+
+
+def trapezoid(ms: list[float]) -> float:
+    """Seconds for tokens 1 to 784, from the times at LENGTHS."""
+    pieces = zip(itertools.pairwise(LENGTHS), itertools.pairwise(ms), strict=True)
+    return (sum((b - a) * (x + y) / 2 for (a, b), (x, y) in pieces) + ms[0]) / 1e3
+
+
+def images(batches: list[int], rounds: int) -> dict[str, Any]:
+    """Images of 784 tokens a second, each way at its best batch."""
+    linear, softmax = build(LinearConfig()), build(SoftmaxConfig())
+    found: dict[str, dict[int, float]] = {"linear": {}, "softmax with a cache": {}, "softmax without": {}}
+    for rows in batches:
+        ways = {"linear": {"linear": streaming(mnemos.decoder(linear), rows)}}
+        ways["softmax with a cache"] = {str(n): cached(softmax, rows, n) for n in LENGTHS}
+        ways["softmax without"] = {str(n): functools.partial(softmax, tokens(rows, n)) for n in LENGTHS}
+        # All in one race, for a machine whose speed changes.
+        runs = {f"{way}/{name}": run for way, parts in ways.items() for name, run in parts.items()}
+        ms = medians(race(runs, rounds))
+        for way, parts in ways.items():
+            times = [ms[f"{way}/{name}"] for name in parts]
+            seconds = LENGTHS[-1] * times[0] / 1e3 if way == "linear" else trapezoid(times)
+            found[way][rows] = rows / seconds
+        print(f"batch {rows:4}  " + "  ".join(f"{way} {f[rows]:.3f} images/s" for way, f in found.items()), flush=True)
+    best = {way: max(rates.values()) for way, rates in found.items()}
+    ratios = {way: best["linear"] / best[way] for way in PAPER}
+    for way, paper in PAPER.items():
+        print(f"linear, {best['linear']:.2f} images/s, is {ratios[way]:.1f}x as fast as {way} (paper: {paper:.1f}x)")
+    return {"images/s by batch": found, "linear's advantage": ratios, "the paper's": PAPER}
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64, 256])
+    parser.add_argument("--images", type=int, nargs="*", default=[1, 16, 64], help="batches of the images' table")
+    parser.add_argument("--flat", type=int, nargs="*", default=[1, 16], help="batches of the table of ages")
+    parser.add_argument("--stream", type=int, default=10_000, help="tokens that are really streamed for it")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    check()
+    if not importlib.util.find_spec("fast_transformers"):
+        print("fast-transformers is not installed and takes no part")
+    size = sum(p.numel() for p in build(LinearConfig()).parameters())
+    found: dict[str, Any] = {"rounds": options.rounds, "parameters": size}
+    found["token"] = [token(rows, options.rounds) for rows in options.batches]
+    found["flat"] = [flatness(rows, options.rounds, options.stream) for rows in options.flat]
+    if options.images:
+        found["images"] = images(options.images, max(1, options.rounds // 3))
+    if options.out:
+        options.out.write_text(json.dumps({**found, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

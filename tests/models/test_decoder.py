@@ -1,0 +1,373 @@
+"""Decoding in one call of the kernels, against the model itself in float64."""
+
+import copy
+import dataclasses
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import mnemos
+from mnemos import GRC, InputError, Transformer, TransformerConfig
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.models import decoder as decoding
+from mnemos.models.transformer import HeadConfig
+from mnemos.native import build as building
+from mnemos.native import library, why_not
+from mnemos.types import leaves, map_state, reset, select
+
+needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "built")
+VARIANTS = range(library().mnemos_best() + 1) if library() else [0]
+SMALL = TransformerConfig(
+    vocab_size=11, width=24, layers=3, heads=2, mlp=40, max_length=12, dropout=0.1, attention=LinearConfig(eps=1e-2)
+)
+MODELS = {
+    "pre": {},
+    "post": {"norm": "post"},
+    "relu": {"activation": "relu", "attention": LinearConfig("relu", eps=0.1)},
+    "odd": {"width": 21, "heads": 3, "mlp": 37, "layers": 1, "norm": "post"},
+    "one head": {"width": 35, "heads": 1, "mlp": 3, "layers": 2},
+    "tiny": {"width": 1, "heads": 1, "mlp": 1, "vocab_size": 1},
+    "wide": {"width": 128, "heads": 8, "mlp": 300, "vocab_size": 70, "layers": 5},
+    "learned": {"position": "learned"},
+    "nowhere": {"position": "none"},
+    "tied": {"head": HeadConfig(tied=True)},
+    "classes": {"head": HeadConfig(classes=5, pool="last"), "norm": "post"},
+    "deep head": {"head": HeadConfig(classes=5, hidden=19, pool="mean")},
+    "deep head, relu": {"head": HeadConfig(classes=5, hidden=9, pool="mean"), "activation": "relu"},
+}
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda i: ("baseline", "avx2", "avx512")[i])
+def variant(request, monkeypatch):
+    monkeypatch.setattr(decoding, "_variant", lambda _: request.param)
+    return request.param
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads, for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that nothing has written holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make(**fields) -> Transformer:
+    """Every parameter away from where it starts, the norms' and biases' too."""
+    torch.manual_seed(0)
+    model = Transformer(dataclasses.replace(SMALL, **fields)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.1)
+    return model
+
+
+def exactly(model):
+    return copy.deepcopy(model).double()
+
+
+def ids(rows, tokens=6, vocab=11):
+    return torch.randint(vocab, (rows, tokens), generator=torch.Generator().manual_seed(rows))
+
+
+@torch.no_grad()
+def stream(step, x, state=None):
+    """The outputs of each token, and the state at the end."""
+    outputs = []
+    for i in range(x.shape[1]):
+        y, state = step(x[:, i : i + 1], state)
+        outputs.append(y)
+    return torch.stack(outputs, 1), state
+
+
+def close(found, expected, tolerance=2e-6):
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert a.isfinite().all()
+        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
+
+
+def equal(found, expected):
+    return all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(expected), strict=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 17])
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_the_model(name, rows, variant, poisoned):
+    model = make(**MODELS[name])
+    step = mnemos.decoder(model)
+    assert step.fused
+    assert step.why == ""
+    x = ids(rows, vocab=model.config.vocab_size)
+    y, state = stream(step, x)
+    wanted, end = stream(exactly(model), x)
+    assert [type(part) for part in (state, *state.layers)] == [type(part) for part in (end, *end.layers)]
+    assert torch.equal(state.seen, end.seen)
+    assert all(x.dtype == torch.float32 and not x.requires_grad for x in leaves(state.layers))
+    close([y, *leaves(state.layers)], [wanted, *leaves(end.layers)])
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(count, variant, threads):
+    """To the last bit: a row does not know of the others, nor of who computes it."""
+    model = make(width=64, heads=4, mlp=100)
+    step = mnemos.decoder(model)
+    x = ids(9)
+    threads(1)
+    wanted, end = stream(step, x)
+    threads(count)
+    for rows in (range(9), [4], [7, 2], [0, 3, 5, 8, 1]):
+        y, state = stream(step, x[list(rows)])
+        assert torch.equal(y, wanted[list(rows)])
+        assert equal(state, select(end, torch.tensor(list(rows))))
+
+
+@needs_kernels
+def test_the_given_state_is_never_changed_and_forks(variant):
+    step = mnemos.decoder(make())
+    x = ids(3)
+    _, state = stream(step, x)
+    before = map_state(torch.clone, state)
+    one, two = stream(step, x, state), stream(step, x, state)
+    assert equal(state, before)
+    assert torch.equal(one[0], two[0])
+    assert equal(one[1], two[1])
+    other = stream(step, x.roll(1, 1), state)
+    assert equal(state, before)
+    assert not torch.equal(one[0], other[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["pre", "post", "learned"])
+def test_a_stream_may_change_between_the_two_at_any_token(name):
+    model = make(**MODELS[name])
+    step = mnemos.decoder(model)
+    x = ids(3, 10)
+    wanted, end = stream(exactly(model), x)
+    state, outputs = None, []
+    with torch.no_grad():
+        for i in range(10):
+            y, state = (step, model)[i * 7 % 3 % 2](x[:, i : i + 1], state)
+            outputs.append(y)
+        close([torch.stack(outputs, 1), *leaves(state.layers)], [wanted, *leaves(end.layers)])
+        prompt, state = step(x[:, :6])  # a prompt goes through the model
+        close([prompt], [wanted[:, :6, 0]])
+        y, _ = stream(step, x[:, 6:], state)
+    close([y], [wanted[:, 6:]])
+
+
+@needs_kernels
+def test_rows_are_selected_reset_and_saved_like_any_other_state():
+    model = make()
+    step = mnemos.decoder(model)
+    x = ids(4)
+    _, state = stream(step, x)
+    rows = torch.tensor([3, 1, 1])
+    y, _ = stream(step, x[rows], select(state, rows))
+    wanted, _ = stream(model, x[rows], select(stream(model, x)[1], rows))
+    close([y], [wanted])
+    fresh = torch.tensor([True, False, True, False])
+    y, _ = stream(step, x, reset(state, fresh))
+    close([y[fresh]], [stream(step, x[fresh])[0]])
+    file = io.BytesIO()
+    torch.save(leaves(state), file)
+    file.seek(0)
+    assert all(torch.equal(a, b) for a, b in zip(torch.load(file), leaves(state), strict=True))
+    # A state whose tensors lie elsewhere in memory is the model's to read.
+    turned = state._replace(layers=tuple(type(one)(one.s.mT.contiguous().mT, one.z) for one in state.layers))
+    close([stream(step, x, turned)[0]], [stream(step, x, state)[0]])
+
+
+@needs_kernels
+def test_weights_may_change_in_place_and_move():
+    model = make()
+    step = mnemos.decoder(model)
+    x = ids(2)
+    stream(step, x)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
+    close([stream(step, x)[0]], [stream(exactly(model), x)[0]])
+    model.load_state_dict({name: p * 0.9 for name, p in model.state_dict().items()}, assign=True)
+    close([stream(step, x)[0]], [stream(exactly(model), x)[0]])
+    model.double()
+    assert stream(step, x)[0].dtype == torch.float64
+    assert not step.fused
+    assert step.why == "its weights are torch.float64 on cpu; the kernel takes torch.float32 on cpu"
+    model.float()
+    close([stream(step, x)[0]], [stream(exactly(model), x)[0]])
+    assert step.fused
+    model.head.weight.data = torch.randn(24, 11).T
+    close([stream(step, x)[0]], [stream(exactly(model), x)[0]])
+    assert "not contiguous" in step.why
+
+
+@needs_kernels
+def test_any_position_is_exact(variant):
+    """The state of a stream a million tokens old: positions, and sums that have become large."""
+    model = make()
+    x = ids(3)
+    _, state = stream(model, x)
+    state = state._replace(
+        seen=torch.tensor([10**6, 123_456_789, 2**31 + 5]), layers=map_state(lambda s: 1e5 * s, state.layers)
+    )
+    wide = state._replace(layers=map_state(torch.Tensor.double, state.layers))
+    close([stream(mnemos.decoder(model), x, state)[0]], [stream(exactly(model), x, wide)[0]])
+
+
+@needs_kernels
+def test_two_thousand_steps_equal_the_parallel_pass():
+    model = make(max_length=2000)
+    x = ids(2, 2000)
+    y, state = stream(mnemos.decoder(model), x)
+    with torch.no_grad():
+        wanted, end = exactly(model)(x)
+    close([y[:, :, 0], *leaves(state.layers)], [wanted, *leaves(end.layers)], 2e-5)
+
+
+@needs_kernels
+def test_what_the_model_refuses_is_refused():
+    step = mnemos.decoder(make(position="learned"))
+    for wrong in (torch.tensor([[11]]), torch.tensor([[3], [-1]])):
+        with pytest.raises(InputError, match="token ids must be 0 to 10"):
+            step(wrong)
+    with pytest.raises(InputError, match=r"expected token ids \[B, T\]"):
+        step(torch.rand(2, 1))
+    _, state = stream(step, ids(2, 12))
+    with pytest.raises(InputError, match="learned positions end at 12"):
+        step(ids(2, 1), state)
+    with pytest.raises(InputError, match="expected a state of 3 rows"):
+        step(ids(3, 1), state)
+
+
+@needs_kernels
+def test_what_the_kernel_does_not_take_the_model_answers():
+    model = make()
+    step = mnemos.decoder(model)
+    many = ids(decoding.ROWS + 1)
+    for x in (many, ids(2).int()):
+        y, state = stream(step, x)
+        assert not y.requires_grad
+        wanted, end = stream(model, x)
+        assert torch.equal(y, wanted)
+        assert equal(state, end)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert step(ids(2, 1))[0].dtype == torch.bfloat16
+    model.train()  # there is dropout
+    assert not torch.equal(step(many[:60, :1])[0], step(many[:60, :1])[0])
+
+
+class Louder(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Another(Transformer):
+    pass
+
+
+def altered(change):
+    model = make()
+    change(model)
+    return model
+
+
+REASONS = {
+    "attention": (lambda: make(attention=SoftmaxConfig()), "its attention is SoftmaxAttention"),
+    "favor": (lambda: make(attention=LinearConfig("favor")), "feature maps are elu and relu, found 'favor'"),
+    "polynomial": (lambda: make(attention=LinearConfig("polynomial")), "found 'polynomial'"),
+    "cache": (lambda: make(cache=GRC(length=3)), "its attention is GatedCacheAttention"),
+    "both ways": (lambda: make(causal=False, head=HeadConfig(classes=3)), "is not causal"),
+    "float64": (lambda: make().double(), "its weights are torch.float64 on cpu"),
+    "hook": (lambda: altered(lambda m: m.blocks[1].mlp.register_forward_hook(print)), "a hook on blocks.1.mlp"),
+    "another model": (lambda: Another(SMALL), "the kernel knows mnemos.Transformer, found Another"),
+    "another module": (
+        lambda: altered(lambda m: setattr(m.blocks[1].mlp, "expand", Louder(24, 40))),
+        "expand is Louder",
+    ),
+    "another size": (lambda: altered(lambda m: setattr(m.blocks[2], "mlp_norm", nn.LayerNorm(24, 0.1))), "eps=0.1"),
+    "one more": (lambda: altered(lambda m: m.blocks[0].add_module("adapter", nn.Linear(2, 2))), "adapter is more than"),
+    "layers differ": (
+        lambda: altered(lambda m: setattr(m.blocks[1].attention, "eps", 1.0)),
+        "differs in heads, eps or feature map",
+    ),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", REASONS)
+def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys):
+    build, reason = REASONS[name]
+    model = build().eval()
+    step = mnemos.decoder(model)
+    assert not step.fused
+    assert reason in step.why
+    assert "\n" not in step.why
+    y, state = step(ids(2, 1))
+    assert not y.requires_grad
+    wanted, end = model(ids(2, 1))
+    assert torch.equal(y, wanted)
+    assert equal(state, end)
+
+
+def test_without_a_compiler_the_model_steps(monkeypatch):
+    monkeypatch.setattr(decoding, "library", lambda: None)
+    monkeypatch.setattr(decoding, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
+    model = make()
+    step = mnemos.decoder(model)
+    assert not step.fused
+    assert step.why == "the native kernels were not built: install a C++ compiler"
+    assert torch.equal(stream(step, ids(2))[0], stream(model, ids(2))[0])
+
+
+@needs_kernels
+def test_a_head_with_another_number_of_outputs_is_served():
+    model = make()
+    model.head = nn.Linear(24, 30)
+    step = mnemos.decoder(model)
+    assert step.fused
+    close([stream(step, ids(2))[0]], [stream(exactly(model), ids(2))[0]])
+
+
+@needs_kernels
+def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
+    header = (building.HERE / "decode.h").read_text()
+    step = mnemos.decoder(make())
+    handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Sums": 4, "Step": 6}
+    for name, count in handed.items():
+        fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
+        lines = [line.partition("//")[0].strip().rstrip(";") for line in fields.splitlines()]
+        assert sum((2 if "Affine" in line else 1) * len(line.split(",")) for line in lines if line) == count
+
+
+@needs_kernels
+def test_gelu_over_its_whole_range(variant):
+    """To a few units in the last place, also where it is all but 0 and 1 + erf would cancel.
+
+    Below the normal numbers the tail is rounded to 2^-149 before x, which is 13 there, multiplies it.
+    """
+    x = torch.cat([torch.linspace(-15, 15, 400_001), torch.logspace(-30, 0, 5001), -torch.logspace(-30, 2, 5001)])
+    y = x.clone()
+    library().mnemos_activate(variant, 1, y.data_ptr(), y.numel())
+    exact = 0.5 * x.double() * torch.special.erfc(-x.double() * 0.5**0.5)
+    unit = torch.exp2((torch.frexp(exact).exponent - 24).clamp(min=-147).double())
+    assert ((y.double() - exact).abs() / unit).max() < 5
+    special = torch.tensor([torch.inf, torch.nan, 0.0, 3e38, -3e38])
+    library().mnemos_activate(variant, 1, special.data_ptr(), len(special))
+    assert torch.equal(special.nan_to_num(7.0, posinf=8.0), torch.tensor([8.0, 7.0, 0.0, 3e38, 0.0]))
+    y = x.clone()
+    library().mnemos_activate(variant, 0, y.data_ptr(), y.numel())
+    assert torch.equal(y, x.relu())
