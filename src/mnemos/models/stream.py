@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from mnemos.config import to_dict
 from mnemos.types import InputError, Output, State, join, leaves, map_state, select
 
+from .decoder import decoder
 from .modes import evaluating
 from .sampling import draw
 
@@ -28,14 +29,14 @@ class Stream:
         stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
 
     state: the model's, after all tokens but the last; last [B, 1]: that one, which is fed when more is asked for. Both
-    None before anything is read. The model is used in eval mode and without gradient. `step`, where given, stands in
-    for the model where one token is read at a time, as `mnemos.decoder(model)` does.
+    None before anything is read. The model is used in eval mode and without gradient, a token at a time through
+    `mnemos.decoder(model)`, which is fused where it can be; `step`, where given, stands in for that.
     """
 
     __slots__ = ("last", "model", "state", "step")
 
     def __init__(self, model: nn.Module, step: Step | None = None, state: State = None, last: Tensor | None = None):
-        self.model, self.step, self.state, self.last = model, step or model, state, last
+        self.model, self.step, self.state, self.last = model, step or decoder(model), state, last
 
     @property
     def rows(self) -> int:
