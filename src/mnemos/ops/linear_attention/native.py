@@ -114,9 +114,7 @@ def _forward(
 
 
 @torch.library.register_fake("mnemos::linear_attention")
-def _(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
 
 
@@ -147,21 +145,8 @@ def _backward(
 
 
 @torch.library.register_fake("mnemos::linear_attention_backward")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-    kind: int,
-    y: Tensor,
-    den: Tensor,
-    gy: Tensor,
-    gs: Tensor,
-    gz: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), s.new_empty(s.shape), z.new_empty(z.shape)
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in inputs[:5])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
