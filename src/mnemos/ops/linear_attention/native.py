@@ -19,7 +19,7 @@ __all__ = ["causal", "runs_here", "takes", "token", "why_not"]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAPS = {"elu": 1, "relu": 2}
-Call = ctypes.c_int64 * 52  # `struct Call` of native/call.h
+Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -107,7 +107,7 @@ def _forward(
     y, den = v.new_empty(v.shape), s.new_empty(v.shape[:3])
     s_end, z_end = torch.empty_like(s), torch.empty_like(z)
     numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), s_end.data_ptr(), z_end.data_ptr(), den.data_ptr())
+    pointers = (s.data_ptr(), z.data_ptr(), s_end.data_ptr(), z_end.data_ptr(), 0, 0, 0, 0, den.data_ptr())
     loaded = _library()
     _check(loaded.mnemos_forward(_variant(loaded), Call(*numbers, *pointers), eps))
     return y, den, s_end, z_end
@@ -137,7 +137,7 @@ def _backward(
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = torch.empty_like(s), torch.empty_like(z)
     numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), 0, 0, den.data_ptr(), *_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
+    pointers = (s.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, den.data_ptr(), *_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
     sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
     loaded = _library()
     _check(loaded.mnemos_backward(_variant(loaded), Call(*numbers, *pointers, *sums)))
