@@ -6,6 +6,7 @@ Any strides will do; the numbers are float32, bfloat16 or float16, the sums floa
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from mnemos.native import library, why_not
 
+from .compensated import CompensatedState
 from .feature_maps import FEATURE_MAPS, Pointwise
 
-__all__ = ["causal", "runs_here", "takes", "token", "why_not"]
+__all__ = ["causal", "compensated", "runs_here", "takes", "token", "why_not"]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAPS = {"elu": 1, "relu": 2}
@@ -42,19 +44,33 @@ def causal(
     Cost: O(B·T·H·D·M), by as many threads as `torch.get_num_threads()`; where there are more of them than rows and
     heads, the sequence is shared out too, for a third to a half of the work again.
     """
-    kind = 0
-    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
-        kind = MAPS[phi.name]
-    elif phi is not None:
-        q, k = phi(q), phi(k)
-    wanted = v.dtype
-    if not q.dtype == k.dtype == wanted:
-        q, k, v = q.float(), k.float(), v.float()
+    (q, k, v, kind), wanted = _given(q, k, v, phi), v.dtype
     y, _, s, z = torch.ops.mnemos.linear_attention(q, k, v, s, z, mask, kind, eps)
     return y.to(wanted), s, z
 
 
 token = causal  # a single one takes a shorter way inside
+
+
+def compensated(
+    q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
+) -> tuple[Tensor, CompensatedState]:
+    """The same with a state that keeps what its sums have no digits for: the kernels do within a call anyway."""
+    (q, k, v, kind), wanted = _given(q, k, v, phi), v.dtype
+    y, _, *new = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
+    return y.to(wanted), CompensatedState(*new)
+
+
+def _given(q: Tensor, k: Tensor, v: Tensor, phi: Pointwise | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """q, k, v of one type and the kernels' number of the map that is left to them."""
+    kind = 0
+    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
+        kind = MAPS[phi.name]
+    elif phi is not None:
+        q, k = phi(q), phi(k)
+    if not q.dtype == k.dtype == v.dtype:
+        q, k, v = q.float(), k.float(), v.float()
+    return q, k, v, kind
 
 
 def _library() -> ctypes.CDLL:
@@ -92,8 +108,13 @@ def _check(status: int) -> None:
         raise MemoryError("no memory for the states of linear attention")
 
 
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z, Tensor? mask, int kind"
+_STATE = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z"
+_INPUTS = f"{_STATE}, Tensor? mask, int kind"
 torch.library.define("mnemos::linear_attention", f"({_INPUTS}, float eps) -> (Tensor, Tensor, Tensor, Tensor)")
+torch.library.define(
+    "mnemos::linear_attention_compensated",
+    f"({_STATE}, Tensor s_low, Tensor z_low, Tensor? mask, int kind, float eps) -> ({', '.join(['Tensor'] * 6)})",
+)
 torch.library.define(
     "mnemos::linear_attention_backward",
     f"({_INPUTS}, Tensor y, Tensor den, Tensor gy, Tensor gs, Tensor gz) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -102,15 +123,28 @@ torch.library.define(
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, s, z = _packed(q), _packed(k), _packed(v), s.contiguous(), z.contiguous()
-    y, den = v.new_empty(v.shape), s.new_empty(v.shape[:3])
-    s_end, z_end = torch.empty_like(s), torch.empty_like(z)
+) -> tuple[Tensor, ...]:
+    return _run(q, k, v, (s, z), mask, kind, eps)
+
+
+def _compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    *state, mask, kind, eps = others
+    return _run(q, k, v, state, mask, kind, eps)
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, state: Sequence[Tensor], mask: Tensor | None, kind: int, eps: float
+) -> tuple[Tensor, ...]:
+    """y, den and the new state, of as many tensors as the one that is given."""
+    q, k, v, state = _packed(q), _packed(k), _packed(v), [x.contiguous() for x in state]
+    y, den = v.new_empty(v.shape), state[0].new_empty(v.shape[:3])
+    ends = [torch.empty_like(x) for x in state]
     numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), s_end.data_ptr(), z_end.data_ptr(), 0, 0, 0, 0, den.data_ptr())
+    sums = [x.data_ptr() for x in (*state[:2], *ends[:2], *state[2:], *ends[2:])]
     loaded = _library()
-    _check(loaded.mnemos_forward(_variant(loaded), Call(*numbers, *pointers), eps))
-    return y, den, s_end, z_end
+    call = Call(*numbers, *sums, *[0] * (8 - len(sums)), den.data_ptr())
+    _check(loaded.mnemos_forward(_variant(loaded), call, eps))
+    return y, den, *ends
 
 
 @torch.library.register_fake("mnemos::linear_attention")
@@ -137,11 +171,17 @@ def _backward(
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = torch.empty_like(s), torch.empty_like(z)
     numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, den.data_ptr(), *_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
+    pointers = (s.data_ptr(), z.data_ptr(), *[0] * 6, den.data_ptr())
+    rows = (*_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
     sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
     loaded = _library()
-    _check(loaded.mnemos_backward(_variant(loaded), Call(*numbers, *pointers, *sums)))
+    _check(loaded.mnemos_backward(_variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
     return dq, dk, dv, ds, dz
+
+
+@torch.library.register_fake("mnemos::linear_attention_compensated")
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return v.new_empty(v.shape), others[0].new_empty(v.shape[:3]), *(x.new_empty(x.shape) for x in others[:4])
 
 
 @torch.library.register_fake("mnemos::linear_attention_backward")
@@ -163,11 +203,25 @@ def _gradients(ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tenso
     return *found, None, None, None
 
 
+def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _keep(ctx, (*inputs[:5], *inputs[7:]), output[:4])
+    ctx.mark_non_differentiable(output[1], *output[4:])
+
+
+def _gradients_compensated(ctx: Any, gy: Any, den: Any, gs: Any, gz: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    *found, mask, kind, eps = _gradients(ctx, gy, den, gs, gz)
+    return *found, None, None, mask, kind, eps
+
+
 def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
     raise RuntimeError("linear_attention is differentiable once; backend='native' has no derivative of its derivative")
 
 
 torch.library.impl("mnemos::linear_attention", "CPU", _forward)
+torch.library.impl("mnemos::linear_attention_compensated", "CPU", _compensated)
 torch.library.impl("mnemos::linear_attention_backward", "CPU", _backward)
 torch.library.register_autograd("mnemos::linear_attention", _gradients, setup_context=_keep)
 torch.library.register_autograd("mnemos::linear_attention_backward", _once)
+torch.library.register_autograd(
+    "mnemos::linear_attention_compensated", _gradients_compensated, setup_context=_keep_compensated
+)
