@@ -4,9 +4,9 @@
 
 B = 1, H = 2, D = M = 32, φ = elu + 1; values of mean 0 and of mean 1, and inputs scaled by 1e4 and 1e-4; single steps
 with values of mean 1, whose sums grow most. An error is the largest of the last 4,096 tokens over the largest float64
-output among them; "half way" is the same up to N/2, and shows what grows. bfloat16: float64 gets the rounded inputs, and
-the bar is on the final sums (s and z, each over its largest), for y's own rounding hides everything else; "drift" is y's
-error at the end over that half way.
+output among them; "half way" is the same up to N/2, and shows what grows. bfloat16: float64 gets the rounded inputs,
+and the bar is on the final sums (s and z, each over its largest), for y's own rounding hides everything else; "drift"
+is y's error at the end over that half way.
 
 Bars, float32: 1e-5 in chunks, 5e-5 in single steps, 1e-5 in single steps with the compensated state.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from mnemos.ops import backends, linear_attention
 from mnemos.train.run import provenance
 
-HEADS, WIDTH, WINDOW, CHUNK = 2, 32, 4096, 1024
+HEADS, WIDTH, WINDOW, CHUNK, BLOCK = 2, 32, 4096, 1024, 64
 BARS = {"whole": 1e-5, "chunks": 1e-5, "steps": 5e-5, "compensated steps": 1e-5}
 INPUTS = [("mean 0", 0.0, 1.0), ("mean 1", 1.0, 1.0), ("mean 1, x 1e4", 1.0, 1e4), ("mean 1, x 1e-4", 1.0, 1e-4)]
 Given = tuple[Tensor, Tensor, Tensor]
@@ -35,11 +35,11 @@ def draw(tokens: int, mean: float, scale: float) -> Given:
 
 
 def exact(given: Given, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """y, s and z in float64 by the equations' running sums, WINDOW tokens at a time."""
+    """y, s and z in float64 by the equations' running sums, BLOCK tokens at a time."""
     s, z = torch.zeros(1, HEADS, WIDTH, WIDTH).double(), torch.zeros(1, HEADS, WIDTH).double()
     parts = []
-    for a in range(0, given[0].shape[1], WINDOW):
-        q, k, v = (x[:, a : a + WINDOW].double() for x in given)
+    for a in range(0, given[0].shape[1], BLOCK):
+        q, k, v = (x[:, a : a + BLOCK].double() for x in given)
         q, k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
         weights = torch.einsum("bihd,bjhd->bhij", q, k).tril()
         num = torch.einsum("bhij,bjhm->bihm", weights, v) + torch.einsum("bihd,bhdm->bihm", q, s)
