@@ -410,6 +410,17 @@ def test_wrong_input_is_refused_in_one_line():
         "mask of booleans": lambda: linear_attention(q, k, v, mask=torch.ones(B, 6)),
         "mask of booleans (": lambda: linear_attention(q, k, v, mask=torch.ones(B, 5).bool()),
         "expected a state": lambda: linear_attention(q, k, v, state=(state.s[..., :2], state.z)),
+        "expected a state of s (2, 3, 5, 4)": lambda: linear_attention(q, k, v, state=(state.s[:1], state.z[:1])),
+        "z (2, 3, 5), floating": lambda: linear_attention(q, k, v, state=(state.s, state.z[..., :3])),
+        "found torch.int64": lambda: linear_attention(q, k, v, state=(state.s.long(), state.z)),
+        "or None; found Tensor": lambda: linear_attention(q, k, v, state=state.s),
+        "or None; found tuple": lambda: linear_attention(q, k, v, state=(*state, state.z)),
+        "found torch.float64 (2, 3, 5, 4) on meta": lambda: linear_attention(
+            q, k, v, state=(state.s.to("meta"), state.z)
+        ),
+        "on one device, found cpu, meta, cpu": lambda: linear_attention(q, k.to("meta"), v),
+        "expected k (2, 6, 3, 5) and v": lambda: linear_attention(q, k, v[:, :, :2]),
+        "found torch.float32 (2, 6)": lambda: linear_attention(q, k, v, mask=torch.zeros(B, 6)),
         "keep all axes": lambda: linear_attention(q, k, v, feature_map=lambda x: x.sum(-1)),
         "at least 0": lambda: linear_attention(q, k, v, eps=-1.0),
         "there is one for": lambda: mnemos.ops.backends("softmax"),
@@ -419,3 +430,13 @@ def test_wrong_input_is_refused_in_one_line():
             call()
         assert words in str(error.value)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("t", [1, 6])
+def test_types_that_differ_are_taken_at_the_widest(t, backend):
+    """y has v's type and the state the sums': nothing is refused that has a meaning."""
+    q, k, v, state = inputs(t, dtype=torch.float32)
+    y, new = linear_attention(q.half(), k.bfloat16(), v, state=state, backend=backend)
+    expected, _ = linear_attention(q.half().float(), k.bfloat16().float(), v, state=state, backend=backend)
+    assert (y.dtype, new.s.dtype) == (torch.float32, torch.float32)
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)

@@ -50,6 +50,7 @@ COUNTED: dict[Any, Any] = {
     torch.ops.aten.baddbmm_: _product,
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.mnemos.linear_attention: _linear_attention,
+    torch.ops.mnemos.linear_attention_compensated: _linear_attention,
     torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
 }
 

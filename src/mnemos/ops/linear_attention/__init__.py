@@ -148,6 +148,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, e
             f"expected k {(b, n, h, d)} and v {(b, n, h)} + (M,) for q {tuple(q.shape)}, found {tuple(k.shape)} and "
             f"{tuple(v.shape)}; another length than q's needs causal=False"
         )
+    if not q.device == k.device == v.device == (q.device if mask is None else mask.device):
+        where = ", ".join(str(x.device) for x in (q, k, v, mask) if x is not None)
+        raise InputError(f"expected q, k, v and mask on one device, found {where}; move them with .to(device)")
     if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
         raise InputError(f"expected a mask of booleans {(b, n)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
     if not eps >= 0:
