@@ -1,10 +1,14 @@
 """Causal linear attention, forward and backward: the C++ kernels beside the PyTorch path, softmax and a peer.
 
     python benchmarks/linear_attention.py [--tokens 1024 4096 …] [--widths 32 64] [--rounds 9] [--out FILE.json]
+    python benchmarks/linear_attention.py --peers softmax --tokens 32 64 128 256 512      # where softmax is overtaken
+    python benchmarks/linear_attention.py --peers none --tokens 4096 16384 65536 262144   # is time linear in N?
 
 All must agree before anything is timed. A round times each of them once, in an order that rotates, and with them a
 product of two square matrices, whose rate is what the machine can do at that moment. pytorch-fast-transformers takes
-part where it is installed. Useful operations are 14·D·M a token and head: S summed and read, and then S, dq, R, dk, dv.
+part where it is installed; softmax is PyTorch's own (scaled_dot_product_attention, causal). Useful operations are
+14·D·M a token and head: S summed and read, and then S, dq, R, dk, dv. "Kept" is what lasts from native's forward to its
+backward beside inputs and output, in floats a token and head.
 """
 
 import argparse
@@ -72,6 +76,20 @@ def draw(tokens: int, width: int, batch: int = BATCH, heads: int = HEADS) -> tup
     return given, torch.randn(batch, tokens, heads, width, generator=g)
 
 
+def kept(given: list[Tensor]) -> int:
+    """Bytes that native keeps for its backward beside inputs and output: denominators, and the first state."""
+    found: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = ours("native")(*given)
+    known = {x.untyped_storage().data_ptr() for x in (*given, y)}
+    return sum(size for place, size in found.items() if place not in known)
+
+
 def check(width: int) -> None:
     """Values and gradients of all that claim to compute the same, against float64."""
     given, upstream = draw(333, width)
@@ -87,7 +105,7 @@ def check(width: int) -> None:
 def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
     given, upstream = draw(tokens, width, options.batch, options.heads)
     runs = {name: step(attention, given, upstream) for name, attention in contestants(tokens).items()}
-    runs = {name: run for name, run in runs.items() if not options.only or name in options.only}
+    runs = {name: run for name, run in runs.items() if not options.peers or name in options.peers}
     a, b = torch.randn(2, SQUARE, SQUARE)
     times = race({**runs, "sgemm": lambda: a @ b}, options.rounds)
     medians = {name: statistics.median(found) for name, found in times.items()}
@@ -103,11 +121,16 @@ def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
     row["ms"] = {name: 1e3 * medians[name] for name in runs}
     row["ns a token and head"] = {name: 1e9 * medians[name] / pieces for name in runs}
     row["of native's time"] = {name: ratio(times, name, "native")._asdict() for name in runs if name != "native"}
+    row["kept, floats a token and head"] = kept(given) / 4 / pieces
     row["part of sgemm"] = 14 * width**2 * pieces / medians["native"] / gemm
     cells = "  ".join(f"{name} {1e3 * medians[name]:8.2f} ms" for name in runs)
     times_as_long = "  ".join(f"{name} {found['median']:.1f}x" for name, found in row["of native's time"].items())
     print(f"{tokens:7} x {width:3}  {cells}  |  {times_as_long}  |  ", end="")
-    print(f"{row['ns a token and head']['native']:.0f} ns, {row['part of sgemm']:.0%} of sgemm", flush=True)
+    print(
+        f"{row['ns a token and head']['native']:.0f} ns, {row['part of sgemm']:.0%} of sgemm, "
+        f"{row['kept, floats a token and head']:.2f} floats kept",
+        flush=True,
+    )
     return row
 
 
@@ -117,13 +140,15 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--heads", type=int, default=HEADS)
-    parser.add_argument("--only", nargs="+", help="of those that take part; native always does")
+    parser.add_argument("--peers", "--only", nargs="+", help="beside native (sdpa is softmax); or none")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.only:
-        options.only.append("native")
+    if options.peers:
+        options.peers = ["native", *("softmax" if name == "sdpa" else name for name in options.peers if name != "none")]
+        if unknown := set(options.peers) - set(contestants(0)):
+            parser.error(f"--peers: expected some of none, sdpa, {', '.join(contestants(0))}, found {unknown.pop()!r}")
     torch.set_num_threads(options.threads)
     rows = []
     for width in options.widths:

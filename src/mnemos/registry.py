@@ -71,7 +71,7 @@ RECIPES |= {
     "cifar-pixels-softmax": f"{_IMAGES}:cifar_pixels_softmax",
     "mnist-pixels-small": f"{_IMAGES}:mnist_pixels_small",
     "mnist-pixels-small-softmax": f"{_IMAGES}:mnist_pixels_small_softmax",
-    "mnist-pixels-small-classes": f"{_IMAGES}:mnist_pixels_small_classes",
+    "mnist-pixels-small-mixture": f"{_IMAGES}:mnist_pixels_small_mixture",
     "cifar-pixels-small": f"{_IMAGES}:cifar_pixels_small",
     "digits-pixels": f"{_IMAGES}:digits_pixels",
     "photos-pixels": f"{_IMAGES}:photos_pixels",

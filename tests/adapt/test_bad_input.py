@@ -186,8 +186,13 @@ def test_masks_that_hide_no_future_are_taken():
     mnemos.cache(attention, GRC(length=3))
     x = torch.randn(3, 7, 12, dtype=torch.float64)
     window = (torch.arange(7)[:, None] - torch.arange(7)).abs() > 2
-    for mask in (window, torch.zeros(7, 7, dtype=torch.bool), torch.zeros(7, 7).double(), window.expand(6, 7, 7)):
-        attention(x, x, x, attn_mask=mask)
+    attention.eval()
+    plain, _ = attention(x, x, x)
+    near, _ = attention(x, x, x, attn_mask=window)
+    assert not torch.allclose(near, plain)
+    torch.testing.assert_close(attention(x, x, x, attn_mask=window.expand(6, 7, 7))[0], near)
+    for nothing in (torch.zeros(7, 7, dtype=torch.bool), torch.zeros(7, 7).double()):
+        torch.testing.assert_close(attention(x, x, x, attn_mask=nothing)[0], plain)
 
 
 def test_an_encoder_that_is_used_causally():

@@ -1,10 +1,15 @@
+import copy
 import dataclasses
+import functools
 
 import pytest
 import torch
 
+import mnemos
 from mnemos import config, registry
 from mnemos.attention.linear import LinearAttention, LinearConfig
+from mnemos.ops.linear_attention import CompensatedState, linear_attention, native
+from mnemos.ops.linear_attention.feature_maps import favor, random_projection
 from mnemos.ops.linear_attention.reference import (
     reference_bidirectional,
     reference_causal,
@@ -70,6 +75,20 @@ def test_a_fresh_state_is_nones_long_form(feature_map):
         torch.testing.assert_close(a, b)
 
 
+def test_a_layer_whose_state_is_compensated():
+    attention, plain = LinearConfig(compensated=True).build(12, 3, causal=True), layer().float()
+    attention.load_state_dict(plain.state_dict())
+    x, state = tokens().float(), attention.initial_state(2)
+    assert isinstance(state, CompensatedState)
+    parts = []
+    for a in range(41):
+        y, state = attention(x[:, a : a + 1], state)
+        parts.append(y)
+    assert isinstance(state, CompensatedState)
+    assert state.s_low.any()
+    torch.testing.assert_close(torch.cat(parts, 1), plain(x)[0])
+
+
 def test_the_state_is_float32_under_bfloat16():
     attention = layer().float()
     assert attention.initial_state(2, dtype=torch.bfloat16).s.dtype == torch.float32
@@ -85,6 +104,54 @@ def test_favors_projection_is_saved_with_the_layer():
     other.load_state_dict(attention.state_dict(), strict=True)
     torch.testing.assert_close(other(tokens())[0], attention(tokens())[0])
     assert set(layer().state_dict()) == {"qkv.weight", "qkv.bias", "output.weight", "output.bias"}
+
+
+def copied(attention):
+    """The same layer in float64, which the kernels do not take."""
+    return copy.deepcopy(attention).double()
+
+
+@pytest.mark.skipif("native" not in mnemos.ops.backends("linear_attention"), reason="the kernels were not built")
+@pytest.mark.parametrize(
+    ("name", "dim", "features"), [("polynomial", 64, 0), ("polynomial", 24, 0), ("favor", 64, 128), ("favor", 50, 256)]
+)
+def test_wide_feature_maps_run_through_the_kernels(name, dim, features, monkeypatch):
+    """D' of 528 = 32·33/2, 78, 128 and 256: the kernels get φ(q) and φ(k), of any width."""
+    calls = []
+    run = native._run
+    monkeypatch.setattr(native, "_run", lambda *given: calls.append(given[0].shape[-1]) or run(*given))
+    torch.manual_seed(0)
+    attention = LinearAttention(dim, 2, True, name, features, eps=0.1)
+    exact = copied(attention)
+    x = torch.randn(2, 70, dim)
+    mask = torch.rand(2, 70) > 0.2
+    found = []
+    for layer in (attention, exact):
+        given = x.to(layer.qkv.weight.dtype).requires_grad_()
+        first, state = layer(given[:, :69], None, mask[:, :69])
+        last, state = layer(given[:, 69:], state, mask[:, 69:])
+        y = torch.cat([first, last], 1)
+        loss = y.sin().sum() + state.s.sin().mean() + state.z.sin().mean()
+        found.append([y, *state, *torch.autograd.grad(loss, [given, *layer.parameters()])])
+    width = dim // 2 * (dim // 2 + 1) // 2 if name == "polynomial" else features
+    assert calls == [width, width]  # float64's are not among them
+    for a, b in zip(*found, strict=True):
+        assert (a.double() - b).abs().max() <= 2e-5 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 30.0, 1e4, 1e15])
+def test_favor_stays_finite_whatever_the_size_of_its_inputs(size):
+    torch.manual_seed(0)
+    projection = random_projection(64, 32)
+    q, k = (size * torch.randn(2, 50, 2, 32) for _ in range(2))
+    k[:, 3, 0] = projection[5] * 32**0.25  # the input at which φ is largest
+    q, k, v = q.requires_grad_(), k.requires_grad_(), torch.randn(2, 50, 2, 8).requires_grad_()
+    phi = functools.partial(favor, projection=projection)
+    for causal in (True, False):
+        y, state = linear_attention(q, k, v, causal, phi)
+        assert all(x.isfinite().all() for x in (y, *state, *torch.autograd.grad(y.sum() + state.z.sum(), (q, k, v))))
+    bound = projection.square().sum(-1).max().div(2).exp() / 8
+    assert (phi(k) <= bound * (1 + 1e-5)).all()
 
 
 def test_configuration():

@@ -6,7 +6,7 @@ import torch
 
 import mnemos
 from mnemos.ops import linear_attention
-from mnemos.ops.linear_attention import LinearState, chunked
+from mnemos.ops.linear_attention import BACKENDS, LinearState, chunked
 from mnemos.ops.linear_attention.feature_maps import FEATURE_MAPS, elu, favor, polynomial, random_projection
 from mnemos.ops.linear_attention.reference import (
     reference_bidirectional,
@@ -22,6 +22,13 @@ from mnemos.types import InputError
 B, H, D, M = 2, 3, 5, 4
 LENGTHS = [1, 2, 31, 32, 33, 75]
 MAPS = {"elu": reference_elu, "relu": reference_relu, "polynomial": reference_polynomial}
+HERE = [name for name in mnemos.ops.backends("linear_attention") if BACKENDS[name].takes(*torch.zeros(3, 1, 1, 1, 1))]
+
+
+@pytest.fixture(params=HERE)
+def backend(request):
+    """Each that runs float32 and shorter on this processor: "auto" is the first of them alone."""
+    return request.param
 
 
 @pytest.fixture
@@ -279,10 +286,10 @@ def test_polynomial_and_favor_are_their_kernels():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_a_float32_state(dtype):
+def test_half_precision_keeps_a_float32_state(dtype, backend):
     for t, causal in ((1, True), (70, True), (9, False)):
         q, k, v, state = inputs(t, dtype=dtype)
-        y, new = linear_attention(q, k, v, causal, state=state)
+        y, new = linear_attention(q, k, v, causal, state=state, backend=backend)
         assert y.dtype == dtype
         assert (new.s.dtype, new.z.dtype) == (torch.float32, torch.float32)
         exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -298,7 +305,7 @@ def test_half_precision_keeps_a_float32_state(dtype):
 
 
 @pytest.mark.parametrize("step", [512, 1])
-def test_a_long_stream_of_bfloat16_does_not_stagnate(step):
+def test_a_long_stream_of_bfloat16_does_not_stagnate(step, backend):
     total = 4096 if step == 1 else 32768
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, total, 1, 4, generator=g).to(torch.bfloat16) for _ in range(3))
@@ -306,20 +313,20 @@ def test_a_long_stream_of_bfloat16_does_not_stagnate(step):
     state = None
     with torch.no_grad():
         for a in range(0, total, step):
-            y, state = linear_attention(*(x[:, a : a + step] for x in (q, k, v)), state=state)
+            y, state = linear_attention(*(x[:, a : a + step] for x in (q, k, v)), state=state, backend=backend)
     phi = reference_elu(k.double())
     torch.testing.assert_close(state.z.double(), phi.sum(1), rtol=1e-5, atol=0)
     torch.testing.assert_close(state.s.double(), torch.einsum("bthd,bthm->bhdm", phi, v.double()), rtol=1e-4, atol=0)
     assert y.dtype == torch.bfloat16
 
 
-def test_autocast_changes_nothing():
+def test_autocast_changes_nothing(backend):
     for t, causal in ((1, True), (70, True), (9, False)):
         q, k, v, _ = inputs(t, dtype=torch.float32)
-        y, state = linear_attention(q, k, v, causal)
+        y, state = linear_attention(q, k, v, causal, backend=backend)
         plain = torch.autograd.grad(weighted([y]), (q, k, v))
         with torch.autocast("cpu", torch.bfloat16):
-            low, same = linear_attention(q, k, v, causal)
+            low, same = linear_attention(q, k, v, causal, backend=backend)
             # A backward within autocast is the one of torch's own operations wherever they are used.
             inside = causal and t > 1
             found = torch.autograd.grad(weighted([low]), (q, k, v)) if inside else None
@@ -330,7 +337,7 @@ def test_autocast_changes_nothing():
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_that_grows_with_the_state_is_kept_for_the_backward():
+def test_nothing_that_grows_with_the_state_is_kept_for_the_backward(backend):
     sizes = {}
     for t in (1024, 4096):
         q, k, v = (torch.randn(1, t, 2, 32, requires_grad=True) for _ in range(3))
@@ -341,7 +348,7 @@ def test_nothing_that_grows_with_the_state_is_kept_for_the_backward():
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            y, _ = linear_attention(q, k, v)
+            y, _ = linear_attention(q, k, v, backend=backend)
         sizes[t] = sum(kept.values())
         assert y.grad_fn is not None
     tokens = 4096 * 2 * 4  # bytes of a number a token and head
@@ -349,15 +356,20 @@ def test_nothing_that_grows_with_the_state_is_kept_for_the_backward():
     assert sizes[4096] - sizes[1024] < tokens * (4 * 32 + 1 + 8) * 3 // 4
 
 
-def test_compiled_whole_equals_eager():
+COMPILED = [("auto", torch.float64, 1e-9)]
+COMPILED += [(name, *pair) for name in HERE for pair in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7))]
+
+
+@pytest.mark.parametrize(("backend", "dtype", "tolerance"), COMPILED)
+def test_compiled_whole_equals_eager(backend, dtype, tolerance):
     torch._dynamo.reset()
     compiled = torch.compile(linear_attention, backend="aot_eager", fullgraph=True)
     for t in (70, 1):
-        q, k, v, state = inputs(t)
+        q, k, v, state = inputs(t, dtype=dtype)
         mask = holes(t)
-        y, new = linear_attention(q, k, v, state=state, mask=mask)
-        again, after = compiled(q, k, v, state=state, mask=mask)
-        compare((again, *after), (y, *new), (q, k, v, *state))
+        y, new = linear_attention(q, k, v, state=state, mask=mask, backend=backend)
+        again, after = compiled(q, k, v, state=state, mask=mask, backend=backend)
+        compare((again, *after), (y, *new), (q, k, v, *state), tolerance)
 
 
 def test_empty_calls():
@@ -398,6 +410,17 @@ def test_wrong_input_is_refused_in_one_line():
         "mask of booleans": lambda: linear_attention(q, k, v, mask=torch.ones(B, 6)),
         "mask of booleans (": lambda: linear_attention(q, k, v, mask=torch.ones(B, 5).bool()),
         "expected a state": lambda: linear_attention(q, k, v, state=(state.s[..., :2], state.z)),
+        "expected a state of s (2, 3, 5, 4)": lambda: linear_attention(q, k, v, state=(state.s[:1], state.z[:1])),
+        "z (2, 3, 5), floating": lambda: linear_attention(q, k, v, state=(state.s, state.z[..., :3])),
+        "found torch.int64": lambda: linear_attention(q, k, v, state=(state.s.long(), state.z)),
+        "or None; found Tensor": lambda: linear_attention(q, k, v, state=state.s),
+        "or None; found tuple": lambda: linear_attention(q, k, v, state=(*state, state.z)),
+        "found torch.float64 (2, 3, 5, 4) on meta": lambda: linear_attention(
+            q, k, v, state=(state.s.to("meta"), state.z)
+        ),
+        "on one device, found cpu, meta, cpu": lambda: linear_attention(q, k.to("meta"), v),
+        "expected k (2, 6, 3, 5) and v": lambda: linear_attention(q, k, v[:, :, :2]),
+        "found torch.float32 (2, 6)": lambda: linear_attention(q, k, v, mask=torch.zeros(B, 6)),
         "keep all axes": lambda: linear_attention(q, k, v, feature_map=lambda x: x.sum(-1)),
         "at least 0": lambda: linear_attention(q, k, v, eps=-1.0),
         "there is one for": lambda: mnemos.ops.backends("softmax"),
@@ -407,3 +430,13 @@ def test_wrong_input_is_refused_in_one_line():
             call()
         assert words in str(error.value)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("t", [1, 6])
+def test_types_that_differ_are_taken_at_the_widest(t, backend):
+    """y has v's type and the state the sums': nothing is refused that has a meaning."""
+    q, k, v, state = inputs(t, dtype=torch.float32)
+    y, new = linear_attention(q.half(), k.bfloat16(), v, state=state, backend=backend)
+    expected, _ = linear_attention(q.half().float(), k.bfloat16().float(), v, state=state, backend=backend)
+    assert (y.dtype, new.s.dtype) == (torch.float32, torch.float32)
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear_attention import LinearState, linear_attention
+from mnemos.ops.linear_attention import linear_attention
 from mnemos.ops.linear_attention.feature_maps import FeatureMap, favor, find, random_projection
-from mnemos.types import Output, check_heads, check_input
+from mnemos.types import Output, State, check_heads, check_input
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class LinearConfig(AttentionConfig):
     feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
     features: int = 128  # favor: random features a head
     eps: float = 1e-6
+    compensated: bool = False  # the state keeps a sum right through millions of calls, and is twice as large
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. There are no attention weights, so `dropout` has nothing to drop."""
-        return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps)
+        return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.compensated)
 
 
 class LinearAttention(nn.Module):
@@ -35,6 +36,7 @@ class LinearAttention(nn.Module):
     much came before, and memory for the backward O(T·D). Not causal: there is no state (None).
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
+    compensated: the state is a `CompensatedState`, right to the last digit after millions of calls, and twice as large.
     Raises InputError where D is not divisible by H, or for an unknown feature map.
     """
 
@@ -50,12 +52,14 @@ class LinearAttention(nn.Module):
         feature_map: str | FeatureMap = "elu",
         features: int = 128,
         eps: float = 1e-6,
+        compensated: bool = False,
     ) -> None:
         super().__init__()
         check_heads(dim, num_heads)
         if feature_map != "favor":
             find(feature_map)
         self.dim, self.num_heads, self.causal, self.feature_map, self.eps = dim, num_heads, causal, feature_map, eps
+        self.compensated = compensated
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
         # Drawn once and saved: sums over one projection's features mean nothing under another's.
@@ -71,28 +75,28 @@ class LinearAttention(nn.Module):
     def _map(self) -> str | FeatureMap:
         return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> LinearState | None:
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> State:
         """The state of `batch_size` fresh rows; None is short for it."""
         if not self.causal:
             return None
         weight = self.qkv.weight
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads)
         nothing = nothing.to(device=weight.device if device is None else device, dtype=dtype or weight.dtype)
-        return linear_attention(nothing, nothing, nothing, feature_map=self._map())[1]
+        return linear_attention(nothing, nothing, nothing, feature_map=self._map(), compensated=self.compensated)[1]
 
-    def heads(self, x: Tensor, state: LinearState | None = None, mask: Tensor | None = None) -> Output:
+    def heads(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         check_input(x, self.dim)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if not self.causal:
             return linear_attention(q, k, v, False, self._map(), None, mask, self.eps)[0], None
-        return linear_attention(q, k, v, True, self._map(), state, mask, self.eps)
+        return linear_attention(q, k, v, True, self._map(), state, mask, self.eps, compensated=self.compensated)
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""
         return self.output(heads.flatten(2))
 
-    def forward(self, x: Tensor, state: LinearState | None = None, mask: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """See the class."""
         heads, state = self.heads(x, state, mask)
         return self.project(heads), state

@@ -5,6 +5,7 @@
 // CHUNK at a time; what it touches is its states and a chunk's buffers, so nothing grows with T.
 #include <cstdlib>
 #include <initializer_list>
+#include <type_traits>
 
 #include "scan.h"
 
@@ -30,7 +31,7 @@ struct Work {
     i64 heads, groups, segments, length;  // heads of a group, tokens of a segment
     i64 Dp, Mp, Lp;                       // D, M and M + 1 in whole vectors
     i64 workers, state, scratch;          // how many, and floats of a head's states and of a worker's memory
-    float *memory, *starts, *ends;        // [workers, scratch]; [B·H, segments − 1, D·M + D] twice, if segments > 1
+    float *memory, *starts, *ends;        // [workers, scratch]; [B·H, segments − 1, sums] twice, if segments > 1
 
     Work(const Call& c, double eps) : c(c), eps((float)eps), memory(nullptr), starts(nullptr), ends(nullptr) {
         workers = c.B * c.T * c.H * c.D * c.M < SERIAL ? 1 : c.threads;
@@ -44,13 +45,15 @@ struct Work {
         length = rounded((c.T + segments - 1) / segments, CHUNK);
         segments = c.T ? (c.T + length - 1) / length : 1;
         Dp = rounded(c.D, W), Mp = rounded(c.M, W), Lp = rounded(c.M + 1, W);
-        state = rounded((c.M + 1) * Dp + c.D * Mp + Dp, W);
+        i64 plain = (c.D + 1) * Mp + Dp, turned = (c.M + 1) * Dp;
+        state = 2 * (plain > turned ? plain : turned);  // two of either, or one of each
         scratch = heads * state + CHUNK * (2 * Dp + 3 * Lp + (Dp > Lp ? Dp : Lp) + W);
     }
     ~Work() { std::free(memory); }
     Work(const Work&) = delete;
 
-    i64 sums() const { return c.D * c.M + c.D; }
+    i64 half() const { return c.D * c.M + c.D; }
+    i64 sums() const { return 2 * half(); }  // s, z, and what they had no digits for
     bool prepare() {
         i64 between = c.B * c.H * (segments - 1) * sums();
         i64 size = rounded((workers * scratch + 2 * between) * (i64)sizeof(float), 64);
@@ -63,12 +66,23 @@ struct Work {
     i64 units() const { return c.B * groups * segments; }
 };
 
+struct Sums {
+    const float *s, *z;  // [D, M] and [D]
+};
+
+// What the call was given of a row and head: s and z, what they had no digits for (part 1), or gradients.
+Sums given(const Call& c, i64 row, i64 part, bool gradients) {
+    const float* s = gradients ? (part ? nullptr : c.gs) : part ? c.s_low : c.s;
+    const float* z = gradients ? (part ? nullptr : c.gz) : part ? c.z_low : c.z;
+    return s ? Sums{s + row * c.D * c.M, z + row * c.D} : Sums{nullptr, nullptr};
+}
+
 // A unit in a worker's hands: heads [h0, h1) of row b, tokens [t0, t1).
 struct Unit {
     const Work& w;
     const Call& c;
     i64 b, h0, h1, segment, t0, t1;
-    float *states, *q, *k, *v, *g, *y, *out, *part;
+    float *states, *q, *k, *v, *g, *y, *out, *dots;
     float den[CHUNK];
 
     Unit(const Work& w, i64 index, i64 worker) : w(w), c(w.c) {
@@ -82,14 +96,22 @@ struct Unit {
         v = k + CHUNK * w.Dp;
         g = v + CHUNK * w.Lp;
         y = g + CHUNK * w.Lp;
-        part = y + CHUNK * w.Lp;
-        out = part + CHUNK * W;
+        dots = y + CHUNK * w.Lp;
+        out = dots + CHUNK * W;
     }
 
     float* state(i64 h) const { return states + (h - h0) * w.state; }
     i64 row(i64 h) const { return b * c.H + h; }
-    // s and then z at the start of this segment, or their gradients at its end; made by `collect` and `add_up`.
+    // The sums at the start of a segment, or their gradients at its end; made by `collect` and `add_up`.
     float* between(float* all, i64 h, i64 index) const { return all + (row(h) * (w.segments - 1) + index) * w.sums(); }
+
+    // S and z at the start of this segment, or what they had no digits for (part 1); null is zeros.
+    Sums before(i64 h, i64 part) const {
+        return segment ? apart(between(w.starts, h, segment - 1), part) : given(c, row(h), part, false);
+    }
+    Sums apart(const float* both, i64 part) const {
+        return {both + part * w.half(), both + part * w.half() + c.D * c.M};
+    }
 
     static i64 whole(i64 n) { return rounded(n, TILE); }
     char* at(const Rows& x, i64 t, i64 h) const { return x.data + (b * x.b + t * x.t + h * x.h) * bytes_of(c.type); }
@@ -143,87 +165,90 @@ struct Unit {
         if (c.map == IDENTITY) return;
         for (i64 i = 0; i < n * w.Dp; i += W) store(out + i, load<V>(out + i) * slope(load<V>(phi + i), c.map));
     }
+    // z [Dp] and behind it what it had no digits for
     void denominators(float* z, i64 n) {
-        for (i64 i = 0; i < n; i++) store(part + i * W, V{});
+        for (i64 i = 0; i < n; i++) store(dots + i * W, V{});
         for (i64 d = 0; d < w.Dp; d += W) {
-            V at = load<V>(z + d);
+            V at = load<V>(z + d), more = load<V>(z + w.Dp + d);
             for (i64 i = 0; i < n; i++) {
-                at += load<V>(k + i * w.Dp + d);
-                store(part + i * W, load<V>(part + i * W) + load<V>(q + i * w.Dp + d) * at);
+                more += load<V>(k + i * w.Dp + d);
+                store(dots + i * W, load<V>(dots + i * W) + load<V>(q + i * w.Dp + d) * (at + more));
             }
-            store(z + d, at);
+            V now = at + more;
+            store(z + d, now), store(z + w.Dp + d, more - (now - at));
         }
-        for (i64 i = 0; i < n; i++) den[i] = sum(load<V>(part + i * W)) + w.eps;
+        for (i64 i = 0; i < n; i++) den[i] = sum(load<V>(dots + i * W)) + w.eps;
     }
 
     void forward() {
         i64 last = w.segments - 1;
         for (i64 h = h0; h < h1; h++) {
-            float *X = state(h), *z = X + c.D * w.Mp;
-            const float* from = segment ? between(w.starts, h, segment - 1) : nullptr;
-            put(X, c.D, c.M, from ? from : c.s + row(h) * c.D * c.M);
-            std::memset(z, 0, w.Dp * sizeof(float));
-            std::memcpy(z, from ? from + c.D * c.M : c.z + row(h) * c.D, c.D * sizeof(float));
+            float *X = state(h), *z = X + 2 * c.D * w.Mp;
+            std::memset(z, 0, 2 * w.Dp * sizeof(float));
+            for (i64 part = 0; part < 2; part++) {
+                Sums from = before(h, part);
+                put<2>(X, c.D, c.M, from.s, part);
+                if (from.z) std::memcpy(z + part * w.Dp, from.z, c.D * sizeof(float));
+            }
         }
         for (i64 t = t0; t < t1; t += CHUNK)
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
-                float *X = state(h), *z = X + c.D * w.Mp;
+                float *X = state(h), *z = X + 2 * c.D * w.Mp;
                 keys(t, h, n), queries(t, h, n), values(t, h, n, false);
                 ask(t, h, false, c.D, c.q, c.k), ask(t, h, false, c.M, c.v, c.y);
-                scan<true>(X, c.D, w.Mp, k, q, w.Dp, v, out, w.Lp, whole(n), false);
+                scan<2, true>(X, c.D, w.Mp, k, q, w.Dp, v, out, w.Lp, whole(n), false);
                 denominators(z, n);
                 float* kept = denominator(t, h);
                 for (i64 i = 0; i < n; i++) kept[i * c.H] = den[i], den[i] = 1 / den[i];
                 write(out, w.Lp, c.y, t, h, n, c.M, den);
             }
-        for (i64 h = h0; segment == last && h < h1; h++) {
-            get(state(h), c.D, c.M, c.s_end + row(h) * c.D * c.M);
-            std::memcpy(c.z_end + row(h) * c.D, state(h) + c.D * w.Mp, c.D * sizeof(float));
-        }
+        for (i64 h = h0; segment == last && h < h1; h++)
+            for (i64 part = 0; part < (c.s_low_end ? 2 : 1); part++) {
+                const float *X = state(h), *z = X + 2 * c.D * w.Mp + part * w.Dp;
+                get<2>(X, c.D, c.M, (part ? c.s_low_end : c.s_end) + row(h) * c.D * c.M, part);
+                std::memcpy((part ? c.z_low_end : c.z_end) + row(h) * c.D, z, c.D * sizeof(float));
+            }
     }
 
     void dq() {
         for (i64 h = h0; h < h1; h++) {
-            const float* from = segment ? between(w.starts, h, segment - 1) : nullptr;
-            put_turned(state(h), c.D, c.M, from ? from : c.s + row(h) * c.D * c.M,
-                       from ? from + c.D * c.M : c.z + row(h) * c.D);
+            Sums from = before(h, 0);
+            put_turned<1>(state(h), c.D, c.M, from.s, from.z, 0);
         }
         for (i64 t = t0; t < t1; t += CHUNK)
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
                 keys(t, h, n), values(t, h, n, true), upstream(t, h, n);
                 ask(t, h, false, c.D, c.q, c.k, c.dq), ask(t, h, false, c.M, c.v, c.g, c.y);
-                scan<true>(state(h), c.M + 1, w.Dp, v, g, w.Lp, k, out, w.Dp, whole(n), false);
+                scan<1, true>(state(h), c.M + 1, w.Dp, v, g, w.Lp, k, out, w.Dp, whole(n), false);
                 if (c.map != IDENTITY) queries(t, h, n), chain(q, n);
                 write(out, w.Dp, c.dq, t, h, n, c.D, nullptr);
             }
     }
 
     void dkv() {
-        i64 turned = (c.M + 1) * w.Dp, size = c.D * c.M;
+        i64 turned = (c.M + 1) * w.Dp;
         for (i64 h = h0; h < h1; h++) {
-            bool ends = segment < w.segments - 1;
-            const float* s = ends ? between(w.ends, h, segment) : c.gs ? c.gs + row(h) * size : nullptr;
-            const float* z = ends ? s + size : c.gs ? c.gz + row(h) * c.D : nullptr;
-            put_turned(state(h), c.D, c.M, s, z);
-            put(state(h) + turned, c.D, c.M, s);
+            Sums from = segment < w.segments - 1 ? apart(between(w.ends, h, segment), 0) : given(c, row(h), 0, true);
+            put_turned<1>(state(h), c.D, c.M, from.s, from.z, 0);
+            put<1>(state(h) + turned, c.D, c.M, from.s, 0);
         }
         for (i64 t = t0 + (t1 - t0 - 1) / CHUNK * CHUNK; t >= t0; t -= CHUNK)
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
                 keys(t, h, n), queries(t, h, n), values(t, h, n, true), upstream(t, h, n);
                 ask(t, h, true, c.D, c.q, c.k, c.dk), ask(t, h, true, c.M, c.v, c.g, c.y, c.dv);
-                scan<true>(state(h), c.M + 1, w.Dp, g, v, w.Lp, q, out, w.Dp, whole(n), true);
+                scan<1, true>(state(h), c.M + 1, w.Dp, g, v, w.Lp, q, out, w.Dp, whole(n), true);
                 chain(k, n);
                 clear(t, n, w.Dp);
                 write(out, w.Dp, c.dk, t, h, n, c.D, nullptr);
-                scan<true>(state(h) + turned, c.D, w.Mp, q, k, w.Dp, g, out, w.Lp, whole(n), true);
+                scan<1, true>(state(h) + turned, c.D, w.Mp, q, k, w.Dp, g, out, w.Lp, whole(n), true);
                 clear(t, n, w.Lp);
                 write(out, w.Lp, c.dv, t, h, n, c.M, nullptr);
             }
         for (i64 h = h0; segment == 0 && h < h1; h++)
-            get_turned(state(h), c.D, c.M, c.ds + row(h) * size, c.dz + row(h) * c.D);
+            get_turned<1>(state(h), c.D, c.M, c.ds + row(h) * c.D * c.M, c.dz + row(h) * c.D, 0);
     }
 
     // No gradient of what the mask hides.
@@ -236,15 +261,15 @@ struct Unit {
     void collect(bool gradients) {
         for (i64 h = h0; h < h1; h++) {
             float *X = state(h), *to = between(gradients ? w.ends : w.starts, h, gradients ? segment - 1 : segment);
-            put_turned(X, c.D, c.M, nullptr, nullptr);
+            for (i64 part = 0; part < 2; part++) put_turned<2>(X, c.D, c.M, nullptr, nullptr, part);
             for (i64 t = t0; t < t1; t += CHUNK) {
                 i64 n = least(CHUNK, t1 - t);
                 gradients ? queries(t, h, n) : keys(t, h, n);
                 gradients ? upstream(t, h, n) : values(t, h, n, true);
                 const float *p = gradients ? g : v, *r = gradients ? q : k;
-                scan<false>(X, c.M + 1, w.Dp, p, p, w.Lp, r, out, w.Dp, whole(n), false);
+                scan<2, false>(X, c.M + 1, w.Dp, p, p, w.Lp, r, out, w.Dp, whole(n), false);
             }
-            get_turned(X, c.D, c.M, to, to + c.D * c.M);
+            for (i64 part = 0; part < 2; part++, to += w.half()) get_turned<2>(X, c.D, c.M, to, to + c.D * c.M, part);
         }
     }
 };
@@ -252,16 +277,16 @@ struct Unit {
 // From what each segment adds to what there is before it (forward) or after it (gradients).
 void add_up(const Work& w, bool gradients) {
     const Call& c = w.c;
-    i64 n = w.segments - 1, size = c.D * c.M;
+    i64 n = w.segments - 1, size = c.D * c.M, half = w.half();
     for (i64 row = 0; row < c.B * c.H; row++) {
         float* all = (gradients ? w.ends : w.starts) + row * n * w.sums();
-        const float* s = gradients ? c.gs : c.s;
-        const float* z = gradients ? c.gz : c.z;
+        Sums high = given(c, row, 0, gradients), low = given(c, row, 1, gradients);
+        auto start = [&](Sums from, i64 j) { return !from.s ? 0 : j < size ? from.s[j] : from.z[j - size]; };
         for (i64 i = 0; i < n; i++) {
             float* to = all + (gradients ? n - 1 - i : i) * w.sums();
             const float* from = gradients ? to + w.sums() : to - w.sums();
-            for (i64 j = 0; j < w.sums(); j++)
-                to[j] += i ? from[j] : !s ? 0 : j < size ? s[row * size + j] : z[row * c.D + j - size];
+            for (i64 j = 0; j < half; j++)
+                add(to[j], to[half + j], i ? from[j] : start(high, j), i ? from[half + j] : start(low, j));
         }
     }
 }
@@ -290,10 +315,18 @@ void run_token(void* work, i64 unit, i64 worker) {
     const Call& c = u.c;
     for (i64 h = u.h0; h < u.h1; h++) {
         u.keys(0, h, 1), u.queries(0, h, 1), u.values(0, h, 1, false);
-        const float *s = c.s + u.row(h) * c.D * c.M, *z = c.z + u.row(h) * c.D;
-        float *to = c.s_end + u.row(h) * c.D * c.M, *z_to = c.z_end + u.row(h) * c.D, den = u.w.eps;
-        for (i64 d = 0; d < c.D; d++) z_to[d] = z[d] + u.k[d], den += u.q[d] * z_to[d];
-        token(s, to, c.D, c.M, u.k, u.q, u.v, u.out);
+        i64 s = u.row(h) * c.D * c.M, z = u.row(h) * c.D;
+        float den = u.w.eps;
+        auto grow = [&](auto compensated, const float* s_low, const float* z_low, float* s_low_end, float* z_low_end) {
+            constexpr bool LOW = decltype(compensated)::value;
+            for (i64 d = z; d < z + c.D; d++)
+                den += u.q[d - z] * grown<LOW>(c.z + d, z_low + d, c.z_end + d, z_low_end + d, u.k[d - z], 1.0f);
+            token<LOW>(c.s + s, s_low + s, c.s_end + s, s_low_end + s, c.D, c.M, u.k, u.q, u.v, u.out);
+        };
+        if (c.s_low)
+            grow(std::true_type{}, c.s_low, c.z_low, c.s_low_end, c.z_low_end);
+        else  // not looked at
+            grow(std::false_type{}, c.s, c.z, c.s_end, c.z_end);
         *u.denominator(0, h) = den;
         den = 1 / den;
         u.write(u.out, u.w.Lp, c.y, 0, h, 1, c.M, &den);

@@ -10,6 +10,10 @@
 //
 // Tokens are taken TILE at a time, so that a piece of X is read and written once for 2·TILE products with it. X lies in
 // panels of a few vectors of columns, row after row, and a panel stays in the first cache while a chunk passes by.
+//
+// A sum of a million tokens in float32 loses what is smaller than its last digit, token after token. In the forward,
+// whose sums are handed on for ever, every vector of X has a second part beside it, of what X had no digits for (Kahan's
+// summation, a tile at a time), and the next tile begins with it. The backward's sums end with the call: PARTS = 1.
 #pragma once
 #include "vector.h"
 
@@ -19,30 +23,37 @@ namespace {
 constexpr i64 TILE = 4;
 constexpr i64 PANEL = WIDTH >= 16 ? 2 : 1;  // vectors: 2·TILE·PANEL of them must fit the registers
 
-template <i64 NB, bool READ>
+template <i64 PARTS, i64 NB, bool READ>
 ALWAYS void tile(float* X, i64 rows, const float* p, const float* w, i64 ld, const float* r, float* out, i64 ldr) {
     V in[TILE][NB], read[TILE][NB];
     for (i64 t = 0; t < TILE; t++)
         for (i64 j = 0; j < NB; j++) in[t][j] = load<V>(r + t * ldr + j * W), read[t][j] = V{};
-    for (i64 a = 0; a < rows; a++, X += NB * W) {
-        V x[NB];
-        for (i64 j = 0; j < NB; j++) x[j] = load<V>(X + j * W);
+    for (i64 a = 0; a < rows; a++, X += PARTS * NB * W) {
+        V x[NB], more[NB];
+        for (i64 j = 0; j < NB; j++) {
+            x[j] = load<V>(X + j * W);
+            if (PARTS == 2) more[j] = load<V>(X + (NB + j) * W);
+        }
         for (i64 t = 0; t < TILE; t++) {
             V by = all(p[t * ld + a]);
-            for (i64 j = 0; j < NB; j++) x[j] += by * in[t][j];
+            for (i64 j = 0; j < NB; j++) (PARTS == 2 ? more : x)[j] += by * in[t][j];
             if (READ) {
                 by = all(w[t * ld + a]);
-                for (i64 j = 0; j < NB; j++) read[t][j] += by * x[j];
+                for (i64 j = 0; j < NB; j++) read[t][j] += by * (PARTS == 2 ? x[j] + more[j] : x[j]);
             }
         }
-        for (i64 j = 0; j < NB; j++) store(X + j * W, x[j]);
+        for (i64 j = 0; j < NB; j++) {
+            V now = PARTS == 2 ? x[j] + more[j] : x[j];
+            store(X + j * W, now);
+            if (PARTS == 2) store(X + (NB + j) * W, more[j] - (now - x[j]));
+        }
     }
     if (READ)
         for (i64 t = 0; t < TILE; t++)
             for (i64 j = 0; j < NB; j++) store(out + t * ldr + j * W, read[t][j]);
 }
 
-// each(first column, width) for every panel; panel c starts at X + rows·c.
+// each(first column, width) for every panel; panel c starts at X + PARTS·rows·c.
 template <class Each>
 ALWAYS void panels(i64 columns, Each each) {
     for (i64 c = 0, width; c < columns; c += width) {
@@ -51,7 +62,7 @@ ALWAYS void panels(i64 columns, Each each) {
     }
 }
 
-template <bool READ>
+template <i64 PARTS, bool READ>
 void scan(float* X, i64 rows, i64 columns, const float* p, const float* w, i64 ld, const float* r, float* out, i64 ldr,
           i64 tokens, bool backwards) {
     i64 first = backwards ? tokens - 1 : 0, step = backwards ? -1 : 1;
@@ -61,88 +72,104 @@ void scan(float* X, i64 rows, i64 columns, const float* p, const float* w, i64 l
             const float *pt = p + t * ld, *wt = w + t * ld, *rt = r + t * ldr + c;
             float* to = out + t * ldr + c;
             if (width == PANEL * W)
-                tile<PANEL, READ>(X + rows * c, rows, pt, wt, step * ld, rt, to, step * ldr);
+                tile<PARTS, PANEL, READ>(X + PARTS * rows * c, rows, pt, wt, step * ld, rt, to, step * ldr);
             else
-                tile<1, READ>(X + rows * c, rows, pt, wt, step * ld, rt, to, step * ldr);
+                tile<PARTS, 1, READ>(X + PARTS * rows * c, rows, pt, wt, step * ld, rt, to, step * ldr);
         }
     });
 }
 
+// A piece of X of one row, where a token adds by·in; without LOW, what has no digits is lost.
+template <bool LOW, class A>
+ALWAYS A grown(const float* s, const float* low, float* to, float* to_low, A by, A in) {
+    A more = by * in;
+    if (LOW) more += load<A>(low);
+    A old = load<A>(s), now = old + more;
+    store(to, now);
+    if (LOW) store(to_low, more - (now - old));
+    return now;
+}
+
 // The same for one token, from s [D, M] to `to` [D, M], where they lie.
-void token(const float* s, float* to, i64 D, i64 M, const float* k, const float* q, const float* v, float* out) {
+template <bool LOW>
+void token(const float* s, const float* low, float* to, float* to_low, i64 D, i64 M, const float* k, const float* q,
+           const float* v, float* out) {
     i64 m = 0;
     for (; m + TILE * W <= M; m += TILE * W) {
         V in[TILE], read[TILE];
         for (i64 j = 0; j < TILE; j++) in[j] = load<V>(v + m + j * W), read[j] = V{};
         for (i64 d = 0; d < D; d++)
-            for (i64 j = 0; j < TILE; j++) {
-                V x = load<V>(s + d * M + m + j * W) + all(k[d]) * in[j];
-                store(to + d * M + m + j * W, x);
-                read[j] += all(q[d]) * x;
-            }
+            for (i64 j = 0, i = d * M + m; j < TILE; j++, i += W)
+                read[j] += all(q[d]) * grown<LOW>(s + i, low + i, to + i, to_low + i, all(k[d]), in[j]);
         for (i64 j = 0; j < TILE; j++) store(out + m + j * W, read[j]);
     }
     for (; m + W <= M; m += W) {
         V in = load<V>(v + m), read = V{};
-        for (i64 d = 0; d < D; d++) {
-            V x = load<V>(s + d * M + m) + all(k[d]) * in;
-            store(to + d * M + m, x);
-            read += all(q[d]) * x;
-        }
+        for (i64 d = 0, i = m; d < D; d++, i += M)
+            read += all(q[d]) * grown<LOW>(s + i, low + i, to + i, to_low + i, all(k[d]), in);
         store(out + m, read);
     }
     for (; m < M; m++) {
         float read = 0;
-        for (i64 d = 0; d < D; d++) {
-            float x = s[d * M + m] + k[d] * v[m];
-            to[d * M + m] = x;
-            read += q[d] * x;
-        }
+        for (i64 d = 0, i = m; d < D; d++, i += M)
+            read += q[d] * grown<LOW>(s + i, low + i, to + i, to_low + i, k[d], v[m]);
         out[m] = read;
     }
 }
 
-// X from s [D, M], and back; null is zeros. Columns behind the last one are filled with 0.
-void put(float* X, i64 D, i64 M, const float* s) {
-    i64 columns = rounded(M, W);
-    std::memset(X, 0, D * columns * sizeof(float));
-    if (!s) return;
-    panels(columns, [&](i64 c, i64 width) {
-        for (i64 d = 0; d < D; d++)
-            std::memcpy(X + D * c + d * width, s + d * M + c, least(width, M - c) * sizeof(float));
-    });
-}
-
-void get(const float* X, i64 D, i64 M, float* s) {
+// X from a matrix [D, M], and back: its numbers (part 0) or what they had no digits for (part 1). Null is zeros.
+template <i64 PARTS>
+void put(float* X, i64 D, i64 M, const float* s, i64 part) {
     panels(rounded(M, W), [&](i64 c, i64 width) {
-        for (i64 d = 0; d < D; d++)
-            std::memcpy(s + d * M + c, X + D * c + d * width, least(width, M - c) * sizeof(float));
-    });
-}
-
-// X' [M + 1, D] from s [D, M] and z [D], and back.
-void put_turned(float* X, i64 D, i64 M, const float* s, const float* z) {
-    i64 rows = M + 1, columns = rounded(D, W);
-    std::memset(X, 0, rows * columns * sizeof(float));
-    if (!s) return;
-    panels(columns, [&](i64 c, i64 width) {
-        for (i64 d = c; d < least(c + width, D); d++) {
-            float* to = X + rows * c + d - c;
-            for (i64 m = 0; m < M; m++) to[m * width] = s[d * M + m];
-            to[M * width] = z[d];
+        float* to = X + PARTS * D * c + part * width;
+        for (i64 d = 0; d < D; d++, to += PARTS * width) {
+            std::memset(to, 0, width * sizeof(float));
+            if (s) std::memcpy(to, s + d * M + c, least(width, M - c) * sizeof(float));
         }
     });
 }
 
-void get_turned(const float* X, i64 D, i64 M, float* s, float* z) {
+template <i64 PARTS>
+void get(const float* X, i64 D, i64 M, float* s, i64 part) {
+    panels(rounded(M, W), [&](i64 c, i64 width) {
+        const float* from = X + PARTS * D * c + part * width;
+        for (i64 d = 0; d < D; d++, from += PARTS * width)
+            std::memcpy(s + d * M + c, from, least(width, M - c) * sizeof(float));
+    });
+}
+
+// X' [M + 1, D] from [D, M] and [D], and back.
+template <i64 PARTS>
+void put_turned(float* X, i64 D, i64 M, const float* s, const float* z, i64 part) {
     i64 rows = M + 1;
     panels(rounded(D, W), [&](i64 c, i64 width) {
-        for (i64 d = c; d < least(c + width, D); d++) {
-            const float* from = X + rows * c + d - c;
-            for (i64 m = 0; m < M; m++) s[d * M + m] = from[m * width];
-            z[d] = from[M * width];
+        float* to = X + PARTS * rows * c + part * width;
+        for (i64 m = 0; m < rows; m++) std::memset(to + m * PARTS * width, 0, width * sizeof(float));
+        for (i64 d = c; s && d < least(c + width, D); d++, to++) {
+            for (i64 m = 0; m < M; m++) to[m * PARTS * width] = s[d * M + m];
+            to[M * PARTS * width] = z[d];
         }
     });
+}
+
+template <i64 PARTS>
+void get_turned(const float* X, i64 D, i64 M, float* s, float* z, i64 part) {
+    i64 rows = M + 1;
+    panels(rounded(D, W), [&](i64 c, i64 width) {
+        const float* from = X + PARTS * rows * c + part * width;
+        for (i64 d = c; d < least(c + width, D); d++, from++) {
+            for (i64 m = 0; m < M; m++) s[d * M + m] = from[m * PARTS * width];
+            z[d] = from[M * PARTS * width];
+        }
+    });
+}
+
+// x + low + y + y_low as a number and what it had no digits for.
+ALWAYS void add(float& x, float& low, float y, float y_low) {
+    float sum = x + y, seen = sum - x;
+    float more = (x - (sum - seen)) + (y - seen) + (low + y_low);
+    x = sum + more;
+    low = more - (x - sum);
 }
 
 }  // namespace

@@ -46,27 +46,23 @@ def gated_update(
     differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     with full_precision(source.device.type):
         # A transformation of functions (vmap, jvp) knows each operation, and not ours.
-        compute = _Update.apply if differentiates and not _transformed() else _update
+        compute = _Update.apply if differentiates and not _transformed(source) else _update
         new, g_u, g_r = compute(places, *given)
     return new, Gates(g_u, g_r)
 
 
-def _transformed() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+def _transformed(tensor: Tensor) -> bool:
+    """Whether functions are being transformed (vmap, jvp), or a tensor is many at once (is_grads_batched)."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _raw(
-    places: Tensor | None,
-    source: Tensor,
-    cache: Tensor,
-    w_u: Tensor,
-    b_u: Tensor,
-    w_r: Tensor,
-    b_r: Tensor,
-    w_c: Tensor,
-    b_c: Tensor,
+    places: Tensor | None, source: Tensor, cache: Tensor, *weights: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """S̄, g_u, g_r, g_r ⊙ C and W_c [S̄ ; g_r ⊙ C]."""
+    w_u, b_u, w_r, b_r, w_c, b_c = weights
     d = source.shape[-1]
     slots = (source if places is None else source.index_select(1, places)).to(cache.dtype)
     rows = slots.flatten(0, 1)  # a matrix whose rows may stand apart is multiplied without a copy
@@ -79,29 +75,13 @@ def _raw(
     return slots, g_u, g_r, gated, product(w_c, b_c).add_(F.linear(gated, w_c[:, d:]))
 
 
-def _update(
-    places: Tensor | None,
-    source: Tensor,
-    cache: Tensor,
-    w_u: Tensor,
-    b_u: Tensor,
-    w_r: Tensor,
-    b_r: Tensor,
-    w_c: Tensor,
-    b_c: Tensor,
-    gain: Tensor | None,
-    shift: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Any) -> tuple[Tensor, Tensor, Tensor]:
     """C_t, g_u, g_r."""
-    _, g_u, g_r, _, new = _raw(places, source, cache, w_u, b_u, w_r, b_r, w_c, b_c)
+    *gates, gain, shift = weights
+    _, g_u, g_r, _, new = _raw(places, source, cache, *gates)
     if gain is not None:
         new = F.layer_norm(F.gelu(new), new.shape[-1:], gain, shift, _EPS)
     return torch.lerp(cache.expand_as(new), new, g_u), g_u, g_r
-
-
-def _batched(grad: Tensor) -> bool:
-    """Whether autograd.grad was given many gradients at once (is_grads_batched)."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 class _Update(torch.autograd.Function):
@@ -117,7 +97,7 @@ class _Update(torch.autograd.Function):
         places, *given = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         with full_precision(grad.device.type):  # as the forward was
-            if not torch.is_grad_enabled() and not _transformed() and not _batched(grad):
+            if not torch.is_grad_enabled() and not _transformed(grad):
                 return None, *_backward(needed[1], grad, places, *given)
             with torch.enable_grad():
                 # Views, for gradients of this update alone: what is given may be made of one another.
@@ -128,24 +108,12 @@ class _Update(torch.autograd.Function):
             return None, *(next(found) if wants else None for wants in needed)
 
 
-def _backward(
-    moves: bool,
-    grad: Tensor,
-    places: Tensor | None,
-    source: Tensor,
-    cache: Tensor,
-    w_u: Tensor,
-    b_u: Tensor,
-    w_r: Tensor,
-    b_r: Tensor,
-    w_c: Tensor,
-    b_c: Tensor,
-    gain: Tensor | None,
-    shift: Tensor | None,
-) -> tuple:
+def _backward(moves: bool, grad: Tensor, places: Tensor | None, source: Tensor, cache: Tensor, *weights: Any) -> tuple:
     """The gradient of all that C_t is made of, in its order; None for a cache, unless it `moves`."""
+    *gates, gain, shift = weights
+    w_u, _, w_r, _, w_c, _ = gates
     d = source.shape[-1]
-    slots, g_u, g_r, gated, raw = _raw(places, source, cache, w_u, b_u, w_r, b_r, w_c, b_c)
+    slots, g_u, g_r, gated, raw = _raw(places, source, cache, *gates)
     d_raw, d_gain, d_shift = grad * g_u, None, None
     if gain is None:
         new = raw

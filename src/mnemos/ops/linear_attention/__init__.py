@@ -2,12 +2,13 @@
 
 A backend is a file here that is cheap to import, says whether it `runs_here()` and whether it `takes(q, k, v)`, and
 computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, best first. One with a shorter way for a
-single token has `token`, of the same arguments; one that cannot run here may say `why_not()`; one that takes more than
-"auto" should give it says what that may in `suits(q, k, v)`. "auto" is the first that runs here and takes the tensors.
+single token has `token`, of the same arguments; one that keeps what sums had no digits for by itself has `compensated`
+(compensated.py says what that is); one that cannot run here may say `why_not()`; one that takes more than "auto" should
+give it says what that may in `suits(q, k, v)`. "auto" is the first that runs here and takes the tensors.
 """
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,10 @@ from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
 from . import chunked, native, triton
+from .compensated import CompensatedState, carry
 from .feature_maps import FeatureMap, Pointwise, find, nearest
 
-__all__ = ["LinearState", "backends", "linear_attention", "which"]
+__all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "which"]
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked": chunked}
 
@@ -39,11 +41,12 @@ def linear_attention(
     v: Tensor,
     causal: bool = True,
     feature_map: str | FeatureMap = "elu",
-    state: tuple[Tensor, Tensor] | None = None,
+    state: tuple[Tensor, ...] | None = None,
     mask: Tensor | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
-) -> tuple[Tensor, LinearState]:
+    compensated: bool = False,
+) -> tuple[Tensor, Any]:
     """y_i = φ(q_i)·S / (φ(q_i)·z + eps) with S = Σ φ(k_j)·v_jᵀ and z = Σ φ(k_j), and the state after the call.
 
     causal: the sums run over j ≤ i (eq. 8 to 12; eq. 16 to 20 when called token by token), on top of `state`; T may be
@@ -58,6 +61,8 @@ def linear_attention(
     eps is added to every denominator; with it, scaling φ by a constant is not without effect.
     backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls go through;
     `mnemos.ops.which("linear_attention", q, k, v)` says which one "auto" takes.
+    compensated: the state is a `CompensatedState`, which keeps a sum right through millions of calls of a token or a
+    few; a state that is one stays one, asked for or not. Twice the state, and up to twice its time a token.
 
     Cost: O((T + N)·H·D'·M) time; beside inputs and output, memory for the backward of O(T·H) and a few states.
     Differentiable once. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.
@@ -71,22 +76,24 @@ def linear_attention(
     b, _, h, d = k.shape
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     with full_precision(v.device.type):
-        if state is None:
-            s, z = v.new_zeros(b, h, d, v.shape[-1], dtype=wide), v.new_zeros(b, h, d, dtype=wide)
-        else:
-            s, z = _check_state(state, (b, h, d, v.shape[-1]))
-            s, z = s.to(wide), z.to(wide)
+        before = _start(state, (b, h, d, v.shape[-1]), wide, compensated, v)
+        inside = phi if isinstance(phi, Pointwise) else None
         sums = getattr(chosen, "token", None) if q.shape[1] == 1 else chosen.causal
         if causal and sums is not None and k.numel():
-            y, s, z = sums(q, k, v, s, z, mask, phi if isinstance(phi, Pointwise) else None, eps)
-            return y, LinearState(s, z)
-        if isinstance(phi, Pointwise):
-            q, k = phi(q.to(wide)), phi(k.to(wide))
-        if mask is not None:
-            k, v = k.masked_fill(~mask[..., None, None], 0), v.masked_fill(~mask[..., None, None], 0)
-        plain = _token if causal and q.shape[1] == 1 else _everything
-        y, s, z = plain(q.to(wide), k.to(wide), v.to(wide), s, z, eps)
-        return y.to(v.dtype), LinearState(s, z)
+            if isinstance(before, CompensatedState) and hasattr(chosen, "compensated"):
+                return chosen.compensated(q, k, v, before, mask, inside, eps)
+            y, *after = sums(q, k, v, before.s, before.z, mask, inside, eps)
+        else:
+            if inside is not None:
+                q, k, inside = phi(q.to(wide)), phi(k.to(wide)), None
+            if mask is not None:
+                k, v = k.masked_fill(~mask[..., None, None], 0), v.masked_fill(~mask[..., None, None], 0)
+            plain = _token if causal and q.shape[1] == 1 else _everything
+            y, *after = plain(q.to(wide), k.to(wide), v.to(wide), before.s, before.z, eps)
+            y = y.to(v.dtype)
+        if isinstance(before, CompensatedState):
+            return y, carry(before, after, k, v, mask, inside)
+        return y, LinearState(*after)
 
 
 def _token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,6 +154,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, e
             f"expected k {(b, n, h, d)} and v {(b, n, h)} + (M,) for q {tuple(q.shape)}, found {tuple(k.shape)} and "
             f"{tuple(v.shape)}; another length than q's needs causal=False"
         )
+    if not q.device == k.device == v.device == (q.device if mask is None else mask.device):
+        where = ", ".join(str(x.device) for x in (q, k, v, mask) if x is not None)
+        raise InputError(f"expected q, k, v and mask on one device, found {where}; move them with .to(device)")
     if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
         raise InputError(f"expected a mask of booleans {(b, n)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
     if not eps >= 0:
@@ -160,11 +170,27 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_state(state: tuple[Tensor, Tensor], shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-    s, z = state
-    if s.shape != shape or z.shape != shape[:3]:
-        raise InputError(
-            f"expected a state of s {shape} and z {shape[:3]} for these inputs, found {tuple(s.shape)} and "
-            f"{tuple(z.shape)}"
-        )
-    return s, z
+def _start(
+    state: tuple[Tensor, ...] | None, shape: tuple[int, ...], wide: torch.dtype, compensated: bool, like: Tensor
+) -> LinearState | CompensatedState:
+    """The state before the call, in the type of the sums; None is zeros."""
+    if state is None:
+        found = [like.new_zeros(shape, dtype=wide), like.new_zeros(shape[:3], dtype=wide)]
+    else:
+        _check_state(state, shape, like)
+        found = [x.to(wide) for x in state]
+    if len(found) == 4:
+        return CompensatedState(*found)
+    return CompensatedState(*found, *map(torch.zeros_like, found)) if compensated else LinearState(*found)
+
+
+def _check_state(state: tuple[Tensor, ...], shape: tuple[int, ...], like: Tensor) -> None:
+    if not isinstance(state, tuple | list) or len(state) not in (2, 4) or not all(map(torch.is_tensor, state)):
+        raise InputError(f"expected a state as a call returns it, or None; found {type(state).__name__}")
+    for x, expected in zip(state, (shape, shape[:3]) * 2, strict=False):
+        if x.shape != expected or not x.is_floating_point() or x.device != like.device:
+            found = ", ".join(f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in state)
+            raise InputError(
+                f"expected a state of s {shape} and z {shape[:3]}, floating, on {like.device} for these inputs; "
+                f"found {found}"
+            )

@@ -58,7 +58,9 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
 
     x [.., D], projection [F, D] (see `random_projection`) -> [.., F]: exp(w·x/D^¼ − |x|²/(2√D)) / √F, in float32
     (float64 stays). Nothing is subtracted for the data's sake: a maximum over time would look into the future and make
-    the sums of one call unfit to be added to the next one's.
+    the sums of one call unfit to be added to the next one's. None is needed for large inputs: w·u − |u|²/2 is at
+    most |w|²/2, at u = w, and they fade to 0. A sum can overflow only where q and k both equal a w of |w|² > 88 (|w|²
+    is about D).
     """
     x = _wide(x) * x.shape[-1] ** -0.25
     with full_precision(x.device.type):
@@ -94,10 +96,11 @@ def find(given: str | FeatureMap) -> FeatureMap:
         return given
     if given == "favor":
         raise InputError(
-            "favor needs its projection: feature_map=functools.partial(favor, projection=random_projection(F, D))"
+            "favor needs its projection, which the state depends on: give feature_map=functools.partial(favor, "
+            "projection=random_projection(F, D)), or use LinearAttention(feature_map='favor'), which keeps one"
         )
     if given not in FEATURE_MAPS:
-        raise InputError(f"linear_attention has no feature map {given!r}; {nearest(given, FEATURE_MAPS)}")
+        raise InputError(f"linear_attention has no feature map {given!r}; {nearest(given, (*FEATURE_MAPS, 'favor'))}")
     return FEATURE_MAPS[given]
 
 

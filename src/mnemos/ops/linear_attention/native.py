@@ -6,6 +6,7 @@ Any strides will do; the numbers are float32, bfloat16 or float16, the sums floa
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from mnemos.native import library, why_not
 
+from .compensated import CompensatedState
 from .feature_maps import FEATURE_MAPS, Pointwise
 
-__all__ = ["causal", "runs_here", "takes", "token", "why_not"]
+__all__ = ["causal", "compensated", "runs_here", "takes", "token", "why_not"]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAPS = {"elu": 1, "relu": 2}
-Call = ctypes.c_int64 * 52  # `struct Call` of native/call.h
+Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -42,19 +44,34 @@ def causal(
     Cost: O(B·T·H·D·M), by as many threads as `torch.get_num_threads()`; where there are more of them than rows and
     heads, the sequence is shared out too, for a third to a half of the work again.
     """
+    (q, k, v, kind), wanted = _given(q, k, v, phi), v.dtype
+    compute = _Eager.apply if _eager(q, k, v, s, z) else torch.ops.mnemos.linear_attention
+    y, _, s, z = compute(q, k, v, s, z, mask, kind, eps)
+    return y.to(wanted), s, z
+
+
+token = causal  # a single one takes a shorter way inside
+
+
+def compensated(
+    q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
+) -> tuple[Tensor, CompensatedState]:
+    """The same with a state that keeps what its sums have no digits for: the kernels do within a call anyway."""
+    (q, k, v, kind), wanted = _given(q, k, v, phi), v.dtype
+    y, _, *new = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
+    return y.to(wanted), CompensatedState(*new)
+
+
+def _given(q: Tensor, k: Tensor, v: Tensor, phi: Pointwise | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """q, k, v of one type and the kernels' number of the map that is left to them."""
     kind = 0
     if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
         kind = MAPS[phi.name]
     elif phi is not None:
         q, k = phi(q), phi(k)
-    wanted = v.dtype
-    if not q.dtype == k.dtype == wanted:
+    if not q.dtype == k.dtype == v.dtype:
         q, k, v = q.float(), k.float(), v.float()
-    y, _, s, z = torch.ops.mnemos.linear_attention(q, k, v, s, z, mask, kind, eps)
-    return y.to(wanted), s, z
-
-
-token = causal  # a single one takes a shorter way inside
+    return q, k, v, kind
 
 
 def _library() -> ctypes.CDLL:
@@ -92,8 +109,13 @@ def _check(status: int) -> None:
         raise MemoryError("no memory for the states of linear attention")
 
 
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z, Tensor? mask, int kind"
+_STATE = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z"
+_INPUTS = f"{_STATE}, Tensor? mask, int kind"
 torch.library.define("mnemos::linear_attention", f"({_INPUTS}, float eps) -> (Tensor, Tensor, Tensor, Tensor)")
+torch.library.define(
+    "mnemos::linear_attention_compensated",
+    f"({_STATE}, Tensor s_low, Tensor z_low, Tensor? mask, int kind, float eps) -> ({', '.join(['Tensor'] * 6)})",
+)
 torch.library.define(
     "mnemos::linear_attention_backward",
     f"({_INPUTS}, Tensor y, Tensor den, Tensor gy, Tensor gs, Tensor gz) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -102,21 +124,32 @@ torch.library.define(
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, s, z = _packed(q), _packed(k), _packed(v), s.contiguous(), z.contiguous()
-    y, den = v.new_empty(v.shape), s.new_empty(v.shape[:3])
-    s_end, z_end = torch.empty_like(s), torch.empty_like(z)
+) -> tuple[Tensor, ...]:
+    return _run(q, k, v, (s, z), mask, kind, eps)
+
+
+def _compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    *state, mask, kind, eps = others
+    return _run(q, k, v, state, mask, kind, eps)
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, state: Sequence[Tensor], mask: Tensor | None, kind: int, eps: float
+) -> tuple[Tensor, ...]:
+    """y, den and the new state, of as many tensors as the one that is given."""
+    q, k, v, state = _packed(q), _packed(k), _packed(v), [x.contiguous() for x in state]
+    y, den = v.new_empty(v.shape), state[0].new_empty(v.shape[:3])
+    ends = [torch.empty_like(x) for x in state]
     numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), s_end.data_ptr(), z_end.data_ptr(), den.data_ptr())
+    sums = [x.data_ptr() for x in (*state[:2], *ends[:2], *state[2:], *ends[2:])]
     loaded = _library()
-    _check(loaded.mnemos_forward(_variant(loaded), Call(*numbers, *pointers), eps))
-    return y, den, s_end, z_end
+    call = Call(*numbers, *sums, *[0] * (8 - len(sums)), den.data_ptr())
+    _check(loaded.mnemos_forward(_variant(loaded), call, eps))
+    return y, den, *ends
 
 
 @torch.library.register_fake("mnemos::linear_attention")
-def _(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
 
 
@@ -139,29 +172,22 @@ def _backward(
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = torch.empty_like(s), torch.empty_like(z)
     numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), 0, 0, den.data_ptr(), *_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
+    pointers = (s.data_ptr(), z.data_ptr(), *[0] * 6, den.data_ptr())
+    rows = (*_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
     sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
     loaded = _library()
-    _check(loaded.mnemos_backward(_variant(loaded), Call(*numbers, *pointers, *sums)))
+    _check(loaded.mnemos_backward(_variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
     return dq, dk, dv, ds, dz
 
 
+@torch.library.register_fake("mnemos::linear_attention_compensated")
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return v.new_empty(v.shape), others[0].new_empty(v.shape[:3]), *(x.new_empty(x.shape) for x in others[:4])
+
+
 @torch.library.register_fake("mnemos::linear_attention_backward")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-    kind: int,
-    y: Tensor,
-    den: Tensor,
-    gy: Tensor,
-    gs: Tensor,
-    gz: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), s.new_empty(s.shape), z.new_empty(z.shape)
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in inputs[:5])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -174,8 +200,43 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, s, z, mask, y, den = ctx.saved_tensors
     gy, gs, gz = (torch.zeros_like(x) if g is None else g for g, x in ((gy, y), (gs, s), (gz, z)))
-    found = torch.ops.mnemos.linear_attention_backward(q, k, v, s, z, mask, ctx.kind, y, den, gy, gs, gz)
+    given = (q, k, v, s, z, mask, ctx.kind, y, den, gy, gs, gz)
+    direct = not torch.is_grad_enabled() and _eager(q, k, v, s, z, gy, gs, gz)
+    found = _backward(*given) if direct else torch.ops.mnemos.linear_attention_backward(*given)
     return *found, None, None, None
+
+
+def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _keep(ctx, (*inputs[:5], *inputs[7:]), output[:4])
+    ctx.mark_non_differentiable(output[1], *output[4:])
+
+
+def _gradients_compensated(ctx: Any, gy: Any, den: Any, gs: Any, gz: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    *found, mask, kind, eps = _gradients(ctx, gy, den, gs, gz)
+    return *found, None, None, mask, kind, eps
+
+
+class _Eager(torch.autograd.Function):
+    """The operator itself, without a dispatcher's way there in Python, which takes as long as a hundred tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _forward(*inputs)
+        ctx.set_materialize_grads(False)
+        _keep(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
+
+
+def _eager(*tensors: Tensor) -> bool:
+    """Whether these are plain numbers and nobody looks on: no compiler, tracer, transformation or counter."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    )
 
 
 def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
@@ -183,6 +244,10 @@ def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 torch.library.impl("mnemos::linear_attention", "CPU", _forward)
+torch.library.impl("mnemos::linear_attention_compensated", "CPU", _compensated)
 torch.library.impl("mnemos::linear_attention_backward", "CPU", _backward)
 torch.library.register_autograd("mnemos::linear_attention", _gradients, setup_context=_keep)
 torch.library.register_autograd("mnemos::linear_attention_backward", _once)
+torch.library.register_autograd(
+    "mnemos::linear_attention_compensated", _gradients_compensated, setup_context=_keep_compensated
+)

@@ -1,0 +1,121 @@
+"""How far linear attention's float32 sums are off after a million tokens, against float64.
+
+    python benchmarks/linear_attention_error.py [--tokens 1000000] [--out FILE.json]    ten minutes of one core
+
+B = 1, H = 2, D = M = 32, φ = elu + 1; values of mean 0 and of mean 1, and inputs scaled by 1e4 and 1e-4; single steps
+with values of mean 1, whose sums grow most. An error is the largest of the last 4,096 tokens over the largest float64
+output among them; "half way" is the same up to N/2, and shows what grows. bfloat16: float64 gets the rounded inputs,
+and the bar is on the final sums (s and z, each over its largest), for y's own rounding hides everything else; "drift"
+is y's error at the end over that half way.
+
+Bars, float32: 1e-5 in chunks, 5e-5 in single steps, 1e-5 in single steps with the compensated state.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mnemos.ops import backends, linear_attention
+from mnemos.train.run import provenance
+
+HEADS, WIDTH, WINDOW, CHUNK, BLOCK = 2, 32, 4096, 1024, 64
+BARS = {"whole": 1e-5, "chunks": 1e-5, "steps": 5e-5, "compensated steps": 1e-5}
+INPUTS = [("mean 0", 0.0, 1.0), ("mean 1", 1.0, 1.0), ("mean 1, x 1e4", 1.0, 1e4), ("mean 1, x 1e-4", 1.0, 1e-4)]
+Given = tuple[Tensor, Tensor, Tensor]
+
+
+def draw(tokens: int, mean: float, scale: float) -> Given:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, tokens, HEADS, WIDTH, generator=g) for _ in range(3))
+    return q * scale, k * scale, (v + mean) * scale
+
+
+def exact(given: Given, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """y, s and z in float64 by the equations' running sums, BLOCK tokens at a time."""
+    s, z = torch.zeros(1, HEADS, WIDTH, WIDTH).double(), torch.zeros(1, HEADS, WIDTH).double()
+    parts = []
+    for a in range(0, given[0].shape[1], BLOCK):
+        q, k, v = (x[:, a : a + BLOCK].double() for x in given)
+        q, k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).tril()
+        num = torch.einsum("bhij,bjhm->bihm", weights, v) + torch.einsum("bihd,bhdm->bihm", q, s)
+        den = weights.sum(-1).transpose(1, 2) + torch.einsum("bihd,bhd->bih", q, z) + eps
+        s, z = s + torch.einsum("bjhd,bjhm->bhdm", k, v), z + k.sum(1)
+        parts.append(num / den[..., None])
+    return torch.cat(parts, 1), s, z
+
+
+def run(given: Given, length: int, backend: str, compensated: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """y and the sums of calls of `length` tokens."""
+    y, state = torch.empty_like(given[2]), None
+    for a in range(0, y.shape[1], length):
+        here = slice(a, a + length)
+        q, k, v = (x[:, here] for x in given)
+        y[:, here], state = linear_attention(q, k, v, state=state, backend=backend, compensated=compensated)
+    sums = [x.double() for x in state or ()]
+    return y, sums if len(sums) == 2 else [sums[0] + sums[2], sums[1] + sums[3]]
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+def measure(given: Given, steps: bool, backend: str, wanted: tuple[Tensor, Tensor, Tensor]) -> list[dict]:
+    tokens = given[0].shape[1]
+    ways = {"whole": (tokens, False), "chunks": (CHUNK, False)}
+    if steps:
+        ways |= {"steps": (1, False), "compensated steps": (1, True)}
+    rows = []
+    for name, (length, compensated) in ways.items():
+        y, sums = run(given, length, backend, compensated)
+        at = {"half way": tokens // 2, "at the end": tokens}
+        found = {when: off(y[:, n - WINDOW : n], wanted[0][:, n - WINDOW : n]) for when, n in at.items()}
+        row = {"backend": backend, "way": name, "type": str(given[0].dtype).removeprefix("torch."), **found}
+        row["sums"] = max(off(a, b) for a, b in zip(sums, wanted[1:], strict=True))
+        if given[0].dtype == torch.float32:
+            row["bar"], row["holds"] = BARS[name], found["at the end"] <= BARS[name]
+        else:
+            row["bar"], row["holds"] = BARS[name], row["sums"] <= BARS[name]
+            row["drift"] = found["at the end"] / found["half way"]
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--backends", nargs="+", default=backends("linear_attention"))
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.tokens < 2 * WINDOW:
+        parser.error(f"--tokens: expected at least {2 * WINDOW}, found {options.tokens}")
+    rows: list[dict] = []
+    with torch.no_grad():
+        for name, mean, scale in INPUTS:
+            for dtype in (torch.float32, torch.bfloat16)[: 1 if scale != 1 else 2]:
+                q, k, v = (x.to(dtype) for x in draw(options.tokens, mean, scale))
+                wanted = exact((q, k, v))
+                for backend in options.backends:
+                    steps = name == "mean 1" and dtype == torch.float32
+                    for row in measure((q, k, v), steps, backend, wanted):
+                        rows.append({"inputs": name, **row})
+                        print(
+                            f"{name:15} {row['type']:9} {backend:8} {row['way']:18} y {row['at the end']:.1e} "
+                            f"(half way {row['half way']:.1e})  sums {row['sums']:.1e}  bar {row['bar']:.0e} "
+                            f"{'holds' if row['holds'] else 'MISSED'}",
+                            flush=True,
+                        )
+    if options.out:
+        sizes = {"tokens": options.tokens, "heads": HEADS, "width": WIDTH, "chunk": CHUNK, "window": WINDOW}
+        found = {**sizes, "rows": rows, "provenance": provenance(0, "cpu")}
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
