@@ -289,6 +289,7 @@ REASONS = {
     "attention": (lambda: make(attention=SoftmaxConfig()), "its attention is SoftmaxAttention"),
     "favor": (lambda: make(attention=LinearConfig("favor")), "feature maps are elu and relu, found 'favor'"),
     "polynomial": (lambda: make(attention=LinearConfig("polynomial")), "found 'polynomial'"),
+    "compensated": (lambda: make(attention=LinearConfig(compensated=True)), "its state is compensated"),
     "cache": (lambda: make(cache=GRC(length=3)), "its attention is GatedCacheAttention"),
     "both ways": (lambda: make(causal=False, head=HeadConfig(classes=3)), "is not causal"),
     "float64": (lambda: make().double(), "its weights are torch.float64 on cpu"),

@@ -152,7 +152,9 @@ def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:
     seen = state.seen
     if seen is None or seen.shape != shape[:1] or seen.dtype != torch.int64 or not _plain(seen):
         return False
-    return len(state.layers) == layers and all(
+    if len(state.layers) != layers or any(type(layer) is not LinearState for layer in state.layers):
+        return False
+    return all(
         s.shape == shape and z.shape == shape[:3] and s.dtype == z.dtype == torch.float32 and _plain(s) and _plain(z)
         for s, z in state.layers
     )
@@ -194,6 +196,8 @@ def _attends(block: nn.Module, first: Any) -> str:
         return "its attention is not causal, and keeps no state"
     if _map(attention) is None:
         return f"the kernel's feature maps are {' and '.join(MAPS)}, found {attention.feature_map!r}"
+    if attention.compensated:
+        return "its state is compensated"
     settings = [(a.num_heads, a.eps, _map(a)) for a in (attention, first.attention)]
     return "" if settings[0] == settings[1] else "its layers' attention differs in heads, eps or feature map"
 

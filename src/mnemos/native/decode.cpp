@@ -133,7 +133,9 @@ class Decoding {
             float *row = qkv[b] + h * D, *y = heads[b] + h * D, den = eps;
             mapped(row, q, D), mapped(row + m.width, k, D);
             for (i64 d = 0; d < D; d++) t.z_end[i * D + d] = t.z[i * D + d] + k[d], den += q[d] * t.z_end[i * D + d];
-            token(t.s + i * D * D, t.s_end + i * D * D, D, D, k, q, row + 2 * m.width, y);
+            const float* s = t.s + i * D * D;
+            float* s_end = t.s_end + i * D * D;
+            token<false>(s, s, s_end, s_end, D, D, k, q, row + 2 * m.width, y);  // the second s is not looked at
             for (i64 d = 0; d < D; d++) y[d] /= den;
         }
         barrier.wait(all);
