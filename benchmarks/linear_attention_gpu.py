@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from mnemos.evaluate.bench import ratio
 from mnemos.ops import linear_attention
 from mnemos.ops.linear_attention import triton
+from mnemos.evaluate.peak import peak_of
 from mnemos.train.run import provenance
 
 HEADS, LEAST_MS = 16, 5.0  # a measurement lasts as many calls as take LEAST_MS
@@ -142,17 +143,6 @@ def timed(run: Callable[[], None], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
-def memory(run: Callable[[], None]) -> int:
-    """Bytes at the peak of a call, beside what was there before."""
-    run()  # compiles
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def measure(tokens: int, width: int, dtype: torch.dtype, options: argparse.Namespace) -> list[dict]:
     batch = max(1, options.budget // tokens)
     given, upstream = draw(tokens, width, batch, dtype)
@@ -163,7 +153,7 @@ def measure(tokens: int, width: int, dtype: torch.dtype, options: argparse.Names
             name: forward(attention, given) if alone else step(attention, given, upstream)
             for name, attention in contestants(tokens).items()
         }
-        peaks = {name: memory(run) for name, run in runs.items()}
+        peaks = {name: peak_of(run, "cuda") for name, run in runs.items()}
         # Forward: three read, one written. Backward: q, k, v, y and y's gradient read, three written.
         times = race({**runs, "copy": copy(4 if alone else 12, upstream)}, options.rounds)
         row = {"what": what, "tokens": tokens, "width": width, "type": str(dtype).removeprefix("torch.")}

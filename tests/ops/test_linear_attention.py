@@ -440,3 +440,17 @@ def test_types_that_differ_are_taken_at_the_widest(t, backend):
     expected, _ = linear_attention(q.half().float(), k.bfloat16().float(), v, state=state, backend=backend)
     assert (y.dtype, new.s.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "relu", "polynomial", torch.exp])
+def test_the_equations_are_a_backend_too(feature_map):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 5, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.rand(2, 5) < 0.7
+    found = []
+    for backend in ("reference", "chunked"):
+        y, state = mnemos.ops.linear_attention(q, k, v, True, feature_map, mask=mask, backend=backend)
+        found.append([y, *state, *torch.autograd.grad(y.sin().sum() + state.s.sin().sum(), [q, k, v])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert mnemos.ops.which("linear_attention", q, k, v) != "reference"

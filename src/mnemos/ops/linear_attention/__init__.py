@@ -16,13 +16,13 @@ from torch import Tensor
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import chunked, native, triton
+from . import chunked, native, oracle, triton
 from .compensated import CompensatedState, carry
 from .feature_maps import FeatureMap, Pointwise, find, nearest
 
 __all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked": chunked}
+BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked": chunked, "reference": oracle}
 
 
 class LinearState(NamedTuple):
@@ -59,7 +59,7 @@ def linear_attention(
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed, gradient flows through it; None is zeros.
     mask [B, N] bool, True = valid: what is not valid enters neither s nor z, whatever it holds.
     eps is added to every denominator; with it, scaling φ by a constant is not without effect.
-    backend: "auto", or one of `mnemos.ops.backends("linear_attention")`, which causal calls go through;
+    backend: "auto", one of `mnemos.ops.backends("linear_attention")`, which causal calls go through, or "reference";
     `mnemos.ops.which("linear_attention", q, k, v)` says which one "auto" takes.
     compensated: the state is a `CompensatedState`, which keeps a sum right through millions of calls of a token or a
     few; a state that is one stays one, asked for or not. Twice the state, and up to twice its time a token.
@@ -114,8 +114,8 @@ def _everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: floa
 
 
 def backends() -> list[str]:
-    """The backends that can run on this machine, best first."""
-    return [name for name, module in BACKENDS.items() if module.runs_here()]
+    """The backends that can run on this machine, best first; "reference", slow and exact, goes without saying."""
+    return [name for name, module in BACKENDS.items() if module.runs_here() and module is not oracle]
 
 
 def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
