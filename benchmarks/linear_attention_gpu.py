@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.evaluate.bench import ratio
+from mnemos.evaluate.peak import peak_of
 from mnemos.ops import linear_attention
 from mnemos.ops.linear_attention import triton
-from mnemos.evaluate.peak import peak_of
 from mnemos.train.run import provenance
 
 HEADS, LEAST_MS = 16, 5.0  # a measurement lasts as many calls as take LEAST_MS
