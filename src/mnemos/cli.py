@@ -142,8 +142,8 @@ def _sample(arguments: list[str]) -> int:
     folder = Path(fields.pop("run"))
 
     def work() -> None:
-        if sample_run(folder, Sampling(**fields)):
-            print(*write_grids(folder), sep="\n")
+        if (written := sample_run(folder, Sampling(**fields))) is not None:
+            print(*write_grids(written), sep="\n")
 
     return _training(work)
 

@@ -372,3 +372,40 @@ def test_gelu_over_its_whole_range(variant):
     y = x.clone()
     library().mnemos_activate(variant, 0, y.data_ptr(), y.numel())
     assert torch.equal(y, x.relu())
+
+
+@needs_kernels
+def test_the_defaults_of_dtype_and_device_are_nobodys():
+    model = make().eval()
+    step, x = mnemos.decoder(model), ids(2, 1)
+    wanted, state = step(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        y, after = step(x, state)
+        fresh, _ = step(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        again, _ = step(x, state)
+    assert torch.equal(fresh, wanted)
+    assert y.dtype == after.layers[0].s.dtype == torch.float32
+    torch.testing.assert_close(y, again)
+
+
+@needs_kernels
+def test_a_weight_that_is_turned_over_where_it_lies_is_noticed():
+    model = make().eval()
+    step, x = mnemos.decoder(model), ids(2, 1)
+    step(x)
+    weight = model.blocks[0].attention.output.weight
+    weight.data = weight.data.t()
+    torch.testing.assert_close(step(x)[0], model(x)[0])
+
+
+def test_a_state_of_another_model_is_refused():
+    model, deeper = make().eval(), make(layers=4).eval()
+    _, state = deeper(ids(2, 1))
+    for wrong in (state, "hello"):
+        for run in (model, mnemos.decoder(model)):
+            with pytest.raises(mnemos.InputError, match="state of a model of"):
+                run(ids(2, 1), wrong)

@@ -162,7 +162,7 @@ def test_bad_input(tmp_path):
         stream.read(ids(1, 3), 0)
     with pytest.raises(InputError, match=r"\[2, T\]"):
         stream.read(ids(2, 3)).read(ids(3, 3))
-    with pytest.raises(InputError, match="of one model"):
+    with pytest.raises(InputError, match="the same model"):
         Stream.join([stream.read(ids(1, 3)), Stream(model()).read(ids(1, 3))])
     classifier = Transformer(vocab_size=11, width=16, heads=2, causal=False, head=HeadConfig(classes=3))
     with pytest.raises(InputError, match="language model"):
@@ -180,3 +180,44 @@ def test_bad_input(tmp_path):
     mnemos.save(network, tmp_path / "model")
     with pytest.raises(InputError, match="other tensors"):
         Stream.restore(network, tmp_path / "model" / "model.safetensors")
+
+
+def test_a_stream_shares_no_memory_with_what_was_given_or_returned():
+    network, prompt = model("linear"), ids(2, 6)
+    stream = Stream(network).read(prompt)
+    said = stream.predict()
+    prompt.zero_()
+    assert torch.equal(stream.predict(), said)
+    tokens, after = stream.write(5, generator=seeded())
+    said = after.predict()
+    tokens.zero_()
+    assert torch.equal(after.predict(), said)
+
+
+def test_the_last_token_is_looked_at_too_and_streams_belong_to_weights(tmp_path):
+    network = model("linear")
+    with pytest.raises(InputError, match="0 to 10, found 99"):
+        Stream(network).read(torch.tensor([[99]]))
+    with pytest.raises(InputError, match="found str"):
+        Stream(network).read("It was")
+    stream = Stream(network).read(ids(1, 4))
+    with pytest.raises(InputError, match="expected a folder"):
+        stream.save(tmp_path / "nowhere" / "x")
+    stream.save(tmp_path / "x")
+    with torch.no_grad():
+        network.head.weight[0, 0] += 1e-4
+    with pytest.raises(InputError, match="other weights"):
+        Stream.restore(network, tmp_path / "x")
+
+
+def test_cold_and_tied_draws():
+    logits = torch.zeros(2000, 5)
+    assert len(set(draw(logits, top_k=1, generator=seeded()).tolist())) == 1
+    assert draw(torch.tensor([[0.0, 9.0, 3.0]]), temperature=1e-39).tolist() == [1]
+    with pytest.raises(InputError, match="finite"):
+        draw(logits, temperature=float("nan"))
+    network = model("linear", vocab_size=17, head=HeadConfig(mixture=3))
+    with torch.no_grad():
+        network.head.bias.fill_(torch.nan)
+    with pytest.raises(InputError, match="NaN"):
+        Stream(network).read(ids(1, 3)).write(1)

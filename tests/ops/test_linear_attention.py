@@ -454,3 +454,26 @@ def test_the_equations_are_a_backend_too(feature_map):
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
     assert mnemos.ops.which("linear_attention", q, k, v) != "reference"
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_a_gradient_penalty_is_refused_and_no_gradient_silently_lost(backend):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 40, 2, 4, requires_grad=True) for _ in range(3))
+    y, _ = mnemos.ops.linear_attention(q, k, v, backend=backend)
+    grads = torch.autograd.grad(y.sum(), [q, k, v], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        sum(g.square().sum() for g in grads).backward()
+
+
+# chunked writes in place, which that kind of vmap has no rule for.
+@pytest.mark.parametrize("backend", [name for name in HERE if name != "chunked"])
+def test_gradients_of_several_outputs_at_once(backend):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 9, 2, 4, requires_grad=True) for _ in range(3))
+    y, _ = mnemos.ops.linear_attention(q, k, v, backend=backend)
+    several = torch.randn(3, *y.shape)
+    found = torch.autograd.grad(y, [q, k, v], several, is_grads_batched=True, retain_graph=True)
+    for i, upstream in enumerate(several):
+        for a, b in zip(found, torch.autograd.grad(y, [q, k, v], upstream, retain_graph=True), strict=True):
+            torch.testing.assert_close(a[i], b)

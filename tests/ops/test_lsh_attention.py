@@ -272,3 +272,12 @@ def test_wrong_input_is_refused_in_one_line(change, message):
     with pytest.raises(InputError, match=message) as error:
         lsh_attention(**{"qk": qk, "v": v, "rotations": rotations} | change)
     assert "\n" not in str(error.value)
+
+
+def test_a_gradient_penalty_is_refused_and_no_gradient_silently_lost():
+    torch.manual_seed(0)
+    qk, v = (torch.randn(1, 200, 1, 4, requires_grad=True) for _ in range(2))
+    y = lsh_attention(qk, v, torch.randn(1, 1, 4, 2), chunk=8)
+    grads = torch.autograd.grad(y.sum(), [qk, v], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        sum(g.square().sum() for g in grads).backward()

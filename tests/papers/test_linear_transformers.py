@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ import torch
 
 from mnemos.evaluate.peak import peak_of
 from mnemos.evaluate.writing import whole, with_state, without_state
-from mnemos.models.transformer import Transformer, TransformerConfig
+from mnemos.models.transformer import Transformer
 from mnemos.papers.claims import paper
 from mnemos.papers.linear_transformers import copying, generation, scaling
 from mnemos.papers.linear_transformers.arms import attention
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.types import InputError
 
-TINY = TransformerConfig(vocab_size=256, width=16, layers=1, heads=2, mlp=16, max_length=64)
+# As long as the paper's, whose positions are learned and end where a picture does.
+TINY = replace(generation.PAPER, width=16, layers=1, heads=2, mlp=16)
 
 
 @pytest.mark.parametrize("claim", paper("linear_transformers").claims, ids=lambda one: one.name)
@@ -70,8 +72,6 @@ def test_figure2(tmp_path, monkeypatch):
 
 
 def _shrunk(recipe):
-    from dataclasses import replace
-
     model = replace(recipe.model, width=16, layers=1, heads=2, mlp=16)
     train = replace(recipe.train, batch_size=4, eval_every=2, log_every=2, accelerator="cpu")
     return replace(recipe, model=model, train=train, data=replace(recipe.data, length=16, rows=8))
@@ -81,18 +81,16 @@ def _shrunk(recipe):
 def test_table1(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "PAPER", TINY)
     monkeypatch.setattr(generation, "BATCHES", (1, 2))
-    monkeypatch.setattr(generation, "whole", lambda seconds, length: whole(seconds, 40, 3))
     (found,) = reproduce("linear_transformers/table1", Options(tmp_path, steps=2))
     bits, images = found["tables"]
     assert [row[""] for row in bits["rows"]] == ["softmax", "lsh-1", "lsh-4", "linear"]
     assert [row["paper to linear's"] for row in bits["rows"]][-1] == 0
-    assert {row[""] for row in images["rows"]} == set(paper("linear_transformers").claim("table1").values)
+    assert {row[""] for row in images["rows"]} >= set(paper("linear_transformers").claim("table1").values)
     assert '<section id="pictures"' in Path(found["files"][0]).read_text()
 
 
 def test_latency(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "PAPER", TINY)
-    monkeypatch.setattr(generation, "whole", lambda seconds, length: whole(seconds, 40, 3))
     (found,) = reproduce("linear_transformers/latency", Options(tmp_path))
     (table,) = found["tables"]
     assert next(row for row in table["rows"] if row[""] == "linear")["times linear's"] == 1
@@ -101,7 +99,7 @@ def test_latency(tmp_path, monkeypatch):
 
 def test_writing_is_timed_at_places_and_joined_by_lines():
     assert whole(lambda place: 1.0 + place, 5, 3) == pytest.approx(sum(1.0 + place for place in range(5)))
-    network = Transformer(TINY, attention=attention("softmax")).eval()
+    network = Transformer(TINY, attention=attention("softmax", 783)).eval()
     assert with_state(network, 2, 0, 256) > 0
     assert without_state(network, 2, 7, 256) > 0
 

@@ -45,16 +45,18 @@ def test_a_run_of_pictures_shows_some_in_its_report(pictures):
 
 def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
     before = load_file(pictures / "samples.safetensors")["samples"]
+    written = pictures / "sampled"
     assert main(["sample", str(pictures), "--count", "5", "--seed", "0"]) == 0
-    assert "20 pictures of 8 x 8 x 1 bytes" in capsys.readouterr().out
-    same = load_file(pictures / "samples.safetensors")["samples"]
+    assert "5 pictures of 8 x 8 x 1 bytes and 15 completions" in capsys.readouterr().out
+    same = load_file(written / "samples.safetensors")["samples"]
     assert same.shape == (5, 8, 8, 1)
     main(["sample", str(pictures), "--count", "24"])
-    assert np.array_equal(load_file(pictures / "samples.safetensors")["samples"], before)
-    main(["sample", str(pictures), "--count", "24", "--seed", "1"])
-    assert not np.array_equal(load_file(pictures / "samples.safetensors")["samples"], before)
+    assert np.array_equal(load_file(written / "samples.safetensors")["samples"], before)
+    main(["sample", str(pictures), "--count", "24", "--seed", "1", "--top-k", "9"])
+    assert not np.array_equal(load_file(written / "samples.safetensors")["samples"], before)
+    assert np.array_equal(load_file(pictures / "samples.safetensors")["samples"], before), "the report's stay"
     for name in ("samples.png", "completions.png"):
-        with Image.open(pictures / name) as image:
+        with Image.open(written / name) as image:
             assert image.size[0] > 500
 
 
@@ -85,7 +87,9 @@ def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
     with pytest.raises(InputError, match="at least 1"):
         sample_run(pictures, Sampling(count=0))
     with pytest.raises(InputError, match="half pictures"):
-        sample_run(pictures, Sampling(top_k=4))
+        sample_run(pictures, Sampling(prompt="7"))
+    with pytest.raises(InputError, match="at least 0, finite"):
+        sample_run(pictures, Sampling(temperature=float("nan")))
     classifier = trained("digits", tmp_path / "run")
     with pytest.raises(InputError, match="model that writes"):
         sample_run(classifier, Sampling())

@@ -97,7 +97,7 @@ def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
         with wave.open(io.BytesIO(data)) as file:
             channels, width, rate, promised = file.getparams()[:4]
             content = file.readframes(promised)
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # the last for chunks whose lengths are wrong
         raise InputError(f"{name}: expected a wav file of PCM, cannot be read ({error}); convert it") from None
     if (channels, width) != (1, 2) or rate not in RATES:
         found = f"{channels} channel(s) of {8 * width} bits at {rate} Hz"
@@ -143,5 +143,5 @@ def _unpacked(archive: Path) -> Iterator[tuple[str, bytes]]:
                 content = file.extractfile(member)
                 assert content is not None
                 yield name, content.read()
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, OSError, RuntimeError) as error:
         raise InputError(f"{archive}: expected a tar archive, cannot be read ({error}); fetch it again") from None

@@ -135,9 +135,7 @@ def _subfolders(folder: str) -> list[str]:
 
 
 def _unopened(folder: str, error: OSError) -> InputError:
-    return InputError(
-        f"{folder}: expected a folder of images, cannot open it ({error.strerror}); name one with --data.folder"
-    )
+    return InputError(f"{folder}: expected a folder of images, cannot open it ({error.strerror}); name another folder")
 
 
 def _holds_folders(folder: str) -> bool:

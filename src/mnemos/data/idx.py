@@ -70,7 +70,9 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
         candidates += sorted(folder.glob(near)) + sorted(folder.glob(f"{near}.gz"))
         existing = [path for path in candidates if path.is_file()]
         if not existing:
-            raise InputError(f"{candidates[0]}: expected this file, gzipped or not, found none; or set download=True")
+            raise InputError(
+                f"{candidates[0]}: expected it, gzipped or not, found none; name its folder, or set download True"
+            )
         found.append(existing[0])
     return found[0], found[1]
 

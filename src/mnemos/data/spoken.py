@@ -90,6 +90,12 @@ class SpokenTask:
         inside = {"test": takes < config.test_takes, "train": takes >= edge}
         inside["valid"] = ~(inside["test"] | inside["train"])
         self._rows = {split: self._by_speaker(split, mask) for split, mask in inside.items()}
+        known = set(recordings.labels[inside["train"]].tolist())
+        for split in ("valid", "test"):
+            for word in set(recordings.labels[inside[split]].tolist()) - known:
+                raise InputError(
+                    f"{split} split: the word {self.names[word]!r} has no recording to train on; give it more takes"
+                )
         longest = int(np.diff(recordings.starts).max())
         self._gap = round(config.silence * recordings.rate)
         self.max_length = frames(config.longest * longest + (config.longest + 1) * self._gap, recordings.rate)

@@ -7,6 +7,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +27,12 @@ def write_pictures(
     folder: Path,
     count: int = 24,
     completed: int = 8,
-    temperature: float = 1.0,
     seed: int = 0,
+    **how: Any,
 ) -> dict[str, Tensor]:
     """Draw `count` pictures and complete `completed` of the test split's; write both files, and return the pictures.
+
+    how: temperature, top_k and top_p of `Stream.write`.
 
     The first byte of a picture, which the model does not predict, is that of a training picture. The same seed gives
     the same pictures. Cost: H·W·C steps of the model.
@@ -43,7 +46,7 @@ def write_pictures(
     if count:
         rows = torch.randint(task.images("train"), (count,), generator=generator).tolist()
         first = torch.tensor([[int(task.bytes("train", row)[0])] for row in rows], device=device)
-        tensors["samples"] = task.pictures(_go_on(model, first, whole, temperature, generator))
+        tensors["samples"] = task.pictures(_go_on(model, first, whole, generator, how))
         drawn += count * (whole - 1)
     given = task.shape[0] // 2
     completed = min(completed, task.images("test"))
@@ -51,11 +54,11 @@ def write_pictures(
         rows = [i * task.images("test") // completed for i in range(completed)]
         originals = torch.from_numpy(np.stack([task.bytes("test", row) for row in rows]).astype(np.int64))
         seen = originals[:, : given * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0).to(device)
-        written = task.pictures(_go_on(model, seen, whole, temperature, generator))
+        written = task.pictures(_go_on(model, seen, whole, generator, how))
         tensors["originals"] = task.pictures(originals)
         tensors["completions"] = written.reshape(completed, WAYS, *task.shape)
         drawn += len(seen) * (whole - seen.shape[1])
-    about = {"given": given, "seed": seed, "temperature": temperature, "bytes": drawn}
+    about = {"given": given, "seed": seed, "temperature": how.get("temperature", 1.0), "bytes": drawn}
     about["seconds"] = round(time.perf_counter() - start, 3)
     from safetensors.torch import save_file
 
@@ -67,7 +70,7 @@ def write_pictures(
     return found
 
 
-def _go_on(model: nn.Module, seen: Tensor, length: int, temperature: float, generator: torch.Generator) -> Tensor:
+def _go_on(model: nn.Module, seen: Tensor, length: int, generator: torch.Generator, how: dict[str, Any]) -> Tensor:
     """The tokens [B, length] that begin with those seen [B, n]."""
-    tokens = Stream(model).read(seen).write(length - seen.shape[1], temperature, generator=generator)[0]
+    tokens = Stream(model).read(seen).write(length - seen.shape[1], generator=generator, **how)[0]
     return torch.cat([seen, tokens], 1)

@@ -11,22 +11,31 @@ from mnemos.models.modes import evaluating
 from mnemos.models.stream import Step
 from mnemos.types import State
 
-STEPS = 5  # timed at a place, of which the median counts
+STEPS = 5  # timed up to a place, of which the median counts
 
 
 def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: Step | None = None) -> float:
-    """Seconds of a step that reads token `place` (from 0) of `batch` rows, with everything before it in the state."""
+    """Seconds of a step that reads token `place` (from 0) of `batch` rows, with everything before it in the state.
+
+    Timed are the last `STEPS` steps up to it; one more goes before them, as the first after a long read makes room.
+    """
     step = step or model
     with torch.inference_mode(), evaluating(model):
-        tokens = _tokens(batch, place + STEPS + 1, vocab_size)
+        tokens = _tokens(batch, place + 1, vocab_size)
+        first = max(0, place - STEPS)
         state: State = None
-        for part in tokens[:, :place].split(1024, 1) if place else ():
+        for part in tokens[:, :first].split(1024, 1) if first else ():
             _, state = model(part, state)
         times = []
-        for i in range(STEPS + 1):  # one more than counts: the first step after a long read makes room
+        for i in range(first, place + 1):
             start = time.perf_counter()
-            _, state = step(tokens[:, place + i, None], state)
+            _, state = step(tokens[:, i, None], state)
             times.append(time.perf_counter() - start)
+        if not place:  # the very first has none before it; it is read again
+            for _ in range(STEPS):
+                start = time.perf_counter()
+                step(tokens, None)
+                times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 

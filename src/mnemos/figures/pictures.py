@@ -59,8 +59,8 @@ def own(samples: np.ndarray) -> np.ndarray:
     """Pictures [N, H, W, C] in rows of at most `COLUMNS`."""
     columns = min(COLUMNS, len(samples))
     rows = -(-len(samples) // columns)
-    blank = np.full((rows * columns - len(samples), *samples.shape[1:]), 255, np.uint8)
-    return grid(np.concatenate([samples, blank]).reshape(rows, columns, *samples.shape[1:]))
+    blank = np.zeros((rows * columns - len(samples), *samples.shape[1:]), np.uint8)
+    return grid(np.concatenate([samples, blank]).reshape(rows, columns, *samples.shape[1:]), len(samples))
 
 
 def completed(found: Written) -> np.ndarray:
@@ -72,22 +72,26 @@ def completed(found: Written) -> np.ndarray:
     return grid(np.stack([seen, *found.completions.swapaxes(0, 1), found.originals]))
 
 
-def grid(pictures: np.ndarray) -> np.ndarray:
-    """Pictures [rows, columns, H, W, C] uint8 as one [.., .., 3], enlarged pixel by pixel, white between them."""
+def grid(pictures: np.ndarray, count: int | None = None) -> np.ndarray:
+    """Pictures [rows, columns, H, W, C] uint8 as one [.., .., 4], enlarged pixel by pixel, nothing between them.
+
+    count: how many there are, where the last row is not full.
+    """
     rows, columns, height, width, _ = pictures.shape
     scale = max(1, round(PIXELS / (columns * width * (1 + GAP))))
     gap = max(1, round(GAP * width * scale))
-    page = np.full((rows * (height * scale + gap) - gap, columns * (width * scale + gap) - gap, 3), 255, np.uint8)
+    page = np.zeros((rows * (height * scale + gap) - gap, columns * (width * scale + gap) - gap, 4), np.uint8)
     for i in range(rows):
-        for j in range(columns):
+        for j in range(columns if count is None else min(columns, count - i * columns)):
             large = pictures[i, j].repeat(scale, 0).repeat(scale, 1)
             top, left = i * (height * scale + gap), j * (width * scale + gap)
-            page[top : top + height * scale, left : left + width * scale] = large
+            place = page[top : top + height * scale, left : left + width * scale]
+            place[..., :3], place[..., 3] = large, 255
     return page
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """An image [H, W, 3] uint8 as a PNG file's bytes."""
+    """An image [H, W, 4] uint8 as a PNG file's bytes."""
     written = io.BytesIO()
     pillow().fromarray(pixels).save(written, "PNG", optimize=True)
     return written.getvalue()

@@ -22,6 +22,7 @@ from .transformer import Transformer, TransformerState
 
 MAPS = {"elu": 1, "relu": 2}
 PLACES = {"none": 0, "learned": 1, "sinusoidal": 2}
+_KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
 ROWS = 64  # beyond, a matrix product's own threads and tiles are faster
 
 
@@ -87,7 +88,7 @@ class Decoder:
         parts += [(module, name) for module in affine for name in ("weight", "bias")]
         self._where = [(module._parameters, name) for module, name in parts]
         self._shapes = [None if (p := found[name]) is None else p.shape for found, name in self._where]
-        wide = torch.arange(0, c.width, 2, dtype=torch.float64)
+        wide = torch.arange(0, c.width, 2, dtype=torch.float64, device="cpu")
         self._frequencies = 10000.0 ** (-wide / c.width)  # as in blocks.sinusoids
         outputs = head[-1].out_features
         self._outputs = (outputs,) if c.head.classes else (1, outputs)
@@ -97,7 +98,11 @@ class Decoder:
 
     def _look(self) -> None:
         """Where the weights are now; only where one has moved is there more to do."""
-        pointers = [0 if (p := found[name]) is None else p.data_ptr() for found, name in self._where]
+        # A transposed weight lies where it lay: -1 has it looked at.
+        pointers = [
+            0 if (p := found[name]) is None else p.data_ptr() if p.is_contiguous() else -1
+            for found, name in self._where
+        ]
         if pointers == self._pointers:
             return
         # Kept, so that no other tensor can come to lie where one of these was, unnoticed.
@@ -118,16 +123,18 @@ class Decoder:
         b, layers = x.shape[0], self._sizes[0]
         h, d, m = self._shape
         if state is None:
-            nothing = LinearState(torch.zeros(b, h, d, m), torch.zeros(b, h, d))
+            nothing = LinearState(torch.zeros(b, h, d, m, **_KIND), torch.zeros(b, h, d, **_KIND))
             given, seen = (nothing,) * layers, None
         else:
+            if not isinstance(state, TransformerState):
+                return None
             given, seen = state.layers, state.seen
             if not _fits(state, layers, (b, h, d, m)):
                 return None
-        s, z = torch.empty(layers, b, h, d, m), torch.empty(layers, b, h, d)
+        s, z = torch.empty(layers, b, h, d, m, **_KIND), torch.empty(layers, b, h, d, **_KIND)
         new = tuple(map(LinearState, s.unbind(), z.unbind()))
         sums = [x.data_ptr() for pair in zip(given, new, strict=True) for layer in pair for x in layer]
-        logits = torch.empty(b, *self._outputs)
+        logits = torch.empty(b, *self._outputs, **_KIND)
         threads = torch.get_num_threads()
         place = 0 if seen is None else seen.data_ptr()
         step = (ctypes.c_int64 * 6)(b, threads, x.data_ptr(), x.stride(0), place, logits.data_ptr())
@@ -135,7 +142,8 @@ class Decoder:
         words = (ctypes.c_int64 * len(sums))(*sums)
         if loaded.mnemos_decode(_variant(loaded), self._stack, self._layers, step, words, *self._eps):
             return None
-        return logits, TransformerState(torch.ones(b, dtype=torch.int64) if seen is None else seen + 1, new)
+        one = torch.ones(b, dtype=torch.int64, device="cpu")
+        return logits, TransformerState(one if seen is None else seen + one, new)
 
 
 def _variant(loaded: ctypes.CDLL) -> int:
@@ -144,7 +152,16 @@ def _variant(loaded: ctypes.CDLL) -> int:
 
 
 def _takes(x: Tensor) -> bool:
-    return x.dtype == torch.int64 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    """Plain tokens on the CPU, and nobody who looks on or stands in for tensors."""
+    return (
+        type(x) is Tensor
+        and x.dtype == torch.int64
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+    )
 
 
 def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:

@@ -31,6 +31,8 @@ class LogisticMixture:
         """Brightnesses [..] drawn from outputs [.., 3K]."""
         if top_k or top_p < 1:
             raise InputError("top_k and top_p choose among logits, but this model says a mixture; use temperature")
+        if bool(outputs.isnan().any()):
+            raise InputError("expected outputs that are numbers, found NaN; the model's weights have diverged")
         return logistic_mixture.draw(outputs, self.levels, temperature, generator)
 
 

@@ -21,18 +21,20 @@ def draw(
     temperature 0: the likeliest. top_k > 0: among the k likeliest; top_p < 1: among the likeliest that together have
     at least that share. Raises InputError for settings out of range.
     """
-    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+    if not 0 <= temperature < torch.inf or top_k < 0 or not 0 < top_p <= 1:
         raise InputError(
-            f"expected temperature and top_k at least 0 and top_p in (0, 1], found {temperature}, {top_k}, {top_p}"
+            f"expected temperature and top_k at least 0, finite, and top_p in (0, 1], found {temperature}, {top_k}, "
+            f"{top_p}"
         )
     if likelihood is not None:
         return likelihood.draw(outputs, temperature, top_k, top_p, generator)
     if temperature == 0:
         return outputs.argmax(-1)
-    logits = outputs.float() / temperature
+    logits = outputs.float()
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # cannot overflow, however cold
     if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        values, places = logits.topk(top_k)
+        logits = torch.full_like(logits, -torch.inf).scatter_(-1, places, values)
     if top_p < 1:
         ordered, places = logits.sort(-1, descending=True)
         share = ordered.softmax(-1)

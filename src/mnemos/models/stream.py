@@ -1,5 +1,6 @@
 """Reading and writing streams of tokens at the cost that the model's state has: constant, for a memory of one size."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mnemos.config import to_dict
+from mnemos.config import from_dict, to_dict
 from mnemos.types import InputError, Output, State, join, leaves, map_state, select
 
 from .decoder import decoder
@@ -50,9 +51,7 @@ class Stream:
         """
         if chunk < 1:
             raise InputError(f"chunk must be at least 1, found {chunk}")
-        if tokens.dim() != 2 or not tokens.numel() or len(tokens) != (self.rows or len(tokens)):
-            rows = self.rows or "B"
-            raise InputError(f"expected tokens [{rows}, T], T at least 1, found shape {tuple(tokens.shape)}")
+        self._check(tokens)
         state = self.state
         if self.last is None:
             state = _fresh(self.model, len(tokens))
@@ -61,7 +60,7 @@ class Stream:
         with torch.no_grad(), evaluating(self.model):
             for part in tokens[:, :-1].split(chunk, 1) if tokens.shape[1] > 1 else ():
                 _, state = (self.step if part.shape[1] == 1 else self.model)(part, state)
-        return Stream(self.model, self.step, state, tokens[:, -1:])
+        return Stream(self.model, self.step, state, tokens[:, -1:].clone())
 
     def write(
         self,
@@ -86,7 +85,7 @@ class Stream:
                 outputs, state = self.step(last, state)
                 tokens[i, :, 0] = draw(outputs[:, -1], temperature, top_k, top_p, generator, likelihood)
                 last = tokens[i]
-        return tokens[..., 0].T, Stream(self.model, self.step, state, last)
+        return tokens[..., 0].T, Stream(self.model, self.step, state, last.clone())
 
     def predict(self) -> Tensor:
         """What the model says of the next token: its outputs [B, V]."""
@@ -102,8 +101,12 @@ class Stream:
     @staticmethod
     def join(streams: Sequence["Stream"]) -> "Stream":
         """Streams of one model as one batch; they may have read different lengths."""
-        if not streams or any(s.last is None or s.model is not streams[0].model for s in streams):
-            raise InputError("join: expected streams of one model that have read something")
+        if not streams:
+            raise InputError("join: expected at least one stream, found none")
+        for stream in streams:
+            stream._begun("join")
+            if stream.model is not streams[0].model:
+                raise InputError("join: expected streams of one and the same model, found several")
         return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
 
     def save(self, file: str | Path) -> None:
@@ -114,9 +117,24 @@ class Stream:
         # A copy each: tensors of a file may not share memory, and those of a state may.
         tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         file = Path(file)
+        if not file.parent.is_dir():
+            raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
         temporary = file.with_name(file.name + ".tmp")
-        save_file(tensors, str(temporary), {"mnemos.stream": _signature(self.model)})
+        about = {"mnemos.stream": _signature(self.model), "weights": _fingerprint(self.model)}
+        save_file(tensors, str(temporary), about)
         temporary.replace(file)
+
+    def _check(self, tokens: Tensor) -> None:
+        """All of them, and now: the last is held back, and would be complained of too late."""
+        fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and not tokens.is_floating_point() and tokens.numel()
+        if not fits or len(tokens) != (self.rows or len(tokens)):
+            found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InputError(f"expected tokens [{self.rows or 'B'}, T] of integers, T at least 1, found {found}")
+        size = getattr(getattr(self.model, "config", None), "vocab_size", None)
+        if size is not None and tokens.device.type == "cpu":
+            low, high = torch.aminmax(tokens)
+            if low < 0 or high >= size:
+                raise InputError(f"token ids must be 0 to {size - 1}, found {int(low)} to {int(high)}")
 
     def _begun(self, verb: str) -> Tensor:
         if self.last is None:
@@ -133,14 +151,17 @@ class Stream:
             raise InputError(f"{file}: expected a saved stream, found no such file")
         try:
             with safe_open(str(file), "pt") as opened:
-                about = (opened.metadata() or {}).get("mnemos.stream")
+                said = opened.metadata() or {}
+                about = said.get("mnemos.stream")
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file}: expected a saved stream, cannot be read ({error})") from None
         if about is None or "last" not in tensors:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
-        if about != _signature(model):
+        if not _of(about, model):
             raise InputError(f"{file}: is the stream of a model of another configuration; restore it with its own")
+        if said.get("weights") != _fingerprint(model):
+            raise InputError(f"{file}: is the stream of a model with other weights, to which its state means nothing")
         last = tensors.pop("last")
         device = next(model.parameters()).device
         state = _like(_fresh(model, len(last)), list(tensors), file)
@@ -151,9 +172,11 @@ class Stream:
 
 
 def _fresh(model: nn.Module, rows: int) -> State:
-    state = model.initial_state(rows) if hasattr(model, "initial_state") else None  # type: ignore[operator]
+    classes = getattr(getattr(getattr(model, "config", None), "head", None), "classes", 0)
+    speaks = hasattr(model, "initial_state") and not classes
+    state = model.initial_state(rows) if speaks else None  # type: ignore[operator]
     if state is None:
-        raise InputError(f"a stream needs a causal language model with a state; {type(model).__name__} keeps none")
+        raise InputError(f"a stream needs a causal language model with a state; {type(model).__name__} is none")
     return state
 
 
@@ -164,6 +187,23 @@ def _like(fresh: State, names: list[str], file: Path) -> State:
         raise InputError(f"{file}: expected a state of {len(found)} tensors, found {len(names)}")
     count = iter(range(len(names)))
     return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
+
+
+def _of(about: str, model: nn.Module) -> bool:
+    """Whether a stream's file is of this model; fields that came with a later version are as they are by default."""
+    if about == _signature(model):
+        return True
+    config: Any = getattr(model, "config", None)
+    try:
+        return config is not None and from_dict(type(config), json.loads(about), "model") == config
+    except (InputError, ValueError):
+        return False
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Tells the weights of a model from others: a hash of each one's sum in float64. Cost: reading them once."""
+    sums = [p.detach().double().sum().item() for p in model.state_dict().values() if p.is_floating_point()]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 def _signature(model: nn.Module) -> str:

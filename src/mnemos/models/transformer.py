@@ -147,8 +147,8 @@ class Transformer(nn.Module):
         _check_tokens(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
         b, t = x.shape
-        if state is not None and (rows := leaves(state)[0].shape[0]) != b:
-            raise InputError(f"expected a state of {b} rows, as many as there are tokens' rows, found one of {rows}")
+        if state is not None:
+            _check_state(state, b, len(self.blocks))
         seen = None if state is None else state.seen
         y = self.embedding(x)
         if self.cls is not None:
@@ -210,6 +210,7 @@ class Transformer(nn.Module):
 def _check(c: TransformerConfig) -> None:
     check_fields(c, "model")
     check_fields(c.head, "model.head")
+    check_fields(c.attention, "model.attention")
     if c.head.classes < 0 or c.head.hidden < 0:
         raise InputError(f"head.classes and head.hidden must be at least 0, found {c.head.classes}, {c.head.hidden}")
     if c.head.mixture < 0 or (c.head.mixture and (c.head.classes or c.head.tied or c.vocab_size < 2)):
@@ -229,6 +230,14 @@ def _check(c: TransformerConfig) -> None:
         raise InputError("a language model's head needs causal=True; for a classifier set head.classes")
     if c.position == "rotary" and not c.attention.rotates:
         raise InputError(f"rotary positions need softmax attention, found {c.attention.name!r}; use sinusoidal")
+
+
+def _check_state(state: Any, rows: int, layers: int) -> None:
+    if not isinstance(state, TransformerState) or len(state.layers) != layers:
+        found = f"one of {len(state.layers)} layers" if isinstance(state, TransformerState) else type(state).__name__
+        raise InputError(f"expected the state of a model of {layers} layers, as it returned it, found {found}")
+    if (found_rows := leaves(state)[0].shape[0]) != rows:
+        raise InputError(f"expected a state of {rows} rows, as many as the tokens have, found one of {found_rows}")
 
 
 def _check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:

@@ -22,11 +22,12 @@ def task(options: Options) -> tuple[str, dict[str, Any]]:
     return "cifar", {"folder": str(options.data)}
 
 
-def caution(options: Options) -> str:
-    """What the number of seeds allows to be claimed."""
+def caution(options: Options, data: bool = True) -> str:
+    """What the number of seeds allows to be claimed; `data`: whether there is data that --data could name."""
     if options.seeds >= 5:
         return "± is the standard deviation over seeds; differences within it show nothing."
-    return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5, and --data."
+    more = ", and --data" if data and options.data is None else ""
+    return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5{more}."
 
 
 def runs(comparison: dict[str, Any]) -> list[Path]:

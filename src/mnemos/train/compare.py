@@ -15,7 +15,7 @@ from mnemos.config import from_dict, to_dict, write_json
 from mnemos.types import InputError
 
 from .checks import complete
-from .recipe import Recipe
+from .recipe import Recipe, as_now
 from .stopping import Interrupted, TrainingFailed
 
 
@@ -77,7 +77,7 @@ def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
     """Run one recipe to its end in a process of its own; nothing is done where it has been run."""
     done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
     resume = (place / "recipe.json").is_file()
-    if resume and json.loads((place / "recipe.json").read_text()) != json.loads(json.dumps(to_dict(recipe))):
+    if resume and as_now(json.loads((place / "recipe.json").read_text())) != as_now(to_dict(recipe)):
         raise InputError(
             f"{place}: a run of another recipe is here; name another folder with --out, or remove this one"
         )

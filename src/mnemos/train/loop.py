@@ -31,7 +31,7 @@ from . import checkpoint, devices, generators
 from .checks import check_batch, check_settings, check_task
 from .learner import Learner
 from .progress import Silent, progress
-from .recipe import Recipe
+from .recipe import Recipe, as_now
 from .run import Run
 from .stopping import Interrupted, StopSignals, TrainingFailed
 
@@ -243,7 +243,7 @@ def _prepare(run: Run, recipe: Recipe) -> tuple[int, dict[str, Any] | None]:
     """Find the checkpoint to go on from and cut the measurements back to it: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
     step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its beginning"])
-    if saved is not None and saved.get("recipe") != to_dict(recipe):
+    if saved is not None and as_now(saved.get("recipe", {})) != as_now(to_dict(recipe)):
         raise InputError(f"{checkpoint.path_of(run.checkpoints, step)}: of another recipe; resume its own run")
     run.trim(step)
     notes.append(run.resumed(step) or "")

@@ -1,9 +1,12 @@
 """A recipe: everything that decides a run, as one frozen dataclass. A named recipe is a function that returns one."""
 
+import contextlib
+import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from mnemos.config import DataConfig, ModelConfig
+from mnemos.config import DataConfig, ModelConfig, from_dict, to_dict
+from mnemos.types import InputError
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,13 @@ class Recipe:
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def as_now(saved: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as JSON that an earlier version wrote, with the fields that came since as they are by default.
+
+    What does not fit this version at all is given back as it is.
+    """
+    with contextlib.suppress(InputError):
+        saved = to_dict(from_dict(Recipe, saved))
+    return json.loads(json.dumps(saved))

@@ -26,7 +26,7 @@ from mnemos.config import to_dict, write_json
 from mnemos.types import InputError
 
 from . import checkpoint
-from .recipe import Recipe
+from .recipe import Recipe, as_now
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
@@ -69,7 +69,7 @@ class Run:
         folder = Path(folder)
         if not (folder / "recipe.json").is_file():
             raise InputError(f"{folder}: expected a run to resume, found no recipe.json; start it without --resume")
-        if difference := differing(_json(folder / "recipe.json"), json.loads(json.dumps(to_dict(recipe)))):
+        if difference := differing(as_now(_json(folder / "recipe.json")), as_now(to_dict(recipe))):
             raise InputError(f"{folder}: the run has another {difference}; resume it with the recipe it has")
         run = cls(folder)
         for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):

@@ -34,8 +34,8 @@ class Sampling:
     seed: int = 0
 
 
-def sample_run(folder: Path, how: Sampling) -> bool:
-    """Let a run's model write: pictures into its folder (True), everything else to the screen (False).
+def sample_run(folder: Path, how: Sampling) -> Path | None:
+    """Let a run's model write: pictures into RUN/sampled, which is returned, everything else to the screen.
 
     Raises InputError for a run of another kind than language, and for settings that it has no use for.
     """
@@ -45,24 +45,27 @@ def sample_run(folder: Path, how: Sampling) -> bool:
     if task.kind != "language":
         raise InputError(f"{folder}: expected a run of a model that writes, found a task of {task.kind}; see eval")
     if isinstance(task, PixelTask):
-        _pictures(folder, task, model, how)
-        return True
+        return _pictures(folder / "sampled", task, model, how)
     if isinstance(recipe.data, TextConfig):
         _text(model, how)
     else:
         _tokens(recipe, task, model, how)
-    return False
+    return None
 
 
-def _pictures(folder: Path, task: PixelTask, model: nn.Module, how: Sampling) -> None:
-    if how.prompt is not None or how.top_k or how.top_p < 1:
-        raise InputError("a model of pictures takes --count, --temperature and --seed; it goes on from half pictures")
+def _pictures(folder: Path, task: PixelTask, model: nn.Module, how: Sampling) -> Path:
+    if how.prompt is not None:
+        raise InputError("--prompt is for text; a model of pictures goes on from half pictures")
     start = time.perf_counter()
     count = 24 if how.count is None else how.count
-    found = write_pictures(model, task, folder, count, min(count, 8), how.temperature, how.seed)
+    drawn = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+    folder.mkdir(exist_ok=True)
+    found = write_pictures(model, task, folder, count, min(count, 8), how.seed, **drawn)
+    completed = len(found["completions"].flatten(0, 1)) if "completions" in found else 0
+    size = " x ".join(map(str, task.shape))
     seconds = time.perf_counter() - start
-    pictures = sum(len(x.flatten(0, -4)) for name, x in found.items() if name != "originals")
-    print(f"{pictures} pictures of {' x '.join(map(str, task.shape))} bytes in {seconds:.1f} s")
+    print(f"{count} pictures of {size} bytes and {completed} completions of half pictures in {seconds:.1f} s")
+    return folder
 
 
 def _text(model: nn.Module, how: Sampling) -> None:

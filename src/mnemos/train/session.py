@@ -158,7 +158,7 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     if task.kind == "transcription":
         print("  (insertions, deletions and substitutions a token that was said: 1 − accuracy; it may be above 1)")
     for one in _transcriptions(model, task, recipe, split):
-        print(f"  said   {one['said']}\n  heard  {one['heard']}")
+        print(f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}")
     return scores
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mnemos.ops.once import differentiable_once
 from mnemos.ops.precision import full_precision
 
 from .compensated import add
@@ -104,7 +104,7 @@ class _Causal(torch.autograd.Function):
         return y, state[..., :m].contiguous(), state[..., m].contiguous()
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("linear_attention")
     def backward(ctx: Any, gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, y, den, *starts = ctx.saved_tensors
         # The caller's autocast may be on again, and would round the float32 products.

@@ -236,6 +236,8 @@ def _eager(*tensors: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
         and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+        # The vmap of `is_grads_batched`, which is on no stack.
+        and not any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
     )
 
 

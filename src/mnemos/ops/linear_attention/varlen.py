@@ -40,6 +40,10 @@ def linear_attention_varlen(
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(k)
     (_, h, d), m, n = k.shape, v.shape[-1], len(offsets) - 1
+    if state is not None and len(state) != 2:
+        raise InputError(
+            f"expected a state of s and z alone, found {len(state)} tensors; compensated sums are not kept"
+        )
     if state is not None and (state[0].shape != (n, h, d, m) or state[1].shape != (n, h, d)):
         found = f"{tuple(state[0].shape)} and {tuple(state[1].shape)}"
         raise InputError(f"expected a state of s {(n, h, d, m)} and z {(n, h, d)} for {n} sequences, found {found}")
@@ -73,6 +77,8 @@ def _nothing(x: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> None:
+    if not isinstance(offsets, Tensor):
+        raise InputError(f"expected offsets as a tensor of integers, found {type(offsets).__name__}; torch.tensor(…)")
     if not (
         q.dim() == k.dim() == v.dim() == 3 and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
     ):

@@ -33,6 +33,10 @@ def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
         raise InputError(
             f"expected levels as integers {tuple(parameters.shape[:-1])}, found {x.dtype} of shape {tuple(x.shape)}"
         )
+    if x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
+        low, high = torch.aminmax(x)
+        if low < 0 or high >= levels:
+            raise InputError(f"expected levels 0 to {levels - 1}, found {int(low)} to {int(high)}")
     logits, means, log_scales = _parts(parameters)
     half = 1 / (levels - 1)
     inverse = torch.exp(-log_scales)

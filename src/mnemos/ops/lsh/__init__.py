@@ -35,7 +35,7 @@ def lsh_attention(
     part of the weights dropped.
 
     T may be anything from 0 up. Hashing has no gradient; that to qk comes through both its roles.
-    Cost: O(T·R·c·(D + M)·H) time and O(T·(D + M + R)·H) memory; for T up to `dense_up_to` O(T²), which is faster there.
+    Cost: O(T·R·c·(D + M)·H) time and O(T·(D + M + R)·H) memory; for T up to 3·R·c O(T²), which is faster there.
     Differentiable once. Raises InputError for shapes, dtypes, chunk or dropout that do not fit.
     """
     _check(qk, v, rotations, chunk, mask, dropout)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from mnemos.ops.once import differentiable_once
 
 from .hashing import met
 
@@ -150,7 +151,7 @@ class _Windows(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("lsh_attention")
     def backward(ctx: Any, dy: Tensor) -> Any:
         q, k, v, y, log_norm, order, code, *kept = ctx.saved_tensors
         walk, c = _Walk(order, code, ctx.chunk, ctx.causal, q.dtype), ctx.chunk

@@ -63,7 +63,10 @@ def figure2(claim: Claim, options: Options) -> Finding:
         losses = [json.loads((place / "result.json").read_text())["test"]["loss"] for place in places]
         table.add(name, spread(row["mean"], row["std"]), max(losses), _learned(places), row["seconds"])
     found.tables.append(table)
-    found.notes += [caution(options), "Loss and updates are those of the slowest seed; a dash: not reached."]
+    found.notes += [
+        caution(options, data=False),
+        "Loss and updates are those of the slowest seed; a dash: not reached.",
+    ]
     found.runs += runs(comparison)
     page = report([folder], folder / "report.html")
     drawn = partial(_lay_out, comparison=read([folder]))
@@ -74,7 +77,9 @@ def figure2(claim: Claim, options: Options) -> Finding:
 def _arm(base: Recipe, name: str, steps: int) -> Recipe:
     model: Any = base.model
     train = replace(base.train, steps=steps, eval_every=max(1, min(base.train.eval_every, steps // 4)))
-    return replace(base, name=f"copy-{name}", model=replace(model, attention=attention(name)), train=train)
+    return replace(
+        base, name=f"copy-{name}", model=replace(model, attention=attention(name, model.max_length)), train=train
+    )
 
 
 def _learned(places: list[Path]) -> float | None:

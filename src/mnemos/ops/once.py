@@ -1,0 +1,47 @@
+"""Backward passes that cannot be differentiated themselves, and say so to whoever tries."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of a backward: taking the derivative of what it gives raises RuntimeError, naming the operation.
+
+    torch's `once_differentiable` looks at the incoming gradient alone, and where that is a constant, as in a gradient
+    penalty, hands out gradients without a graph: the second derivative would silently lack them.
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def guarded(ctx: Any, *grads: Any) -> Any:
+            with torch.no_grad():
+                found = backward(ctx, *grads)
+            if not torch.is_grad_enabled():
+                return found
+            sources = [x for x in (*ctx.saved_tensors, *grads) if isinstance(x, Tensor) and x.requires_grad]
+            if not sources:
+                return found
+            several = found if isinstance(found, tuple) else (found,)
+            marked = tuple(x if x is None else _Refused.apply(name, x, *sources) for x in several)
+            return marked if isinstance(found, tuple) else marked[0]
+
+        return guarded
+
+    return decorate
+
+
+class _Refused(torch.autograd.Function):
+    """x, as something that depends on the sources, but not differentiably."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, x: Tensor, *sources: Tensor) -> Tensor:
+        ctx.name = name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(f"{ctx.name} is differentiable once; it has no derivative of its derivative")
