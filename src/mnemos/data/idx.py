@@ -71,7 +71,7 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
         existing = [path for path in candidates if path.is_file()]
         if not existing:
             raise InputError(
-                f"{candidates[0]}: expected it, gzipped or not, found none; name its folder, or set download True"
+                f"{candidates[0]}: expected this file, or it gzipped, found none; name its folder, or set download True"
             )
         found.append(existing[0])
     return found[0], found[1]
