@@ -1,22 +1,21 @@
 """Decoding token by token: `mnemos.decoder` beside the model itself, softmax with a cache, a peer, and bare reading.
 
-    python benchmarks/decoding.py [--batches 1 16 64 256] [--rounds 9] [--images 1 16 64] [--stream 10000] [--out FILE]
+    python benchmarks/decoding.py [--batches 1 16 64 256] [--rounds 9] [--stream 10000] [--out FILE]
 
 8 layers of 8 heads x 32, width 256, feed-forward 1024. All that claim to compute the same must agree before anything is
-timed. A round times each of them once, in an order that rotates. Three tables:
+timed. A round times each of them once, in an order that rotates. Two tables:
 
 - a token's time at several batches, with the time of reading the weights once (adding up all parameters);
 - flat or not: a token after 1, 1,000 .. 1,000,000 others. The states up to `--stream` tokens come from a stream of that
-  length; those beyond are the last of them with its sums, and the count of tokens, scaled up (--stream 1000000: none);
-- images of 784 tokens a second, at the best of several batches: the linear model's token 784 times; softmax with a
-  cache and without (all tokens so far anew for each), from their times at LENGTHS, by the trapezoidal rule.
+  length; those beyond are the last of them with its sums, and the count of tokens, scaled up (--stream 1000000: none).
+
+Whole images a second, beside softmax with a cache and without: mnemos reproduce linear_transformers/table1.
 
 The peer, pytorch-fast-transformers, takes part where it is installed: its recurrent encoder alone, without the
 embedding, the positions and the head that ours are timed with.
 """
 
 import argparse
-import functools
 import importlib.util
 import itertools
 import json
@@ -40,9 +39,7 @@ from mnemos.types import map_state
 
 VOCABULARY, LAYERS, HEADS, WIDTH, MLP = 256, 8, 8, 256, 1024
 CACHED = (200, 784)  # tokens in softmax's cache
-LENGTHS = (1, 200, 400, 600, 784)
 AGES = (1, 10**3, 10**4, 10**5, 10**6)
-PAPER = {"softmax with a cache": 142.8 / 7.56, "softmax without": 142.8 / 0.45}  # MNIST, on a GPU
 Run = Callable[[], Any]
 
 
@@ -175,40 +172,10 @@ def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
     return row
 
 
-def trapezoid(ms: list[float]) -> float:
-    """Seconds for tokens 1 to 784, from the times at LENGTHS."""
-    pieces = zip(itertools.pairwise(LENGTHS), itertools.pairwise(ms), strict=True)
-    return (sum((b - a) * (x + y) / 2 for (a, b), (x, y) in pieces) + ms[0]) / 1e3
-
-
-def images(batches: list[int], rounds: int) -> dict[str, Any]:
-    """Images of 784 tokens a second, each way at its best batch."""
-    linear, softmax = build(LinearConfig()), build(SoftmaxConfig())
-    found: dict[str, dict[int, float]] = {"linear": {}, "softmax with a cache": {}, "softmax without": {}}
-    for rows in batches:
-        ways = {"linear": {"linear": streaming(mnemos.decoder(linear), rows)}}
-        ways["softmax with a cache"] = {str(n): cached(softmax, rows, n) for n in LENGTHS}
-        ways["softmax without"] = {str(n): functools.partial(softmax, tokens(rows, n)) for n in LENGTHS}
-        # All in one race, for a machine whose speed changes.
-        runs = {f"{way}/{name}": run for way, parts in ways.items() for name, run in parts.items()}
-        ms = medians(race(runs, rounds))
-        for way, parts in ways.items():
-            times = [ms[f"{way}/{name}"] for name in parts]
-            seconds = LENGTHS[-1] * times[0] / 1e3 if way == "linear" else trapezoid(times)
-            found[way][rows] = rows / seconds
-        print(f"batch {rows:4}  " + "  ".join(f"{way} {f[rows]:.3f} images/s" for way, f in found.items()), flush=True)
-    best = {way: max(rates.values()) for way, rates in found.items()}
-    ratios = {way: best["linear"] / best[way] for way in PAPER}
-    for way, paper in PAPER.items():
-        print(f"linear, {best['linear']:.2f} images/s, is {ratios[way]:.1f}x as fast as {way} (paper: {paper:.1f}x)")
-    return {"images/s by batch": found, "linear's advantage": ratios, "the paper's": PAPER}
-
-
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64, 256])
-    parser.add_argument("--images", type=int, nargs="*", default=[1, 16, 64], help="batches of the images' table")
     parser.add_argument("--flat", type=int, nargs="*", default=[1, 16], help="batches of the table of ages")
     parser.add_argument("--stream", type=int, default=10_000, help="tokens that are really streamed for it")
     parser.add_argument("--rounds", type=int, default=9)
@@ -223,8 +190,6 @@ def main() -> None:
     found: dict[str, Any] = {"rounds": options.rounds, "parameters": size}
     found["token"] = [token(rows, options.rounds) for rows in options.batches]
     found["flat"] = [flatness(rows, options.rounds, options.stream) for rows in options.flat]
-    if options.images:
-        found["images"] = images(options.images, max(1, options.rounds // 3))
     if options.out:
         options.out.write_text(json.dumps({**found, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
 
