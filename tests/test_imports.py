@@ -59,7 +59,8 @@ def test_a_reference_shares_nothing_with_what_it_judges():
 
 
 def test_importing_mnemos_imports_no_heavy_library():
-    code = "import sys, mnemos, mnemos.cli; print([m for m in ('lightning_fabric', 'matplotlib', 'tyro', 'sklearn')"
+    code = "import sys, mnemos, mnemos.cli; mnemos.Transformer, mnemos.Stream; print([m for m in "
+    code += "('lightning_fabric', 'matplotlib', 'tyro', 'sklearn', 'triton', 'torch._dynamo', 'torch._inductor')"
     code += " if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

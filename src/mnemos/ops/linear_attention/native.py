@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mnemos.native import library, why_not
+from mnemos.ops.constant import constant
 
 from .compensated import CompensatedState
 from .feature_maps import FEATURE_MAPS, Pointwise
@@ -25,7 +26,7 @@ Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.compiler.assume_constant_result
+@constant
 def runs_here() -> bool:
     """Whether the kernels were built."""
     return library() is not None

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos.ops.constant import constant
+
 from .feature_maps import FEATURE_MAPS, Pointwise
 from .triton_launch import Scans, precision, running, step
 
@@ -36,7 +38,7 @@ def why_not() -> str:
     return _reason()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _reason() -> str:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install 'mnemos[triton]'"
@@ -45,7 +47,7 @@ def _reason() -> str:
     return ""
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -64,7 +66,7 @@ def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return v.device.type == "cuda" and takes(q, k, v)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _has_tensor_cores() -> bool:
     return torch.cuda.get_device_capability() >= (8, 0)
 
