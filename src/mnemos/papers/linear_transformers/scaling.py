@@ -24,7 +24,7 @@ from .arms import BUCKETS, CHUNK
 HEADS, WIDTH = 8, 32
 TOKENS = 2**13  # of a batch: its rows become fewer as they become longer
 LENGTHS = tuple(2**i for i in range(9, 17))
-LIMIT = 20.0  # seconds of a call that would not be waited for
+LIMIT = 4.0  # seconds of a call that would not be waited for
 ROOM = 4 * 2**30  # bytes of written-out weights that would not be asked for
 ROUNDS = 3
 ARMS = ("softmax, written out", "softmax", "lsh-1", "lsh-4", "lsh-8", "linear")
