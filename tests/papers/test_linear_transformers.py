@@ -44,7 +44,7 @@ def test_figure1(tmp_path, monkeypatch, capsys):
 def test_an_arm_that_would_take_too_long_ends():
     found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ARMS}
     assert not scaling._bearable("softmax", found, 1024)  # 16 rows of a second each, four times as long
-    found["softmax"] = [(2**14, 4.0, None)]
+    found["softmax"] = [(2**14, scaling.LIMIT / 4, None)]
     assert scaling._bearable("softmax", found, 2**15)
     assert not scaling._bearable("softmax", found, 2**16), "a gap: the length before was left out"
 

@@ -175,7 +175,9 @@ def _start(
 ) -> LinearState | CompensatedState:
     """The state before the call, in the type of the sums; None is zeros."""
     if state is None:
-        found = [like.new_zeros(shape, dtype=wide), like.new_zeros(shape[:3], dtype=wide)]
+        # One number, seen everywhere: what a backward keeps of a fresh start is nothing then.
+        nothing = like.new_zeros((), dtype=wide)
+        found = [nothing.expand(shape), nothing.expand(shape[:3])]
     else:
         _check_state(state, shape, like)
         found = [x.to(wide) for x in state]
