@@ -39,8 +39,8 @@ def copy_small() -> Recipe:
             vocab_size=11, width=128, layers=2, heads=4, mlp=256, max_length=64, attention=LinearConfig()
         ),
         config,
-        OptimConfig(name="radam", rate=2e-3, decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
-        TrainConfig(steps=2000, batch_size=64, eval_every=100, log_every=100),
+        OptimConfig(name="radam", rate=3e-3, decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
+        TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),
     )
 
 
