@@ -60,11 +60,13 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
 
 
 def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]]) -> None:
-    """Title and keys above the axes, where they hide no line."""
+    """Title and keys, if there are any, above the axes, where they hide no line."""
     from matplotlib.lines import Line2D
 
     axes.set_xlabel("updates")
     axes.text(0, 1.16, text, transform=axes.transAxes, fontsize=15, va="bottom")
+    if not entries:
+        return
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=5, label=name) for colour, name, marker in entries
     ]

@@ -128,5 +128,6 @@ def _lay_out(figure: Any, found: Measured) -> None:
             axes.plot([n for n, _ in rows], [y for _, y in rows], color=arm(i), marker=MARKERS[i], markersize=4)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        heading(axes, title, [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
+        # The keys of both panels stand above the first, and are as wide as the two.
+        heading(axes, title, [] if place else [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
         axes.set_xlabel("N, tokens")
