@@ -75,7 +75,7 @@ def _check(options: Options) -> None:
 
 def _one(about: Paper, claim: Claim, options: Options) -> dict[str, Any]:
     module, _, function = claim.make.partition(":")
-    start = time.perf_counter()
+    start, origin = time.perf_counter(), provenance(0, "cpu")
     finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
     finding.show()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def _one(about: Paper, claim: Claim, options: Options) -> dict[str, Any]:
         "says": claim.says,
         **finding.to_dict(),
         "seconds": time.perf_counter() - start,
-        "provenance": provenance(0, "cpu"),
+        "provenance": origin,
     }
     path = options.out / f"{claim.name}.json"
     write_json(path, result)

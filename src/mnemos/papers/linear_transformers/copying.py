@@ -95,7 +95,7 @@ def _learned(places: list[Path]) -> float | None:
 
 
 def _lay_out(figure: Any, comparison: Comparison) -> None:
-    axes = figure.add_axes((0.11, 0.13, 0.86, 0.73))
+    axes = figure.add_axes((0.11, 0.13, 0.86, 0.68))
     draw(axes, comparison, "valid", "loss")
     axes.set_yscale("log")
     axes.set_ylabel("validation loss, nats")
