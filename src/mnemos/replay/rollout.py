@@ -192,7 +192,9 @@ class _Walk:
         gradients: list[Tensor | None] = []
         for first in range(0, count, every):
             self.first, self.last = first, first + every >= count
-            later = self._sweep(first, min(first + every, count), self.end, None)
+            stop = min(first + every, count)
+            self.kept = self.keep(stop - first)
+            later = self._sweep(first, stop, self.end, None)
             if first == 0:
                 gradients = later.gradients
             self.put(self.end)
@@ -214,7 +216,7 @@ class _Walk:
         """Backward through the steps stop − 1 … start, from the moment before `start`."""
         if stop - start == 1:
             return self._replay(start, moment, later)
-        width = -(-(stop - start) // self.keep(stop - start))
+        width = -(-(stop - start) // self.kept)
         starts = range(start, stop, width)
         kept = self._forward(moment, starts)
         for first in reversed(starts):
