@@ -1,4 +1,4 @@
-"""Relative positions as a learned bias of the scores (T5, Raffel et al. 2020), a value a bucket of distances and head."""
+"""Relative positions as a bias of the scores (T5, Raffel et al. 2020), learned for buckets of distances and heads."""
 
 import math
 

@@ -40,7 +40,7 @@ class SlotsConfig:
 
 
 class SlotState(NamedTuple):
-    """slots [B, K, D], float32 at least, and writes [B] int64: how often they were written; 0: M_0, whatever `slots`."""
+    """slots [B, K, D], float32 at least, and writes [B] int64, how often: where 0, the row's slots are M_0."""
 
     slots: Tensor
     writes: Tensor
@@ -49,9 +49,9 @@ class SlotState(NamedTuple):
 class SlotMemory(nn.Module):
     """K slots of width D a row, written with what they listen to among tokens (eq. 4–8), and forgetting (§3.4.3).
 
-    A fresh row's slots are M_0 = ρ·v/‖v‖, v (`bias`, [K, D]) one learned vector a slot; it is also what each slot drifts
-    towards while it hears nothing new. `self_logit`: [K, heads], where the configuration has one. Slots and tokens
-    share W_K, as eq. 4 and 5 have it; the projections have no bias.
+    A fresh row's slots are M_0 = ρ·v/‖v‖, v (`bias`, [K, D]) one learned vector a slot; it is also what each slot
+    drifts towards while it hears nothing new. `self_logit` [K·heads], where the configuration has one, is added to a
+    slot's score of itself. Slots and tokens share W_K, as eq. 4 and 5 have it; the projections have no bias.
     Raises InputError for a width that the writer's heads do not divide.
     """
 

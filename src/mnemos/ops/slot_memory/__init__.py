@@ -30,6 +30,8 @@ def slot_attention(
     memory, nothing in K². Raises InputError for shapes or a temperature that do not fit.
     """
     _check_scores(q_m, k_m, k_x, mask, temperature, self_logit)
+    if mask is not None:  # 0·NaN is NaN, in the backward too
+        k_x = k_x.masked_fill(~mask[..., None, None], 0)
     wide = torch.promote_types(q_m.dtype, torch.float32)
     scale = q_m.shape[-1] ** -0.5 / temperature
     # The scale goes into the queries, [B, K, H, d] of them, and not into the scores, of which there are more.
@@ -62,7 +64,7 @@ def slot_write(
     """
     _check_values(memory, q_m, k_x, v_x)
     weights = slot_attention(q_m, k_m, k_x, mask, temperature, self_logit)
-    if mask is not None:  # 0·NaN is NaN
+    if mask is not None:
         v_x = v_x.masked_fill(~mask[..., None, None], 0)
     own = weights[..., 0].transpose(1, 2)[..., None] * memory.unflatten(-1, (v_x.shape[2], -1))
     heard = weights[..., 1:].to(v_x.dtype) @ v_x.transpose(1, 2)
