@@ -255,7 +255,8 @@ def test_saved_and_loaded(tmp_path):
 
 @pytest.mark.parametrize("kind", ["paper", "reads"])
 def test_bf16_stays_close_and_slots_stay_float32(kind):
-    network, x = model(kind).float().train(), ids(3, 32)
+    # Of fresh weights: `model`'s, large and random, make slots chaotic, where float32 strays from float64 as well.
+    network, x = Memformer(**SMALL | KINDS[kind]), ids(3, 32)
     exact, _ = network(x)
     with torch.autocast("cpu", torch.bfloat16):
         low, state = network(x)
@@ -264,7 +265,7 @@ def test_bf16_stays_close_and_slots_stay_float32(kind):
     half = network.to(torch.bfloat16)
     _, state = half(x)
     assert state.memory.slots.dtype == torch.float32
-    assert (half(x)[0].float() - exact).norm() < 0.1 * exact.norm()
+    assert (half(x)[0].float() - exact).norm() < 0.05 * exact.norm()
     lengths = state.memory.slots.norm(dim=-1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, network.memory.radius))
 
@@ -276,12 +277,14 @@ def test_compiled_equals_eager(kind):
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(network), backend="aot_eager")
     state = other = None
+    losses = 0.0, 0.0
     for seed in (3, 4):  # from a fresh state, and from one that was carried
         y, state = network(ids(2, 8, seed), state)
         z, other = compiled(ids(2, 8, seed), other)
         close(z, y)
-    y.square().sum().backward()
-    z.square().sum().backward()
+        losses = losses[0] + y.square().sum(), losses[1] + z.square().sum()
+    for loss in losses:
+        loss.backward()
     for (name, a), b in zip(network.named_parameters(), compiled.parameters(), strict=True):
         close(b.grad, a.grad, 1e-8)
         assert a.grad.abs().max() > 0, name

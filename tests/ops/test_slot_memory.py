@@ -96,9 +96,7 @@ def test_a_slot_that_listens_to_itself_alone_keeps_its_content_exactly():
 def test_nothing_comes_back_through_padding():
     memory, q_m, k_m, k_x, v_x, _ = inputs()
     mask = holes(2, 5)
-    bad_k, bad_v = (
-        torch.where(mask[..., None, None], x, torch.nan).detach().requires_grad_() for x in (k_x, v_x)
-    )
+    bad_k, bad_v = (torch.where(mask[..., None, None], x, torch.nan).detach().requires_grad_() for x in (k_x, v_x))
     slot_write(memory, q_m, k_m, bad_k, bad_v, mask).square().sum().backward()
     for x in (memory, q_m, k_m, bad_k, bad_v):
         assert x.grad.isfinite().all()
