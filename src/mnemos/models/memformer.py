@@ -277,9 +277,8 @@ class Memformer(nn.Module):
         def rows(tokens: Tensor) -> Tensor:  # [B, n·L] -> [n·B, L]
             return tokens[:, span].unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1)
 
-        read = Read(
-            *(None if part[0] is None else torch.cat(part) for part in zip(*(s.read for s in steps), strict=True))
-        )
+        encoded, valid, slots = zip(*(step.read for step in steps), strict=True)
+        read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
         y = self.dropout(self.embedding(rows(x)))
         y, _ = self.decoder(y, None if mask is None else rows(mask), [0] * (n * b), read, None)
         return y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2)
