@@ -23,7 +23,7 @@ class _Row:
         slots = None
         if self.c.memory.slots:
             slots = [self.radius * v / v.norm() for v in self.w["memory.bias"]]
-        bos = self.w["bos"] if self.c.bos is None else self.w["embedding.weight"][self.c.bos]
+        bos = self.w["bos.weight"][0] if self.c.bos is None else self.w["embedding.weight"][self.c.bos]
         before = {-1: self.encode([bos], [True], slots)[0]}  # place -> encoding; the present segment begins at 0
         said = []
         for start in range(0, len(tokens), length):

@@ -11,6 +11,7 @@ import torch
 
 import mnemos
 from mnemos import InputError, Memformer, SlotsConfig, Stream
+from mnemos.evaluate.flops import forward_flops, step_flops
 from mnemos.types import detach, leaves, map_state, reset, select
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -288,6 +289,22 @@ def test_compiled_equals_eager(kind):
     for (name, a), b in zip(network.named_parameters(), compiled.parameters(), strict=True):
         close(b.grad, a.grad, 1e-8)
         assert a.grad.abs().max() > 0, name
+
+
+def test_flops_are_counted_and_are_those_of_the_formulas():
+    """Two whole segments, with BOS; a multiply-add counts 2."""
+    network, x = Memformer(**SMALL, memory=SlotsConfig(slots=5)), ids(1, 8)
+    d, length, k, v, mlp = 12, 4, 5, 11, 10
+
+    def block(n, *sources):  # n tokens; of a source, how many, and whether it is attended to with n queries
+        own = n * 4 * d * d + 2 * n * n * d + 2 * n * d * mlp
+        return own + sum(n * 2 * d * d + m * 2 * d * d + 2 * n * m * d for m in sources)
+
+    encoders = 2 * block(1, k) + 2 * 2 * block(length, k)
+    decoders = 2 * 2 * block(length, length)
+    writes = 2 * (k * 2 * d * d + length * 2 * d * d + 2 * k * length * d)
+    assert forward_flops(network.eval(), x) == 2 * (encoders + decoders + writes + 8 * d * v)
+    assert step_flops(network, x) > 2 * forward_flops(network, x)
 
 
 def test_dropout_drops_in_training_alone():

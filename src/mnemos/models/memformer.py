@@ -95,7 +95,7 @@ class Memformer(nn.Module):
         sizes = Sizes(c.width, c.heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)
         has_memory = c.memory.slots > 0
         self.embedding = nn.Embedding(c.vocab_size, c.width)
-        self.bos = nn.Parameter(torch.randn(c.width) * c.width**-0.5) if c.bos is None else None
+        self.bos = nn.Embedding(1, c.width) if c.bos is None else None
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = Encoder(sizes, c.encoder_layers, c.cls, has_memory)
         self.memory = SlotMemory(c.width, c.heads, c.memory) if has_memory else None
@@ -198,9 +198,10 @@ class Memformer(nn.Module):
 
     def _begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
         """E_0 in the rows that are fresh [B] bool (None: all): BOS at the last place, the one before their first."""
-        bos = self.embedding.weight[self.config.bos] if self.bos is None else self.bos
+        table, token = (self.embedding, self.config.bos) if self.bos is None else (self.bos, 0)
         slots = None if self.memory is None else self.memory.start()[None]
-        y = self.encoder(self.dropout(bos[None, None]), None, slots)[:, :1]
+        bos = table(torch.tensor([[token]], device=encoded.device))
+        y = self.encoder(self.dropout(bos), None, slots)[:, :1]
         length = self.config.segment
         start = F.pad(y, (0, 0, length - 1, 0)).expand_as(encoded)
         last = (torch.arange(length, device=valid.device) == length - 1).expand_as(valid)
