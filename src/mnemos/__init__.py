@@ -14,6 +14,9 @@ __version__ = "0.1.0"
 _NAMES = {
     "GRC": "mnemos.memory.grc",
     "InputError": "mnemos.types",
+    "Memformer": "mnemos.models.memformer",
+    "MemformerConfig": "mnemos.models.memformer",
+    "SlotsConfig": "mnemos.memory.slots",
     "State": "mnemos.types",
     "Stream": "mnemos.models.stream",
     "Transformer": "mnemos.models.transformer",

@@ -19,6 +19,7 @@ ATTENTION = {
 }
 MODELS = {
     "transformer": "mnemos.models.transformer:TransformerConfig",
+    "memformer": "mnemos.models.memformer:MemformerConfig",
     "vit": "mnemos.models.vision.vit:ViTConfig",
     "pvt": "mnemos.models.vision.pvt:PVTConfig",
     "swin": "mnemos.models.vision.swin:SwinConfig",

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mnemos.memory.grid import Unfinished, stretches
+
 
 class Walk(NamedTuple):
     """Where each row of a walk stands. A row of zeros is fresh and starts from the stored cache.
@@ -54,34 +56,18 @@ def walk(
         place = (state.seen % block).tolist()
         padded = mask is not None or [sum(row[:p]) for row, p in zip(state.valid.tolist(), place, strict=True)] != place
     cache = torch.where((state.seen == 0)[:, None, None], start, state.cache)
-    partial, filled = state.partial, state.valid
+    unfinished = Unfinished(state.partial, state.valid)
     valid = torch.ones(b, t, dtype=torch.bool, device=source.device) if mask is None else mask
-    stops = sorted({stop for p in set(place) for stop in range(block - p, t, block)} | {t})
     written = torch.zeros(b, dtype=torch.bool, device=source.device)
-    pieces, at = [], 0
-    for stop in stops:
-        if stop == at:  # an empty call
-            continue
-        pieces.append((stop - at, cache))
-        tokens, ok = source[:, at:stop], valid[:, at:stop]
-        if stop - at == block:  # then every row's block is this one
-            partial, filled = tokens, ok
-        else:
-            index = torch.tensor(place, device=source.device)[:, None] + torch.arange(stop - at, device=source.device)
-            partial = partial.scatter(1, index[..., None].expand_as(tokens), tokens)
-            filled = filled.scatter(1, index, ok)
-        place = [p + stop - at for p in place]
-        done = [p == block for p in place]
+    pieces = []
+    for begin, stop, at, done in stretches(place, t, block):
+        pieces.append((stop - begin, cache))
+        unfinished = unfinished.with_more(source[:, begin:stop], valid[:, begin:stop], at)
         if any(done):
+            partial, filled = unfinished
             new = advance(partial, cache, filled if padded or not all(done) else None)
-            written = written | (filled.any(1) & torch.tensor(done, device=source.device))
-            if all(done):
-                cache, partial, filled = new, torch.zeros_like(partial), torch.zeros_like(filled)
-            else:
-                rows = torch.tensor(done, device=source.device)
-                cache = torch.where(rows[:, None, None], new, cache)
-                partial = partial.masked_fill(rows[:, None, None], 0)
-                filled = filled & ~rows[:, None]
-            place = [0 if d else p for p, d in zip(place, done, strict=True)]
-        at = stop
-    return pieces, Walk(cache, partial, filled, state.seen + t), written
+            rows = torch.tensor(done, device=source.device)
+            written = written | (filled.any(1) & rows)
+            cache = new if all(done) else torch.where(rows[:, None, None], new, cache)
+            unfinished = unfinished.emptied(done)
+    return pieces, Walk(cache, *unfinished, state.seen + t), written

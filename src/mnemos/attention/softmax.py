@@ -74,7 +74,9 @@ class SoftmaxAttention(nn.Module):
             return None
         return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
 
-    def heads(self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None) -> Output:
+    def heads(
+        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
+    ) -> Output:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         check_input(x, self.dim)
         b, t, _ = x.shape
@@ -84,7 +86,7 @@ class SoftmaxAttention(nn.Module):
             q, k = rotate(q, turn), rotate(k, turn)
         p = self.dropout if self.training else 0.0
         if not self.causal:
-            return attend(q, k, v, None if mask is None else _some(mask)[:, None, None], False, p), None
+            return attend(q, k, v, biased(None if mask is None else some(mask)[:, None, None], bias), False, p), None
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None or state.k.shape[1] == 0:
             seen = torch.full((b,), t, device=x.device) if state is None else state.seen + t
@@ -93,22 +95,30 @@ class SoftmaxAttention(nn.Module):
             new = state.append(k, v, valid)
         n = new.k.shape[1]
         keep = new if self.window is None else new.last(self.window - 1)
-        if mask is None and n == t and (self.window is None or t <= self.window):
+        if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return attend(q, k, v, None, True, p), keep
-        return attend(q, new.k, new.v, _visible(new.valid, t, self.window), False, p), keep
+        seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
+        return attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""
         return self.output(heads.flatten(2))
 
-    def forward(self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None) -> Output:
-        """See the class."""
-        heads, state = self.heads(x, state, mask)
+    def forward(
+        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
+    ) -> Output:
+        """See the class. bias [1 or B, H, T, N + T] is added to the scores of the T queries, after their scale."""
+        heads, state = self.heads(x, state, mask, bias)
         return self.project(heads), state
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
-    """softmax(q·kᵀ/√d)·v for q [B, T, H, d], k [B, N, H, d], v [B, N, H, M]; visible [B, 1, T or 1, N] bool."""
+    """softmax(q·kᵀ/√d)·v for q [B, T, H, d], k [B, N, H, d], v [B, N, H, M].
+
+    visible [B or 1, H or 1, T or 1, N]: which keys are seen (bool), or what is added to the scores (float).
+    """
+    if visible is not None and visible.is_floating_point():
+        visible = visible.to(q.dtype)  # which autocast may have lowered
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
@@ -143,13 +153,20 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if visible is not None:
-        scores = scores.masked_fill_(~visible, -torch.inf)
+        scores = scores.masked_fill_(~visible, -torch.inf) if visible.dtype == torch.bool else scores.add_(visible)
     return torch.bmm(torch.softmax(scores, -1).flatten(0, 1), v).view(b, h, t, -1)
 
 
-def _some(mask: Tensor) -> Tensor:
+def some(mask: Tensor) -> Tensor:
     """The mask, but all True in rows that have no valid token, whose softmax would be 0/0."""
     return mask | ~mask.any(-1, keepdim=True)
+
+
+def biased(visible: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """What `attend` takes, of keys that are visible (bool) and a bias (float) of the scores."""
+    if bias is None or visible is None:
+        return visible if bias is None else bias
+    return torch.where(visible, bias, -torch.inf)
 
 
 def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:

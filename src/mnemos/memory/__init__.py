@@ -4,5 +4,19 @@ from .gated_cache import GatedCache, accumulate, caches, empty, hold, traced
 from .grc import GRC
 from .hashed_keys import HashedKeys
 from .key_values import KeyValues
+from .slots import SlotMemory, SlotsConfig, SlotState
 
-__all__ = ["GRC", "GatedCache", "HashedKeys", "KeyValues", "accumulate", "caches", "empty", "hold", "traced"]
+__all__ = [
+    "GRC",
+    "GatedCache",
+    "HashedKeys",
+    "KeyValues",
+    "SlotMemory",
+    "SlotState",
+    "SlotsConfig",
+    "accumulate",
+    "caches",
+    "empty",
+    "hold",
+    "traced",
+]

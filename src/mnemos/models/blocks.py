@@ -48,14 +48,14 @@ class Block(nn.Module):
         """See the class."""
         if self.norm == "pre":
             y, state = self.attention(self.attention_norm(x), state, mask)
-            x = _add(x, self.dropout(y))
-            return _add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+            x = add(x, self.dropout(y))
+            return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
         y, state = self.attention(x, state, mask)
-        x = self.attention_norm(_add(x, self.dropout(y)))
-        return self.mlp_norm(_add(x, self.dropout(self.mlp(x)))), state
+        x = self.attention_norm(add(x, self.dropout(y)))
+        return self.mlp_norm(add(x, self.dropout(self.mlp(x)))), state
 
 
-def _add(x: Tensor, y: Tensor) -> Tensor:
+def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y for a y that nobody else has: in its place where no gradient wants it."""
     return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
 

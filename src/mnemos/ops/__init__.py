@@ -8,8 +8,18 @@ from mnemos.types import InputError
 from .linear_attention import linear_attention
 from .linear_attention.varlen import linear_attention_varlen
 from .lsh import lsh_attention
+from .slot_memory import biased_memory_norm, slot_attention, slot_write
 
-__all__ = ["backends", "linear_attention", "linear_attention_varlen", "lsh_attention", "which"]
+__all__ = [
+    "backends",
+    "biased_memory_norm",
+    "linear_attention",
+    "linear_attention_varlen",
+    "lsh_attention",
+    "slot_attention",
+    "slot_write",
+    "which",
+]
 
 _WITH_BACKENDS = ("linear_attention",)
 

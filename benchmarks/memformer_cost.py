@@ -1,0 +1,153 @@
+"""What a Memformer's step is made of: the critical path's share, and a token's time and a state's bytes in a stream.
+
+    python benchmarks/memformer_cost.py --out results/memformer_cost.json
+
+The shape is the paper's language model, 4 encoder and 16 decoder layers, narrower; its FLOPs at the full width are
+counted too, which takes no time. Before it times anything it holds `advance` against the forward's state, and a
+stream token by token against the whole.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from mnemos.config import write_json
+from mnemos.evaluate.bench import race, ratio
+from mnemos.evaluate.flops import count_flops
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import Memformer, MemformerConfig
+from mnemos.train.run import provenance
+from mnemos.types import State, leaves
+
+PAPER = {"encoder_layers": 4, "decoder_layers": 16, "segment": 128, "heads": 8, "vocab_size": 256}
+
+
+def build(width: int, slots: int, **fields: Any) -> Memformer:
+    torch.manual_seed(0)
+    memory = SlotsConfig(slots=slots, temperature=0.125)
+    return MemformerConfig(**PAPER, width=width, mlp=4 * width, memory=memory, **fields).build().eval()
+
+
+def state_bytes(state: State) -> int:
+    """What a stream of one row keeps; the states of this benchmark are of one row."""
+    return sum(x.numel() * x.element_size() for x in leaves(state))
+
+
+@torch.no_grad()
+def check(model: Memformer) -> None:
+    x = torch.randint(256, (1, 2 * PAPER["segment"] + 3))
+    whole, _ = model(x)
+    logits, state = model(x[:, :256])
+    if not all(torch.equal(a, b) for a, b in zip(leaves(model.advance(x[:, :256])), leaves(state), strict=True)):
+        raise SystemExit("advance and the forward give different states: nothing was timed")
+    parts = [logits]
+    for token in x[:, 256:].T:
+        y, state = model(token[None], state)
+        parts.append(y)
+    if not torch.allclose(torch.cat(parts, 1), whole, atol=1e-4):
+        raise SystemExit("token by token differs from the whole: nothing was timed")
+
+
+def share(model: Memformer, rows: int, rounds: int) -> dict[str, Any]:
+    """f: what encoder and writer take of a step's forward, in time and in FLOPs; and the step with its backward."""
+    x = torch.randint(256, (rows, PAPER["segment"]))
+    with torch.no_grad():
+        _, state = model(x)
+        flops = {name: count_flops(partial(run, x, state)) for name, run in calls(model).items()}
+        times = race({name: partial(run, x, state) for name, run in calls(model).items()}, rounds)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x, state)[0].square().mean().backward()
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(x, state)
+
+    whole = race({"step": step, "forward": forward}, max(3, rounds // 2))
+    return {
+        "rows": rows,
+        "share_of_flops": flops["advance"] / flops["forward"],
+        "share_of_time": ratio(times, "advance", "forward"),
+        "forward_seconds": median(times["forward"]),
+        "forward_of_step": ratio(whole, "forward", "step"),
+    }
+
+
+def calls(model: Memformer) -> dict[str, Any]:
+    return {"forward": model, "advance": model.advance}
+
+
+@torch.no_grad()
+def token(model: Memformer, rounds: int) -> dict[str, Any]:
+    """A token of a stream of one row, over whole segments: the encoder runs once in each."""
+    length = PAPER["segment"]
+    x = torch.randint(256, (1, length))
+    _, start = model(x)
+    sizes: list[int] = []
+
+    def segment() -> None:
+        state = start
+        for i in range(length):
+            _, state = model(x[:, i : i + 1], state)
+            if len(sizes) < length:
+                sizes.append(state_bytes(state))
+
+    times = race({"segment": segment}, rounds)["segment"]
+    return {
+        "seconds_a_token": median(times) / length,
+        "state_bytes_at_a_segments_start": state_bytes(start),
+        "state_bytes_at_most": max(sizes),
+        "slots_bytes": start.memory.slots.numel() * 4,
+    }
+
+
+def full_size(slots: int) -> dict[str, float]:
+    """FLOPs of a segment at the paper's width, counted without computing: all, and the critical path's share."""
+    with torch.device("meta"):
+        model = build(512, slots)
+        x = torch.zeros(1, PAPER["segment"], dtype=torch.int64)
+    with torch.no_grad():
+        counts = {name: count_flops(partial(run, x)) for name, run in calls(model).items()}
+    return {
+        "slots": slots,
+        "forward_gflops_a_segment": counts["forward"] / 1e9,
+        "critical_share_of_flops": counts["advance"] / counts["forward"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--slots", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    found = []
+    for slots in options.slots:
+        model = build(options.width, slots)
+        check(model)
+        row = {"slots": slots, **share(model, options.rows, options.rounds), **token(model, options.rounds)}
+        print(row)
+        found.append(row)
+    full = [full_size(slots) for slots in options.slots]
+    print(full)
+    write_json(
+        options.out,
+        {
+            "benchmark": "memformer_cost",
+            "shape": {**PAPER, "width": options.width},
+            "rows": found,
+            "at_width_512": full,
+            "provenance": provenance(0, "cpu"),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Attention from one sequence to another (Memformer, eq. 1 to 3): tokens read slots, a decoder reads an encoder."""
+
+from torch import Tensor, nn
+
+from mnemos.types import check_heads, check_input
+
+from .softmax import attend
+
+KeysValues = tuple[Tensor, Tensor]  # each [B, N, H, D/H]
+
+
+class CrossAttention(nn.Module):
+    """softmax(x·W_Q·(s·W_K)ᵀ/√(D/H) + scores)·s·W_V, by heads: `y = layer(x, layer.keys_values(source))`.
+
+    x [B, T, D], source s [B, N, D] -> y [B, T, D]. Keys and values are made apart, for a source that many calls read.
+    `visible` [B or 1, 1 or H, 1 or T, N]: which are seen (bool), or what is added to the scores (float, −∞ not seen).
+    Cost: O(N·D²) for keys and values, O(T·D² + T·N·D) to read. Raises InputError for shapes that do not fit.
+    """
+
+    def __init__(self, dim: int, num_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.dim, self.num_heads, self.dropout = dim, num_heads, dropout
+        self.query, self.key_value, self.output = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+
+    def keys_values(self, source: Tensor) -> KeysValues:
+        """[B, N, D] -> keys and values, [B, N, H, D/H] each."""
+        check_input(source, self.dim)
+        # Slots are kept wider than the weights of a model in half precision.
+        source = source.to(self.key_value.weight.dtype)
+        k, v = self.key_value(source).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+        return k, v
+
+    def forward(self, x: Tensor, source: KeysValues, visible: Tensor | None = None) -> Tensor:
+        """See the class."""
+        check_input(x, self.dim)
+        q = self.query(x).unflatten(-1, (self.num_heads, -1))
+        heads = attend(q, *source, visible, False, self.dropout if self.training else 0.0)
+        return self.output(heads.flatten(2))

@@ -1,0 +1,53 @@
+"""Relative positions as a bias of the scores (T5, Raffel et al. 2020), learned for buckets of distances and heads."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.types import InputError
+
+
+class PositionBias(nn.Module):
+    """bias(distance): distances of keys from queries, key − query, [.., T, N] of integers -> biases [.., H, T, N].
+
+    Backwards (key − query ≤ 0) distances have a bucket each up to half of a direction's buckets, the rest are shared
+    evenly in the logarithm up to `max_distance`, and the last holds all beyond. With `both` directions, keys behind the
+    query have buckets of their own, as many; without, they share those of distance 0: they are to be masked.
+    `bias` [buckets, H] is added to scores that are scaled by 1/√d. Cost: O(H·T·N).
+    Raises InputError for fewer than 2 buckets a direction, or a max_distance that they already reach one by one.
+    """
+
+    def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, both: bool = False) -> None:
+        super().__init__()
+        each = buckets // 2 if both else buckets
+        if each < 2 or (both and buckets % 2) or max_distance <= each // 2:
+            least = "at least 4 buckets, an even number," if both else "at least 2 buckets"
+            raise InputError(
+                f"positions need {least} and a max_distance above {max(1, each // 2)}, found {buckets} buckets and "
+                f"max_distance {max_distance}"
+            )
+        self.bias = nn.Parameter(torch.randn(buckets, heads) * 0.02)
+        self.both = both
+        # The bucket of each distance, made once and in whole numbers of full precision.
+        table = torch.tensor([bucket(d, each, max_distance) for d in range(max_distance + 1)])
+        self.register_buffer("table", torch.cat([table, table + each]) if both else table, persistent=False)
+        self.table: Tensor
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """See the class."""
+        most = len(self.table) // (1 + self.both) - 1
+        if self.both:  # keys behind the query: the second half of the table
+            place = distance.abs().clamp(max=most) + (distance > 0) * (most + 1)
+        else:
+            place = (-distance).clamp(0, most)
+        return self.bias[self.table[place]].movedim(-1, -3)
+
+
+def bucket(distance: int, buckets: int, max_distance: int) -> int:
+    """The bucket, of so many for one direction, of a distance of 0 or more."""
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    return min(buckets - 1, exact + int(share * (buckets - exact)))

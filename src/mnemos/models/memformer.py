@@ -1,0 +1,322 @@
+"""Memformer (Wu et al. 2022): an encoder writes what a segment says into slots, a decoder goes on from there."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.config import ModelConfig, check_fields, unknown_field
+from mnemos.memory.grid import Stretch, Unfinished, stretches
+from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
+from mnemos.types import InputError, Output, check_heads, leaves, map_state
+
+from .blocks import Activation, init_weights
+from .memformer_blocks import Decoder, DecoderCache, Encoder, Read, Sizes
+from .transformer import check_tokens
+
+
+@dataclass(frozen=True)
+class MemformerConfig(ModelConfig):
+    """The size and the parts of a `Memformer`; memory.slots 0: none."""
+
+    name: ClassVar[str] = "memformer"
+    vocab_size: int = 256
+    width: int = 128
+    encoder_layers: int = 4
+    decoder_layers: int = 8
+    heads: int = 4
+    mlp: int = 256  # hidden width of the MLP
+    segment: int = 28  # L, tokens between two writes
+    memory: SlotsConfig = field(default_factory=SlotsConfig)
+    decoder_reads: bool = False  # the decoder reads the slots too, not the encoded segment alone
+    cls: int = 0  # learned tokens behind each segment that the writer sees, and the decoder does not
+    bos: int | None = None  # the token that a fresh row's decoder finds encoded; None: one of the model's own
+    buckets: int = 32  # of relative positions
+    max_distance: int = 128  # from which on distances share a bucket
+    activation: Activation = "gelu"
+    dropout: float = 0.0
+    tied: bool = False  # the head shares the embedding's weights
+
+    def build(self) -> "Memformer":
+        """The model, freshly initialised."""
+        return Memformer(self)
+
+
+class MemformerState(NamedTuple):
+    """Where each row stands; a row of zeros is a fresh one.
+
+    seen [B] int64: tokens since it was fresh. memory: its slots (None: the model has none). encoded [B, L, D], valid
+    [B, L] bool: the segment before. pending [B, L] int64, pending_valid [B, L] bool: the present one so far. layers:
+    the decoder's caches within it, empty at its start: there the state is K·D + L·D numbers a row, and within it 2·D
+    more a decoder layer for each token so far, for each encoded one and, with decoder_reads, for each slot.
+    """
+
+    seen: Tensor
+    memory: SlotState | None
+    encoded: Tensor
+    valid: Tensor
+    pending: Tensor
+    pending_valid: Tensor
+    layers: tuple[DecoderCache, ...]
+
+
+class Memformer(nn.Module):
+    """`logits, state = model(x, state=None, mask=None)`: a language model that remembers in slots, at constant cost.
+
+    x [B, T] int64 token ids, T at least 1 in any call; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i]
+    predict the token after x[:, i]. A row's tokens are read in segments s_1, s_2, … of L, counted since it was fresh:
+
+        E_t = Encoder(s_t, M_{t−1})          M_t = Write(M_{t−1}, E_t)          logits = Decoder(s_t, E_{t−1})
+
+    so the decoder goes on from the encoded segment before (and, with decoder_reads, from M_{t−1}), and token by token
+    gives what whole segments give. E_0 is a single token, BOS, encoded with M_0; it is not written: being the same for
+    every row, it would only move the start, which is learned anyway. Padding takes up its place in a segment, and
+    nothing sees it; a segment of padding alone writes nothing, and reads as the encoding 0.
+
+    Positions are relative, a learned bias a head in the self-attentions and from a decoder's token to the encoded
+    ones; BOS stands right before a row's first token. Cost: O(T·(L + K)·D + T·D²) time, and for each segment O(K·D²)
+    an encoder layer for the slots' keys and values. Rows may stand at different places of their segments: a call then
+    takes more, shorter steps.
+
+    `Memformer(MemformerConfig(...))` or `Memformer(width=64, ...)` with the configuration's fields.
+    Raises InputError for impossible shapes, tokens out of the vocabulary, and a state of another model or batch.
+    """
+
+    def __init__(self, config: MemformerConfig | None = None, **fields: Any) -> None:
+        super().__init__()
+        for name in fields:
+            if name not in (known := {f.name for f in dataclasses.fields(MemformerConfig)}):
+                raise InputError(unknown_field(name, known, "Memformer"))
+        self.config = c = dataclasses.replace(config or MemformerConfig(), **fields)
+        _check(c)
+        sizes = Sizes(c.width, c.heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)
+        has_memory = c.memory.slots > 0
+        self.embedding = nn.Embedding(c.vocab_size, c.width)
+        self.bos = nn.Embedding(1, c.width) if c.bos is None else None
+        self.dropout = nn.Dropout(c.dropout)
+        self.encoder = Encoder(sizes, c.encoder_layers, c.cls, has_memory)
+        self.memory = SlotMemory(c.width, c.heads, c.memory) if has_memory else None
+        self.decoder = Decoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
+        self.head = nn.Linear(c.width, c.vocab_size, bias=not c.tied)
+        init_weights(self)
+        if c.tied:
+            self.head.weight = self.embedding.weight
+
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> MemformerState:
+        """The state of `batch_size` fresh rows; None is short for it."""
+        c, weight = self.config, self.head.weight
+        device, dtype = device or weight.device, dtype or weight.dtype
+        marks = torch.zeros(batch_size, c.segment, device=device, dtype=torch.bool)
+        return MemformerState(
+            torch.zeros(batch_size, device=device, dtype=torch.int64),
+            None if self.memory is None else self.memory.initial_state(batch_size, device, dtype),
+            torch.zeros(batch_size, c.segment, c.width, device=device, dtype=dtype),
+            marks,
+            torch.zeros(batch_size, c.segment, device=device, dtype=torch.int64),
+            marks.clone(),
+            self.decoder.empty(batch_size, device, dtype),
+        )
+
+    def forward(self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        steps, after, caches = self._encoded(x, state, mask)
+        y, caches = self._decoded(x, mask, steps, caches)
+        return self.head(y), after._replace(layers=caches)
+
+    def advance(self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None) -> MemformerState:
+        """The state that `forward` returns, without the logits: encoder and writer alone, whole segments only.
+
+        It draws what `forward` draws first, dropout and all. Raises InputError where T is no multiple of the segment,
+        or a row stands inside one.
+        """
+        length = self.config.segment
+        if state is not None and bool((state.seen % length).any()):
+            raise InputError(f"advance takes whole segments of {length} tokens, found rows inside one; call the model")
+        if x.shape[-1] % length:
+            raise InputError(
+                f"advance takes whole segments of {length} tokens, found {x.shape[-1]} tokens; call the model"
+            )
+        return self._encoded(x, state, mask)[1]
+
+    def writing(
+        self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, MemformerState]:
+        """`advance`, and what the slots listened to: weights [B, S, H, K, 1 + L + cls] of S segments, and the state.
+
+        Column 0 is the slot itself: 1 is a slot that holds, 0 one that is overwritten. For pictures.
+        """
+        if self.memory is None or not self.config.memory.write:
+            raise InputError(
+                "writing needs a model that writes slots; this one has memory.slots 0 or memory.write False"
+            )
+        found: list[Tensor] = []
+
+        def listen(memory: Any, given: tuple) -> None:
+            found.append(memory.attention(*given[:3]))
+
+        hook = self.memory.register_forward_pre_hook(listen)
+        try:
+            state = self.advance(x, state, mask)
+        finally:
+            hook.remove()
+        return torch.stack(found, 1), state
+
+    def _encoded(
+        self, x: Tensor, state: MemformerState | None, mask: Tensor | None
+    ) -> tuple[list["Step"], MemformerState, tuple[DecoderCache, ...]]:
+        """Encoder and writer: what the decoder is to read, stretch by stretch, the state after, and the caches before.
+
+        They come before any decoder, so that `advance` draws a prefix of what `forward` draws.
+        """
+        check_tokens(x, self.config.vocab_size, mask)
+        b, t = x.shape
+        if state is None:
+            state, seen = self.initial_state(b), [0] * b
+        else:
+            self._check_state(state, b)
+            seen = state.seen.tolist()
+        encoded, valid, memory, caches = state.encoded, state.valid, state.memory, state.layers
+        if 0 in seen:
+            encoded, valid = self._begun(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
+        unfinished = Unfinished(state.pending, state.pending_valid)
+        marks = x.new_ones(b, t, dtype=torch.bool) if mask is None else mask
+        steps = []
+        for stretch in stretches([n % self.config.segment for n in seen], t, self.config.segment):
+            slots = self._slots(memory) if self.decoder.memory else None
+            steps.append(Step(stretch, Read(encoded, valid, slots)))
+            span = slice(stretch.start, stretch.stop)
+            unfinished = unfinished.with_more(x[:, span], marks[:, span], stretch.place)
+            if any(stretch.done):
+                whole = stretch.stop - stretch.start == self.config.segment and mask is None
+                encoded, valid, memory = self._written(unfinished, whole, stretch.done, encoded, valid, memory)
+                unfinished = unfinished.emptied(stretch.done)
+        ends = self.decoder.empty(b, x.device, self.head.weight.dtype)
+        return steps, MemformerState(state.seen + t, memory, encoded, valid, *unfinished, ends), caches
+
+    def _begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
+        """E_0 in the rows that are fresh [B] bool (None: all): BOS at the last place, the one before their first."""
+        table, token = (self.embedding, self.config.bos) if self.bos is None else (self.bos, 0)
+        slots = None if self.memory is None else self.memory.start()[None]
+        bos = table(torch.tensor([[token]], device=encoded.device))
+        y = self.encoder(self.dropout(bos), None, slots)[:, :1]
+        length = self.config.segment
+        start = F.pad(y, (0, 0, length - 1, 0)).expand_as(encoded)
+        last = (torch.arange(length, device=valid.device) == length - 1).expand_as(valid)
+        if fresh is None:
+            return start, last
+        return torch.where(fresh[:, None, None], start.to(encoded.dtype), encoded), torch.where(
+            fresh[:, None], last, valid
+        )
+
+    def _written(
+        self,
+        segment: Unfinished,
+        whole: bool,
+        done: list[bool],
+        encoded: Tensor,
+        valid: Tensor,
+        memory: SlotState | None,
+    ) -> tuple[Tensor, Tensor, SlotState | None]:
+        """E_t and M_t in the rows that are `done` with s_t; whole: none of it is padding."""
+        if all(done):
+            return self._write(segment, whole, memory)
+        rows = torch.tensor([i for i, d in enumerate(done) if d], device=encoded.device)
+        chosen = Unfinished(*(x[rows] for x in segment))
+        some = map_state(lambda x: x[rows], memory)
+        new = self._write(chosen, whole, some)
+        put = (encoded, valid, memory)
+        return map_state(lambda old, x: old.index_copy(0, rows, x.to(old.dtype)), put, new)
+
+    def _write(
+        self, segment: Unfinished, whole: bool, memory: SlotState | None
+    ) -> tuple[Tensor, Tensor, SlotState | None]:
+        mask = None if whole else segment.valid
+        slots = self._slots(memory)
+        y = self.encoder(self.dropout(self.embedding(segment.tokens)), mask, slots)
+        if self.memory is not None:
+            extra = y.shape[1] - segment.tokens.shape[1]
+            heard = mask if mask is None or not extra else torch.cat([mask, mask.new_ones(len(mask), extra)], 1)
+            memory = self.memory(memory, y, heard, None if mask is None else mask.any(1))
+        encoded = y[:, : segment.tokens.shape[1]]
+        return encoded if mask is None else encoded.masked_fill(~mask[..., None], 0), segment.valid, memory
+
+    def _slots(self, memory: SlotState | None) -> Tensor | None:
+        """[B, K, D], or None for a model without memory."""
+        return None if self.memory is None or memory is None else self.memory.contents(memory)
+
+    def _decoded(
+        self, x: Tensor, mask: Tensor | None, steps: list["Step"], caches: tuple[DecoderCache, ...]
+    ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
+        """The decoder over all stretches; segments that the call holds whole are independent, and go side by side."""
+        length, outputs, i = self.config.segment, [], 0
+        while i < len(steps):
+            same = i
+            while same < len(steps) and steps[same].stretch.stop - steps[same].stretch.start == length:
+                same += 1
+            if same > i:
+                outputs.append(self._side_by_side(x, mask, steps[i:same]))
+                i = same
+                continue
+            stretch, read = steps[i]
+            span = slice(stretch.start, stretch.stop)
+            y = self.dropout(self.embedding(x[:, span]))
+            y, caches = self.decoder(y, None if mask is None else mask[:, span], stretch.place, read, caches)
+            after = [0 if d else p + y.shape[1] for p, d in zip(stretch.place, stretch.done, strict=True)]
+            caches = self.decoder.closed(caches, after, stretch.done)
+            outputs.append(y)
+            i += 1
+        return torch.cat(outputs, 1), caches
+
+    def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list["Step"]) -> Tensor:
+        """Whole segments as rows of one batch: they read what was encoded before, and not one another."""
+        n, b = len(steps), len(x)
+        span = slice(steps[0].stretch.start, steps[-1].stretch.stop)
+
+        def rows(tokens: Tensor) -> Tensor:  # [B, n·L] -> [n·B, L]
+            return tokens[:, span].unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1)
+
+        encoded, valid, slots = zip(*(step.read for step in steps), strict=True)
+        read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
+        y = self.dropout(self.embedding(rows(x)))
+        y, _ = self.decoder(y, None if mask is None else rows(mask), [0] * (n * b), read, None)
+        return y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2)
+
+    def _check_state(self, state: Any, rows: int) -> None:
+        if not isinstance(state, MemformerState):
+            raise InputError(f"expected the state that this model returned, or None, found {type(state).__name__}")
+        fits = state.encoded.shape[1:] == (self.config.segment, self.config.width)
+        fits = fits and len(state.layers) == self.config.decoder_layers
+        slots = None if self.memory is None else self.memory.bias.shape
+        if not fits or (None if state.memory is None else state.memory.slots.shape[1:]) != slots:
+            raise InputError(
+                "expected the state that this model returned, found that of a model of another configuration"
+            )
+        if (found := {leaf.shape[0] for leaf in leaves(state)}) != {rows}:
+            counts = " and ".join(map(str, sorted(found)))
+            raise InputError(f"expected a state of {rows} rows, as many as the tokens have, found one of {counts}")
+
+
+class Step(NamedTuple):
+    """A stretch of tokens, and what the decoder reads in it."""
+
+    stretch: Stretch
+    read: Read
+
+
+def _check(c: MemformerConfig) -> None:
+    check_fields(c, "model")
+    check_heads(c.width, c.heads)
+    for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "segment"):
+        if getattr(c, name) < 1:
+            raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
+    if c.cls < 0:
+        raise InputError(f"cls must be at least 0, found {c.cls}")
+    if c.bos is not None and not 0 <= c.bos < c.vocab_size:
+        raise InputError(f"bos must be a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}")
+    if not 0 <= c.dropout < 1:
+        raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+    if c.decoder_reads and not c.memory.slots:
+        raise InputError("decoder_reads needs slots to read, found memory.slots 0; raise it or leave decoder_reads out")

@@ -1,0 +1,155 @@
+"""Memformer's forward from SPEC and equations: a row, a token, a head at a time, in float64. It imports only torch."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def logits(weights: dict[str, Tensor], config: object, tokens: list[int], valid: list[bool]) -> Tensor:
+    """[T, V] for one fresh row; what stands where a token is not valid means nothing."""
+    model = _Row(weights, config)
+    return model.run(tokens, valid)
+
+
+class _Row:
+    def __init__(self, weights: dict[str, Tensor], config) -> None:
+        self.w, self.c = {name: x.double() for name, x in weights.items()}, config
+        self.radius = config.memory.radius or math.sqrt(config.width)
+
+    def run(self, tokens: list[int], valid: list[bool]) -> Tensor:
+        """E_0 is BOS, encoded with M_0; then segment after segment: the decoder, the encoder, the writer."""
+        length = self.c.segment
+        slots = None
+        if self.c.memory.slots:
+            slots = [self.radius * v / v.norm() for v in self.w["memory.bias"]]
+        bos = self.w["bos.weight"][0] if self.c.bos is None else self.w["embedding.weight"][self.c.bos]
+        before = {-1: self.encode([bos], [True], slots)[0]}  # place -> encoding; the present segment begins at 0
+        said = []
+        for start in range(0, len(tokens), length):
+            x = [self.w["embedding.weight"][t] for t in tokens[start : start + length]]
+            ok = valid[start : start + length]
+            said += self.decode(x, ok, before, slots)
+            if len(x) == length:
+                encoded = self.encode(x, ok, slots)
+                heard = [y for y, good in zip(encoded, [*ok, *[True] * self.c.cls], strict=True) if good]
+                if slots is not None and self.c.memory.write and any(ok):
+                    slots = self.write(slots, heard)
+                before = {i - length: encoded[i] for i in range(length) if ok[i]}
+        return torch.stack(said)
+
+    def encode(self, x: list[Tensor], ok: list[bool], slots: list[Tensor] | None) -> list[Tensor]:
+        x, ok = [*x, *(self.w["encoder.cls"] if self.c.cls else [])], [*ok, *[True] * self.c.cls]
+        for layer in range(self.c.encoder_layers):
+            name = f"encoder.blocks.{layer}"
+            normed = [self.norm(f"{name}.attention_norm", y) for y in x]
+            if not any(ok):
+                ok = [True] * len(x)  # of padding alone: its outputs mean nothing
+            seen = [j for j, good in enumerate(ok) if good]
+            new = []
+            for i in range(len(x)):
+                bias = [self.bias("encoder.bias.bias", j - i, both=True) for j in seen]
+                new.append(x[i] + self.self_attention(name, normed[i], [normed[j] for j in seen], bias))
+            x = new
+            if slots is not None:
+                x = [y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), slots, None) for y in x]
+            x = [y + self.mlp(f"{name}.mlp", self.norm(f"{name}.mlp_norm", y)) for y in x]
+        return [self.norm("encoder.norm", y) for y in x]
+
+    def decode(
+        self, x: list[Tensor], ok: list[bool], before: dict[int, Tensor], slots: list[Tensor] | None
+    ) -> list[Tensor]:
+        places, encoded = list(before), list(before.values())
+        for layer in range(self.c.decoder_layers):
+            name = f"decoder.blocks.{layer}"
+            normed = [self.norm(f"{name}.attention_norm", y) for y in x]
+            new = []
+            for i in range(len(x)):
+                seen = [j for j in range(i + 1) if ok[j] or j == i]
+                bias = [self.bias("decoder.own_bias.bias", j - i, both=False) for j in seen]
+                new.append(x[i] + self.self_attention(name, normed[i], [normed[j] for j in seen], bias))
+            x, new = new, []
+            for i, y in enumerate(x):
+                bias = [self.bias("decoder.read_bias.bias", place - i, both=False) for place in places]
+                # A segment of padding alone reads as the encoding 0.
+                given = (encoded, bias) if encoded else ([torch.zeros_like(y)], None)
+                new.append(y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), *given))
+            x = new
+            if self.c.decoder_reads:
+                x = [y + self.read(f"{name}.reads.1", self.norm(f"{name}.read_norms.1", y), slots, None) for y in x]
+            x = [y + self.mlp(f"{name}.mlp", self.norm(f"{name}.mlp_norm", y)) for y in x]
+        head = self.w["embedding.weight"] if self.c.tied else self.w["head.weight"]
+        shift = 0 if self.c.tied else self.w["head.bias"]
+        return [head @ self.norm("decoder.norm", y) + shift for y in x]
+
+    def write(self, slots: list[Tensor], heard: list[Tensor]) -> list[Tensor]:
+        """Eq. 4–8 and §3.4.3."""
+        heads = self.c.memory.heads or self.c.heads
+        w_q, w_k, w_v = (self.w[f"memory.{part}.weight"] for part in ("query", "key", "value"))
+        new = []
+        for i, slot in enumerate(slots):
+            parts = []
+            for h in range(heads):
+                cut = slice(h * self.c.width // heads, (h + 1) * self.c.width // heads)
+                query = (w_q @ slot)[cut]
+                score = [query @ (w_k @ y)[cut] for y in (slot, *heard)]
+                score = [s / math.sqrt(len(query)) / self.c.memory.temperature for s in score]
+                if self.c.memory.self_logit is not None:
+                    score[0] = score[0] + self.w["memory.self_logit"][i * heads + h]
+                share = torch.softmax(torch.stack(score), 0)
+                values = [slot[cut], *((w_v @ y)[cut] for y in heard)]
+                parts.append(sum(a * v for a, v in zip(share, values, strict=True)))
+            moved = torch.cat(parts)
+            if self.c.memory.forgetting:
+                moved = moved + self.w["memory.bias"][i]
+            new.append(self.radius * moved / moved.norm())
+        return new
+
+    def self_attention(self, name: str, x: Tensor, seen: list[Tensor], bias: list[Tensor]) -> Tensor:
+        w, b = self.w[f"{name}.attention.qkv.weight"], self.w[f"{name}.attention.qkv.bias"]
+        d = self.c.width
+        query = (w @ x + b)[:d]
+        keys, values = ([(w @ y + b)[at : at + d] for y in seen] for at in (d, 2 * d))
+        return self.attend(f"{name}.attention.output", query, keys, values, bias)
+
+    def read(self, name: str, x: Tensor, source: list[Tensor], bias: list[Tensor] | None) -> Tensor:
+        """Eq. 1–3."""
+        query = self.w[f"{name}.query.weight"] @ x + self.w[f"{name}.query.bias"]
+        both = [self.w[f"{name}.key_value.weight"] @ y + self.w[f"{name}.key_value.bias"] for y in source]
+        d = self.c.width
+        return self.attend(f"{name}.output", query, [y[:d] for y in both], [y[d:] for y in both], bias)
+
+    def attend(
+        self, name: str, query: Tensor, keys: list[Tensor], values: list[Tensor], bias: list[Tensor] | None
+    ) -> Tensor:
+        parts, width = [], self.c.width // self.c.heads
+        for h in range(self.c.heads):
+            cut = slice(h * width, (h + 1) * width)
+            score = torch.stack([query[cut] @ key[cut] for key in keys]) / math.sqrt(width)
+            if bias is not None:
+                score = score + torch.stack([b[h] for b in bias])
+            parts.append(sum(a * v[cut] for a, v in zip(torch.softmax(score, 0), values, strict=True)))
+        return self.w[f"{name}.weight"] @ torch.cat(parts) + self.w[f"{name}.bias"]
+
+    def bias(self, name: str, distance: int, both: bool) -> Tensor:
+        """T5's buckets for key − query: exact when near, then logarithmic; behind the query in the second half."""
+        n, offset = self.c.buckets, 0
+        if both:
+            n //= 2
+            offset = n if distance > 0 else 0
+            distance = abs(distance)
+        else:
+            distance = max(0, -distance)
+        if distance < n // 2:
+            return self.w[name][offset + distance]
+        far = math.log(distance / (n // 2)) / math.log(self.c.max_distance / (n // 2))
+        return self.w[name][offset + min(n - 1, n // 2 + int(far * (n - n // 2)))]
+
+    def mlp(self, name: str, x: Tensor) -> Tensor:
+        hidden = self.w[f"{name}.expand.weight"] @ x + self.w[f"{name}.expand.bias"]
+        hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
+        return self.w[f"{name}.contract.weight"] @ hidden + self.w[f"{name}.contract.bias"]
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        centred = x - x.mean()
+        return centred / torch.sqrt((centred**2).mean() + 1e-5) * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]

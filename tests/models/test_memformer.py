@@ -1,0 +1,353 @@
+"""Memformer: against its equations, split anywhere, streamed, advanced, with every ablation a value."""
+
+import copy
+import itertools
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import InputError, Memformer, SlotsConfig, Stream
+from mnemos.evaluate.flops import forward_flops, step_flops
+from mnemos.types import detach, leaves, map_state, reset, select
+
+sys.path.insert(0, str(Path(__file__).parent))
+import memformer_oracle as oracle
+
+SMALL = {"vocab_size": 11, "width": 12, "encoder_layers": 2, "decoder_layers": 2, "heads": 3, "mlp": 10, "segment": 4}
+SMALL |= {"buckets": 8, "max_distance": 6}
+KINDS = {
+    "paper": {"memory": SlotsConfig(slots=3, radius=1.0)},
+    "reads": {"memory": SlotsConfig(slots=5, self_logit=1.0), "decoder_reads": True, "tied": True},
+    "cls": {"memory": SlotsConfig(slots=2, heads=1, temperature=1.0), "cls": 3, "bos": 7},
+    "one slot": {"memory": SlotsConfig(slots=1, forgetting=False)},
+    "no memory": {"memory": SlotsConfig(slots=0)},
+    "never written": {"memory": SlotsConfig(slots=3, write=False), "encoder_layers": 1, "decoder_layers": 3},
+}
+T = 15  # three segments, and three tokens of a fourth
+
+
+def model(kind: str = "reads", **fields) -> Memformer:
+    torch.manual_seed(0)
+    network = Memformer(**SMALL | KINDS[kind] | fields).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
+    return network.eval()
+
+
+def ids(rows: int = 3, t: int = T, seed: int = 1) -> torch.Tensor:
+    return torch.randint(11, (rows, t), generator=torch.Generator().manual_seed(seed))
+
+
+def close(a, b, tolerance=1e-10):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def same(a, b):
+    assert len(leaves(a)) == len(leaves(b))
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        close(x, y)
+
+
+def holes() -> torch.Tensor:
+    mask = torch.ones(4, T, dtype=torch.bool)
+    mask[0, 9:] = False  # padding behind
+    mask[1, :2] = False  # in front
+    mask[2, 4:8] = False  # a segment of padding alone
+    mask[3, [1, 6, 7, 13]] = False  # here and there
+    return mask
+
+
+def cut(network, x, cuts, state=None, mask=None):
+    """Logits and state of a call for each piece."""
+    parts = []
+    for a, b in itertools.pairwise([0, *cuts, x.shape[1]]):
+        y, state = network(x[:, a:b], state, None if mask is None else mask[:, a:b])
+        parts.append(y)
+    return torch.cat(parts, 1), state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_forward_is_the_equations(kind):
+    network, x, mask = model(kind), ids(4), holes()
+    whole = network(x)[0]
+    for row in range(2):
+        close(whole[row], oracle.logits(network.state_dict(), network.config, x[row].tolist(), [True] * T))
+    padded = network(x, None, mask)[0]
+    for row in range(4):
+        wanted = oracle.logits(network.state_dict(), network.config, x[row].tolist(), mask[row].tolist())
+        close(padded[row, mask[row]], wanted[mask[row]])
+
+
+@pytest.mark.parametrize("kind", ["paper", "reads"])
+def test_resets_in_mid_stream_are_the_equations(kind):
+    """Row 1 is reset inside its second segment, and from there on stands elsewhere in its segments than the others."""
+    network, x = model(kind), ids(3, 17)
+    first, state = network(x[:, :6])
+    state = reset(state, torch.tensor([False, True, False]))
+    whole, _ = network(x[:, 6:], state)
+    split, _ = cut(network, x[:, 6:], [1, 2, 5, 9], state)
+    close(whole, split)
+    for row, start in ((0, 0), (1, 6), (2, 0)):
+        tokens = x[row, start:].tolist()
+        wanted = oracle.logits(network.state_dict(), network.config, tokens, [True] * len(tokens))
+        close(torch.cat([first[row, start:], whole[row]]), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_split_anywhere_equals_whole(kind, masked):
+    network, x = model(kind), ids(4)
+    mask = holes() if masked else None
+    whole, end = network(x, None, mask)
+    for cuts in ([4], [3], [5, 12], [1, 2, 9], range(1, T)):
+        parts, state = cut(network, x, cuts, None, mask)
+        close(parts, whole)
+        same(state, end)
+    close(network(x, network.initial_state(4), mask)[0], whole)
+
+
+@pytest.mark.parametrize("kind", ["paper", "reads", "cls"])
+def test_gradients_of_split_and_resumed_equal_the_whole(kind):
+    network, x = model(kind), ids()
+    found = []
+    for cuts in ([], [4, 8], [3, 9, 10]):
+        network.zero_grad()
+        cut(network, x, cuts)[0].square().sum().backward()
+        found.append({name: p.grad.clone() for name, p in network.named_parameters()})
+    for name, gradient in found[0].items():
+        close(found[1][name], gradient, 1e-8)
+        close(found[2][name], gradient, 1e-8)
+        assert gradient.abs().max() > 1e-9, name
+
+
+def test_gradients_are_the_derivatives():
+    """Through two writes, to the slots that a stream comes with."""
+    network, x = model("reads"), ids(2, 10)
+    _, state = network(ids(2, 8, seed=5))
+    state = detach(state)
+    slots = state.memory.slots.clone().requires_grad_()
+
+    def said(slots):
+        y, after = network(x, state._replace(memory=state.memory._replace(slots=slots)))
+        return y, after.memory.slots
+
+    assert torch.autograd.gradcheck(said, slots, fast_mode=True)
+
+
+def test_tokens_behind_change_nothing_before():
+    network, x = model("cls"), ids(1)
+    whole = network(x)[0]
+    for j in range(T):
+        other = x.clone()
+        other[:, j] = (other[:, j] + 1) % 11
+        y = network(other)[0]
+        close(y[:, :j], whole[:, :j])
+        assert not torch.equal(y[:, j:], whole[:, j:])
+
+
+def test_a_bias_the_wrong_way_round_is_noticed():
+    """The oracle tells before from behind: with directions swapped it agrees no more."""
+    network, x = model("paper"), ids(1)
+    wanted = oracle.logits(network.state_dict(), network.config, x[0].tolist(), [True] * T)
+    for part, both in (("encoder.bias", True), ("decoder.own_bias", False), ("decoder.read_bias", False)):
+        bias = network.get_submodule(part)
+        right, table = network(x)[0][0], bias.table.clone()
+        close(right, wanted)
+        n = len(table) // 2
+        bias.table.copy_(torch.cat([table[n:], table[:n]]) if both else table.flip(0))
+        assert (network(x)[0][0] - wanted).abs().max() > 1e-3, part
+        bias.table.copy_(table)
+
+
+def test_rows_do_not_mix_and_may_be_selected_forked_and_reset():
+    network, x = model("reads"), ids(3, 11)
+    with torch.no_grad():
+        first, state = network(x[:, :6])
+        before = map_state(torch.clone, state)
+        close(network(x[1:2, :6])[0], first[1:2])
+        y, _ = network(x[:, 6:], state)
+        rows = torch.tensor([2, 0, 2])
+        close(network(x[rows, 6:], select(state, rows))[0], y[rows])
+        network(x[:, 6:7], state)
+        fresh = network(x[:, 6:], reset(state, torch.tensor([True, False, True])))[0]
+        close(fresh[1], y[1])
+        close(fresh[[0, 2]], network(x[:, 6:])[0][[0, 2]])
+        same(state, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_advance_is_the_forward_without_the_decoder(kind):
+    network = model(kind, dropout=0.3).train()
+    x, mask = ids(4, 12), holes()[:, :12]
+    torch.manual_seed(3)
+    _, state = network(x[:, :4], None, mask[:, :4])
+    at = torch.get_rng_state()
+    for given, m in ((None, None), (None, mask[:, 4:12]), (state, mask[:, 4:12])):
+        torch.set_rng_state(at)
+        _, wanted = network(x[:, 4:], given, m)
+        torch.set_rng_state(at)
+        calls = []
+        hook = network.decoder.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        found = network.advance(x[:, 4:], given, m)
+        hook.remove()
+        assert not calls
+        assert all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(wanted), strict=True))
+    with pytest.raises(InputError, match="whole segments of 4 tokens, found 6 tokens"):
+        network.advance(x[:, :6])
+    with pytest.raises(InputError, match="found rows inside one"):
+        network.advance(x[:, :4], network(x[:, :3])[1])
+
+
+@pytest.mark.parametrize("kind", ["paper", "cls"])
+def test_what_slots_listened_to(kind):
+    network, x = model(kind), ids(2, 12)
+    weights, state = network.writing(x)
+    heads = network.memory.heads
+    assert weights.shape == (2, 3, heads, network.config.memory.slots, 1 + 4 + network.config.cls)
+    close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    same(state, network.advance(x))
+    assert not network.memory._forward_pre_hooks
+    # A token that nobody may hear is not listened to.
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[:, 5] = False
+    assert not network.writing(x, None, mask)[0][:, 1, ..., 1 + 1].any()
+    with pytest.raises(InputError, match="writes slots"):
+        model("no memory").writing(x)
+
+
+def test_a_stream_costs_the_same_at_any_token():
+    network = model("reads")
+    sizes, state = [], None
+    with torch.no_grad():
+        for token in ids(1, 40).T:
+            _, state = network(token[None], state)
+            sizes.append(sum(x.numel() for x in leaves(state)))
+    assert sizes[:4] == sizes[4:8] == sizes[-4:]
+
+
+def test_streams_write_fork_join_and_are_stored(tmp_path):
+    network = model("reads")
+    long, short = Stream(network).read(ids(2, 13), 5), Stream(network).read(ids(1, 7, seed=2))
+    alone = [s.write(9, temperature=0)[0] for s in (long, short)]
+    both = Stream.join([long, short])  # at different places of their segments
+    tokens, after = both.write(9, temperature=0)
+    assert torch.equal(tokens, torch.cat(alone))
+    whole = network(torch.cat([ids(2, 13), tokens[:2]], 1))[0]
+    close(after.predict()[:2], whole[:, -1])
+    fork = both.select(torch.tensor([2, 2, 0]))
+    assert torch.equal(fork.write(9, temperature=0)[0], tokens[[2, 2, 0]])
+    after.save(tmp_path / "stream.safetensors")
+    back = Stream.restore(network, tmp_path / "stream.safetensors")
+    assert torch.equal(back.write(5, temperature=0)[0], after.write(5, temperature=0)[0])
+
+
+def test_saved_and_loaded(tmp_path):
+    network = model("cls").float()
+    mnemos.save(network, tmp_path)
+    loaded = mnemos.load(tmp_path)
+    assert loaded.config == network.config
+    torch.testing.assert_close(loaded(ids())[0], network(ids())[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["paper", "reads"])
+def test_bf16_stays_close_and_slots_stay_float32(kind):
+    # Of fresh weights: `model`'s, large and random, make slots chaotic, where float32 strays from float64 as well.
+    network, x = Memformer(**SMALL | KINDS[kind]), ids(3, 32)
+    exact, _ = network(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, state = network(x)
+    assert state.memory.slots.dtype == torch.float32
+    assert (low.float() - exact).norm() < 0.05 * exact.norm()
+    half = network.to(torch.bfloat16)
+    _, state = half(x)
+    assert state.memory.slots.dtype == torch.float32
+    assert (half(x)[0].float() - exact).norm() < 0.05 * exact.norm()
+    lengths = state.memory.slots.norm(dim=-1)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, network.memory.radius))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["paper", "reads"])
+def test_compiled_equals_eager(kind):
+    network = model(kind).train()
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(network), backend="aot_eager")
+    state = other = None
+    losses = 0.0, 0.0
+    for seed in (3, 4):  # from a fresh state, and from one that was carried
+        y, state = network(ids(2, 8, seed), state)
+        z, other = compiled(ids(2, 8, seed), other)
+        close(z, y)
+        losses = losses[0] + y.square().sum(), losses[1] + z.square().sum()
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(network.named_parameters(), compiled.parameters(), strict=True):
+        close(b.grad, a.grad, 1e-8)
+        assert a.grad.abs().max() > 0, name
+
+
+def test_flops_are_counted_and_are_those_of_the_formulas():
+    """Two whole segments, with BOS; a multiply-add counts 2."""
+    network, x = Memformer(**SMALL, memory=SlotsConfig(slots=5)), ids(1, 8)
+    d, length, k, v, mlp = 12, 4, 5, 11, 10
+
+    def block(n, *sources):  # n tokens; of a source, how many, and whether it is attended to with n queries
+        own = n * 4 * d * d + 2 * n * n * d + 2 * n * d * mlp
+        return own + sum(n * 2 * d * d + m * 2 * d * d + 2 * n * m * d for m in sources)
+
+    encoders = 2 * block(1, k) + 2 * 2 * block(length, k)
+    decoders = 2 * 2 * block(length, length)
+    writes = 2 * (k * 2 * d * d + length * 2 * d * d + 2 * k * length * d)
+    assert forward_flops(network.eval(), x) == 2 * (encoders + decoders + writes + 8 * d * v)
+    assert step_flops(network, x) > 2 * forward_flops(network, x)
+
+
+def test_dropout_drops_in_training_alone():
+    network = model("reads", dropout=0.4)
+    close(network(ids())[0], network(ids())[0])
+    network.train()
+    assert not torch.equal(network(ids())[0], network(ids())[0])
+
+
+def test_bad_input():
+    network, x = model("reads"), ids()
+    _, state = network(x)
+    for wrong, said in (
+        (lambda: Memformer(wdith=3), "did you mean 'width'"),
+        (lambda: Memformer(width=10, heads=3), "width must be divisible by heads"),
+        (lambda: Memformer(width=12, heads=4, memory=SlotsConfig(heads=5)), "width must be divisible by heads"),
+        (lambda: Memformer(segment=0), "segment must be at least 1, found 0"),
+        (lambda: Memformer(encoder_layers=0), "encoder_layers must be at least 1"),
+        (lambda: Memformer(bos=256), "bos must be a token, 0 to 255, or None, found 256"),
+        (lambda: Memformer(buckets=5), "even number"),
+        (lambda: Memformer(buckets=32, max_distance=8), "max_distance above"),
+        (lambda: Memformer(dropout=1.0), "dropout must be"),
+        (lambda: Memformer(cls=-1), "cls must be at least 0"),
+        (lambda: Memformer(decoder_reads=True, memory=SlotsConfig(slots=0)), "needs slots to read"),
+        (lambda: SlotsConfig(temperature=0.0), "memory.temperature must be above 0, found 0"),
+        (lambda: SlotsConfig(slots=-1), "memory.slots must be at least 0"),
+        (lambda: SlotsConfig(radius=0.0), "memory.radius must be above 0"),
+        (lambda: SlotsConfig(slots="many"), "memory.slots: expected int"),
+        (lambda: network(x + 9), "token ids must be 0 to 10"),
+        (lambda: network(x, None, x), "expected a mask of booleans"),
+        (lambda: network(x[:, :0]), "T at least 1"),
+        (lambda: network(x[:2], state), "expected a state of 2 rows, as many as the tokens have, found one of 3"),
+        (lambda: network(x, state.memory), "expected the state that this model returned, or None, found SlotState"),
+        (lambda: network(x, model("paper")(x)[1]), "another configuration"),
+        (lambda: network(x, model("reads", segment=5)(x)[1]), "another configuration"),
+    ):
+        with pytest.raises(InputError, match=said):
+            wrong()
+
+
+def test_the_default_is_the_papers_image_model():
+    network = Memformer()
+    c = network.config
+    assert (c.encoder_layers, c.decoder_layers, c.width, c.heads, c.mlp) == (4, 8, 128, 4, 256)
+    assert (c.memory.slots, c.memory.temperature) == (64, 0.25)
+    assert math.isclose(network.memory.radius, 128**0.5)
