@@ -13,7 +13,7 @@ import torch
 
 import mnemos
 from mnemos import GRC, registry
-from mnemos.attention import GatedCacheAttention
+from mnemos.attention import GatedCacheAttention, RelativeConfig
 from mnemos.memory import gated_cache
 from mnemos.types import leaves, map_state, reset, select
 
@@ -28,10 +28,13 @@ CACHES = {
     "+frozen-block2": GRC(length=3, inference="frozen", block=2, resample="linear"),
     "+linear-branch": GRC(length=3, branch="linear", candidate="linear", read="sample", inference="transient"),
 }
-LAYERS = [
-    f"{name}{cache}/{kind}"
-    for name, cache, kind in itertools.product(registry.names("attention"), CACHES, ("whole", "causal"))
-]
+# Every attention as it comes, and those whose settings change what they promise.
+ATTENTIONS = {name: registry.load("attention", name)() for name in registry.names("attention")}
+ATTENTIONS |= {
+    "relative-same": RelativeConfig(memory=4, same_length=True),
+    "relative-live": RelativeConfig(memory=4, same_length=True, clamp=3, detached=False),
+}
+LAYERS = [f"{name}{cache}/{kind}" for name, cache, kind in itertools.product(ATTENTIONS, CACHES, ("whole", "causal"))]
 
 
 def make(case: str) -> torch.nn.Module:
@@ -39,7 +42,7 @@ def make(case: str) -> torch.nn.Module:
     torch.manual_seed(0)
     name, kind = case.split("/")
     name, plus, cache = name.partition("+")
-    layer = registry.load("attention", name)().build(DIM, HEADS, causal=kind == "causal")
+    layer = ATTENTIONS[name].build(DIM, HEADS, causal=kind == "causal")
     if plus:
         layer = GatedCacheAttention(DIM, HEADS, layer, CACHES[plus + cache], causal=kind == "causal")
     return scatter(layer)
@@ -184,9 +187,13 @@ def test_gradients_are_the_derivatives(layer):
 
 def test_gradient_through_the_state_equals_the_whole(layer):
     if layer.splits != "anywhere" or not layer.state_gradient:
-        state = layer(tokens())[1]
-        if not layer.state_gradient and state is not None and state.walk is not None:
-            assert not any(leaf.requires_grad for leaf in leaves(state.walk)), "declared detached"
+        state, inner = layer(tokens())[1], layer
+        if isinstance(layer, GatedCacheAttention) and state is not None:
+            (state, walk), inner = state, layer.inner
+            if layer.grc.scope == "shared":
+                assert not any(leaf.requires_grad for leaf in leaves(walk)), "declared detached"
+        if not inner.state_gradient:
+            assert not any(leaf.requires_grad for leaf in leaves(state)), "declared detached"
         return
     layer.train()
     gradients = []

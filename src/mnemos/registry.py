@@ -16,6 +16,7 @@ ATTENTION = {
     "softmax": "mnemos.attention.softmax:SoftmaxConfig",
     "linear": "mnemos.attention.linear:LinearConfig",
     "lsh": "mnemos.attention.lsh:LSHConfig",
+    "relative": "mnemos.attention.relative:RelativeConfig",
 }
 MODELS = {
     "transformer": "mnemos.models.transformer:TransformerConfig",

@@ -3,6 +3,7 @@
 from .gated import GatedCacheAttention
 from .linear import LinearAttention, LinearConfig
 from .lsh import LSHAttention, LSHConfig
+from .relative import RelativeAttention, RelativeConfig
 from .softmax import SoftmaxAttention, SoftmaxConfig
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "LSHConfig",
     "LinearAttention",
     "LinearConfig",
+    "RelativeAttention",
+    "RelativeConfig",
     "SoftmaxAttention",
     "SoftmaxConfig",
 ]

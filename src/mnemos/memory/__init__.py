@@ -4,5 +4,17 @@ from .gated_cache import GatedCache, accumulate, caches, empty, hold, traced
 from .grc import GRC
 from .hashed_keys import HashedKeys
 from .key_values import KeyValues
+from .segments import Segments
 
-__all__ = ["GRC", "GatedCache", "HashedKeys", "KeyValues", "accumulate", "caches", "empty", "hold", "traced"]
+__all__ = [
+    "GRC",
+    "GatedCache",
+    "HashedKeys",
+    "KeyValues",
+    "Segments",
+    "accumulate",
+    "caches",
+    "empty",
+    "hold",
+    "traced",
+]

@@ -8,8 +8,9 @@ from mnemos.types import InputError
 from .linear_attention import linear_attention
 from .linear_attention.varlen import linear_attention_varlen
 from .lsh import lsh_attention
+from .relative_position import relative_attention
 
-__all__ = ["backends", "linear_attention", "linear_attention_varlen", "lsh_attention", "which"]
+__all__ = ["backends", "linear_attention", "linear_attention_varlen", "lsh_attention", "relative_attention", "which"]
 
 _WITH_BACKENDS = ("linear_attention",)
 
