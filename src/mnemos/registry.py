@@ -24,6 +24,7 @@ MODELS = {
     "pvt": "mnemos.models.vision.pvt:PVTConfig",
     "swin": "mnemos.models.vision.swin:SwinConfig",
     "speech": "mnemos.models.speech:SpeechConfig",
+    "lstm": "mnemos.models.lstm:LSTMConfig",
     "bilstm": "mnemos.models.recurrent:BiLSTMConfig",
 }
 DATA = {

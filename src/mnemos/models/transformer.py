@@ -144,7 +144,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None) -> Output:
         """See the class."""
-        _check_tokens(x, self.config.vocab_size, mask)
+        check_tokens(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
         b, t = x.shape
         if state is not None:
@@ -240,7 +240,8 @@ def _check_state(state: Any, rows: int, layers: int) -> None:
         raise InputError(f"expected a state of {rows} rows, as many as the tokens have, found one of {found_rows}")
 
 
-def _check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
+def check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
+    """Raise InputError unless x [B, T] holds ids below `vocab_size`, and mask, if any, is of its shape."""
     if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
         raise InputError(
             f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
