@@ -48,6 +48,8 @@ RECIPES = {
     "text": "mnemos.train.starters:text",
     "text-linear": "mnemos.train.starters:text_linear",
     "text-cached": "mnemos.train.starters:text_cached",
+    "text-xl": "mnemos.train.starters:text_xl",
+    "text-lstm": "mnemos.train.starters:text_lstm",
     "copy": "mnemos.train.starters:copy",
     "copy-small": "mnemos.papers.linear_transformers.copying:copy_small",
     "recall": "mnemos.train.starters:recall",

@@ -99,10 +99,14 @@ def test_model_and_task_fit(name, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["text", "text-linear", "text-cached", "recall", "digits", "copy"])
+@pytest.mark.parametrize(
+    "name", ["text", "text-linear", "text-cached", "text-xl", "text-lstm", "recall", "digits", "copy"]
+)
 def test_a_starter_learns(name, tmp_path, folder):
     recipe = small(name, folder)
-    model = dataclasses.replace(recipe.model, layers=1, width=32, mlp=32, heads=2)
+    small_sizes = {"layers": 1, "width": 32, "mlp": 32, "heads": 2}
+    fields = {f.name for f in dataclasses.fields(recipe.model)}
+    model = dataclasses.replace(recipe.model, **{k: v for k, v in small_sizes.items() if k in fields})
     data = recipe.data
     if name.startswith("text"):
         for i in range(4):
