@@ -260,8 +260,11 @@ def test_bf16_autocast_stays_close(layer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in LAYERS if "+" not in c or "paper" in c or "stream" in c])
-def test_compiled_equals_eager(case):
+@pytest.mark.parametrize("kind", ["whole", "causal"])
+@pytest.mark.parametrize("cache", ["", "+paper", "+stream"])
+@pytest.mark.parametrize("name", registry.names("attention"))
+def test_compiled_equals_eager(name, cache, kind):
+    case = f"{name}{cache}/{kind}"
     layer = make(case).train()
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager")

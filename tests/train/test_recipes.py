@@ -21,6 +21,7 @@ from mnemos.data.spoken import SpokenConfig
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
+from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
 
@@ -119,3 +120,9 @@ def test_a_starter_learns(name, tmp_path, folder):
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     assert losses[-1] < losses[0]
+
+
+def test_a_language_model_is_not_given_classes(folder):
+    recipe = dataclasses.replace(small("digits", folder), model=registry.load("model", "lstm")(vocab_size=17))
+    with pytest.raises(InputError, match="lstm says the next token; the data has 10 classes"):
+        check_task(recipe, recipe.data.build())

@@ -125,20 +125,17 @@ class RelativeAttention(nn.Module):
         """
         b, t, _ = x.shape
         n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
-        key, value = self.key_value.weight.unflatten(0, (2, h, d))
-        q = self.query(x).unflatten(-1, (h, d))
-        content = torch.einsum("bthd,hdm->bhtm", (q + self.content_bias) * d**-0.5, key)
-        place = torch.einsum(
-            "bthd,hdm->bhtm", (q + self.position_bias) * d**-0.5, self.position.weight.unflatten(0, (h, d))
-        )
+        key, value = self.key_value.weight.view(2, h, d, -1)
+        q = self.query(x).view(b * t, h, d).transpose(0, 1)
+        content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
+        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, self.position.weight.view(h, d, -1))
         r = self._distances(n, 0, x).to(place.dtype)
-        scores = distance_scores(place.flatten(0, 1)[None], r[None], n).view(b, h, t, n)
-        seen = seen_keys(t, n, True, mask, self._window, x.device)
-        scores = hidden(scores, None if seen is None else seen[:, None])
-        read = weighted(
-            content.flatten(1, 2), context, context, scores.flatten(1, 2), self.dropout if self.training else 0.0
-        )
-        return torch.einsum("bhtm,hdm->bthd", read.unflatten(1, (h, t)), value)
+        scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
+        scores = hidden(scores, seen_keys(t, n, True, mask, self._window, x.device))
+        content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
+        read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
+        read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
+        return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
 
     @property
     def _window(self) -> int | None:
