@@ -65,9 +65,6 @@ def hidden(scores: Tensor, seen: Tensor | None) -> Tensor:
     """Scores [.., T, N] with −∞ where nothing is seen (`seen` broadcasts). In place but where gradient flows."""
     if seen is None:
         return scores
-    if torch.is_grad_enabled():
-        # Twice as fast, forward and backward, as filling.
-        return scores + torch.zeros(seen.shape, dtype=scores.dtype, device=scores.device).masked_fill_(
-            ~seen, -torch.inf
-        )
-    return scores.masked_fill_(~seen, -torch.inf)
+    # Adding is up to twice as fast as filling in, forward and backward.
+    floor = torch.zeros(seen.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~seen, -torch.inf)
+    return scores + floor if torch.is_grad_enabled() else scores.add_(floor)
