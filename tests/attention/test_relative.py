@@ -83,7 +83,7 @@ def test_segments_and_a_memory_longer_or_shorter_than_them(settings, sizes):
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout):
-    module = layer(dropout=dropout, memory=30).train()
+    module = layer(dropout=dropout, memory=30, detached=False).train()
     context, x = tokens(30 + t).requires_grad_(), tokens(30 + t)[:, -t:].clone().requires_grad_()
     mask = torch.rand(2, 30 + t, generator=torch.Generator().manual_seed(3)) > 0.3
     results = []
@@ -117,6 +117,21 @@ def test_the_memory_is_detached_unless_told_otherwise():
         y, _ = module(tokens(3, 2), state)
         found = torch.autograd.grad(y.square().sum(), x, allow_unused=True)[0] if y.requires_grad else None
         assert (found is None) == detached == (not module.state_gradient)
+
+
+@pytest.mark.parametrize("t", [1, 30])
+def test_no_gradient_goes_into_a_memory_that_is_detached(t):
+    """And that of the weights is whole, though keys and values of memory and segment are made apart."""
+    given = tokens(20).requires_grad_()
+    gradients = []
+    for detached in (True, False):
+        module, x = layer(detached=detached, memory=20), tokens(t, 2).requires_grad_()
+        y, _ = module(x, Segments(given, torch.ones(2, 20, dtype=torch.bool)))
+        found = torch.autograd.grad(y.square().sum(), [given, x, *module.parameters()], allow_unused=True)
+        assert (found[0] is None) == detached
+        gradients.append(found[1:])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_same_length_is_the_same_wherever_it_is_cut():

@@ -37,9 +37,9 @@ class RelativeAttention(nn.Module):
     Causal: the state is a `Segments`, the layer's inputs at the last `memory` tokens, of which keys and values are made
     with the weights as they are now. A query reads all of them and its own segment up to itself, so where a sequence is
     cut matters (splits = "segments"); with same_length it reads the `memory` tokens before it, wherever the cuts are,
-    of which there then need to be none (splits = "anywhere"). The state that comes out is detached, unless the
-    configuration says not. Not causal: there is no state (None), and distances go both ways. Padded queries get some
-    finite output that means nothing.
+    of which there then need to be none (splits = "anywhere"). The state is detached as it comes in and as it goes out,
+    unless the configuration says not. Not causal: there is no state (None), and distances go both ways. Padded queries
+    get some finite output that means nothing.
 
     Cost of a call, N = memory + T: O(N·D² + T·N·D) time, or O(T·D² + T·N·D·H) for few tokens, which read the memory
     itself (see `_few`); the state is N·D numbers a row, half of what keys and values are.
@@ -97,7 +97,7 @@ class RelativeAttention(nn.Module):
             context = Segments(x, valid)
         else:
             self._check(state, len(x))
-            context = state.append(x, valid)
+            context = (state.detach() if self.config.detached else state).append(x, valid)
             mask = context.valid
         t, n = x.shape[1], context.x.shape[1]
         # Multiplications: N·2D² for all keys and values, or T·N·2D more a head.
@@ -110,7 +110,12 @@ class RelativeAttention(nn.Module):
         """Keys, values and distances are projected, and then compared."""
         t, n = x.shape[1], context.shape[1]
         q = self.query(x).unflatten(-1, (self.num_heads, -1))
-        k, v = self.key_value(context).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+        if n > t and self.config.detached and torch.is_grad_enabled():  # no products for a gradient that nobody takes
+            memory = context[:, : n - t].detach()
+            kv = torch.cat([self.key_value(memory), self.key_value(context[:, n - t :])], 1)
+        else:
+            kv = self.key_value(context)
+        k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
         r = self.position(self._distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
         dropout = self.dropout if self.training else 0.0
         return relative_attention(
