@@ -16,6 +16,7 @@ ATTENTION = {
     "softmax": "mnemos.attention.softmax:SoftmaxConfig",
     "linear": "mnemos.attention.linear:LinearConfig",
     "lsh": "mnemos.attention.lsh:LSHConfig",
+    "relative": "mnemos.attention.relative:RelativeConfig",
 }
 MODELS = {
     "transformer": "mnemos.models.transformer:TransformerConfig",
@@ -24,6 +25,7 @@ MODELS = {
     "pvt": "mnemos.models.vision.pvt:PVTConfig",
     "swin": "mnemos.models.vision.swin:SwinConfig",
     "speech": "mnemos.models.speech:SpeechConfig",
+    "lstm": "mnemos.models.lstm:LSTMConfig",
     "bilstm": "mnemos.models.recurrent:BiLSTMConfig",
 }
 DATA = {
@@ -47,6 +49,8 @@ RECIPES = {
     "text": "mnemos.train.starters:text",
     "text-linear": "mnemos.train.starters:text_linear",
     "text-cached": "mnemos.train.starters:text_cached",
+    "text-xl": "mnemos.train.starters:text_xl",
+    "text-lstm": "mnemos.train.starters:text_lstm",
     "copy": "mnemos.train.starters:copy",
     "copy-small": "mnemos.papers.linear_transformers.copying:copy_small",
     "recall": "mnemos.train.starters:recall",

@@ -21,6 +21,7 @@ from mnemos.data.spoken import SpokenConfig
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
+from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
 
@@ -99,10 +100,14 @@ def test_model_and_task_fit(name, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["text", "text-linear", "text-cached", "recall", "digits", "copy"])
+@pytest.mark.parametrize(
+    "name", ["text", "text-linear", "text-cached", "text-xl", "text-lstm", "recall", "digits", "copy"]
+)
 def test_a_starter_learns(name, tmp_path, folder):
     recipe = small(name, folder)
-    model = dataclasses.replace(recipe.model, layers=1, width=32, mlp=32, heads=2)
+    small_sizes = {"layers": 1, "width": 32, "mlp": 32, "heads": 2}
+    fields = {f.name for f in dataclasses.fields(recipe.model)}
+    model = dataclasses.replace(recipe.model, **{k: v for k, v in small_sizes.items() if k in fields})
     data = recipe.data
     if name.startswith("text"):
         for i in range(4):
@@ -115,3 +120,9 @@ def test_a_starter_learns(name, tmp_path, folder):
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     assert losses[-1] < losses[0]
+
+
+def test_a_language_model_is_not_given_classes(folder):
+    recipe = dataclasses.replace(small("digits", folder), model=registry.load("model", "lstm")(vocab_size=17))
+    with pytest.raises(InputError, match="lstm says the next token; the data has 10 classes"):
+        check_task(recipe, recipe.data.build())

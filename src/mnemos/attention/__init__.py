@@ -5,6 +5,7 @@ from .gated import GatedCacheAttention
 from .linear import LinearAttention, LinearConfig
 from .lsh import LSHAttention, LSHConfig
 from .position_bias import PositionBias
+from .relative import RelativeAttention, RelativeConfig
 from .softmax import SoftmaxAttention, SoftmaxConfig
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "LinearAttention",
     "LinearConfig",
     "PositionBias",
+    "RelativeAttention",
+    "RelativeConfig",
     "SoftmaxAttention",
     "SoftmaxConfig",
 ]

@@ -74,7 +74,7 @@ class GatedCacheAttention(GatedBranch):
     @property
     def state_gradient(self) -> bool:
         """Whether gradient flows through the incoming and outgoing state."""
-        return self.grc.scope == "stream"
+        return self.grc.scope == "stream" and self.inner.state_gradient
 
     @property
     def block(self) -> int:

@@ -4,6 +4,7 @@ from .gated_cache import GatedCache, accumulate, caches, empty, hold, traced
 from .grc import GRC
 from .hashed_keys import HashedKeys
 from .key_values import KeyValues
+from .segments import Segments
 from .slots import SlotMemory, SlotsConfig, SlotState
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "GatedCache",
     "HashedKeys",
     "KeyValues",
+    "Segments",
     "SlotMemory",
     "SlotState",
     "SlotsConfig",

@@ -8,6 +8,7 @@ from mnemos.types import InputError
 from .linear_attention import linear_attention
 from .linear_attention.varlen import linear_attention_varlen
 from .lsh import lsh_attention
+from .relative_position import relative_attention
 from .slot_memory import biased_memory_norm, slot_attention, slot_write
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_varlen",
     "lsh_attention",
+    "relative_attention",
     "slot_attention",
     "slot_write",
     "which",

@@ -1,5 +1,6 @@
 """What a run is asked before its first update: do recipe, model and data fit together?"""
 
+import dataclasses
 import math
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,10 @@ def check_task(recipe: Recipe, task: Task) -> None:
             f"use model.vocab_size {task.vocab_size}"
         )
     if getattr(head, "classes", task.classes) != task.classes:
+        if not any(f.name == "classes" for f in dataclasses.fields(head)):
+            raise InputError(
+                f"the model {model.name} says the next token; the data has {task.classes} classes: take another"
+            )
         where = "model.classes" if head is model else "model.head.classes"
         wanted = f"{task.classes} classes" if task.classes else "no classes, it is a language (classes 0)"
         raise InputError(f"{where} is {head.classes}, but the data has {wanted}; use {where} {task.classes}")

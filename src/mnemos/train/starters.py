@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from mnemos.attention.linear import LinearConfig
+from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.data.copying import CopyConfig
 from mnemos.data.images import DigitsConfig, MNISTConfig
 from mnemos.data.recall import RecallConfig
 from mnemos.data.text import TextConfig
 from mnemos.memory.grc import GRC
+from mnemos.models.lstm import LSTMConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
 from .recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
@@ -46,6 +48,26 @@ def text_cached() -> Recipe:
         name="text-cached",
         about="the same text with a gated cache a stream beside the window",
         model=replace(_READER, cache=GRC(length=32, block=64, scope="stream")),
+    )
+
+
+def text_xl() -> Recipe:
+    """The same with Transformer-XL: every layer reads its own inputs of the segment before, too."""
+    return replace(
+        text(),
+        name="text-xl",
+        about="the same text with Transformer-XL: relative positions, a memory of the 256 bytes before the segment",
+        model=replace(_READER, position="none", attention=RelativeConfig(memory=256)),
+    )
+
+
+def text_lstm() -> Recipe:
+    """The same with an LSTM: two layers, of as many parameters as the Transformer has."""
+    return replace(
+        text(),
+        name="text-lstm",
+        about="the same text with an LSTM of as many parameters",
+        model=LSTMConfig(width=216, layers=2),
     )
 
 

@@ -1,0 +1,175 @@
+"""Relative attention with a segment memory (Transformer-XL, Dai et al. 2019) as a layer."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.config import AttentionConfig
+from mnemos.memory.segments import Segments
+from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
+from mnemos.types import InputError, Output, check_heads, check_input
+
+
+@dataclass(frozen=True)
+class RelativeConfig(AttentionConfig):
+    """softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v over the segment and a memory of inputs before it."""
+
+    name: ClassVar[str] = "relative"
+    memory: int = 224  # causal: how many tokens before the segment are kept; 0: none
+    same_length: bool = False  # causal: a query sees exactly `memory` tokens before it, whatever the segments
+    clamp: int = 0  # distances beyond it are taken for it; 0: none are
+    detached: bool = True  # no gradient goes back into an earlier call; False: it does, and replay can carry it
+
+    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "RelativeAttention":
+        """The layer, [B, T, dim] -> [B, T, dim]."""
+        return RelativeAttention(dim, num_heads, causal, dropout, self)
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head relative self-attention: `y, state = layer(x, state=None, mask=None)`.
+
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Positions are distances alone, so a model around it has
+    none of its own (`position="none"`). R: sinusoids; W_R (`position`), u and v (`content_bias`, `position_bias`) are
+    the layer's own. No biases elsewhere, as in the paper's code.
+
+    Causal: the state is a `Segments`, the layer's inputs at the last `memory` tokens, of which keys and values are made
+    with the weights as they are now. A query reads all of them and its own segment up to itself, so where a sequence is
+    cut matters (splits = "segments"); with same_length it reads the `memory` tokens before it, wherever the cuts are,
+    of which there then need to be none (splits = "anywhere"). The state is detached as it comes in and as it goes out,
+    unless the configuration says not. Not causal: there is no state (None), and distances go both ways. Padded queries
+    get some finite output that means nothing.
+
+    Cost of a call, N = memory + T: O(N·D² + T·N·D) time, or O(T·D² + T·N·D·H) for few tokens, which read the memory
+    itself (see `_few`); the state is N·D numbers a row, half of what keys and values are.
+    Raises InputError where D is not divisible by H, for a memory or a clamp below 0, and a state of another width.
+    """
+
+    rows_independent = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        config: RelativeConfig | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.config = c = config or RelativeConfig()
+        if c.memory < 0 or c.clamp < 0:
+            raise InputError(f"memory and clamp must be at least 0, found memory {c.memory}, clamp {c.clamp}")
+        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
+        self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
+        self.position_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
+        self._table: Tensor | None = None
+
+    @property
+    def splits(self) -> str:
+        """Where a sequence may be cut and resumed: "anywhere", "segments" (cuts are part of it) or "never"."""
+        if not self.causal:
+            return "never"
+        return "anywhere" if self.config.same_length else "segments"
+
+    @property
+    def state_gradient(self) -> bool:
+        """Whether gradient flows through the incoming and outgoing state."""
+        return not self.config.detached
+
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> Segments | None:
+        """The state of `batch_size` fresh rows; None is short for it."""
+        if not self.causal:
+            return None
+        weight = self.query.weight
+        return Segments.empty(batch_size, self.dim, weight.device if device is None else device, dtype or weight.dtype)
+
+    def heads(self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None) -> Output:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        check_input(x, self.dim)
+        if not self.causal:
+            return self._many(x, x, mask), None
+        valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        if state is None:
+            context = Segments(x, valid)
+        else:
+            self._check(state, len(x))
+            context = (state.detach() if self.config.detached else state).append(x, valid)
+            mask = context.valid
+        t, n = x.shape[1], context.x.shape[1]
+        # Multiplications: N·2D² for all keys and values, or T·N·2D more a head.
+        few = t * n * (self.num_heads - 1) < (n - t) * self.dim
+        heads = (self._few if few else self._many)(x, context.x, mask)
+        kept = context.last(self.config.memory)
+        return heads, kept.detach() if self.config.detached else kept
+
+    def _many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """Keys, values and distances are projected, and then compared."""
+        t, n = x.shape[1], context.shape[1]
+        q = self.query(x).unflatten(-1, (self.num_heads, -1))
+        if n > t and self.config.detached and torch.is_grad_enabled():  # no products for a gradient that nobody takes
+            memory = context[:, : n - t].detach()
+            kv = torch.cat([self.key_value(memory), self.key_value(context[:, n - t :])], 1)
+        else:
+            kv = self.key_value(context)
+        k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+        r = self.position(self._distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
+        dropout = self.dropout if self.training else 0.0
+        return relative_attention(
+            q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self._window, dropout
+        )
+
+    def _few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so that nothing of the memory is projected.
+
+        Each query is taken to the D channels of the inputs, a head at a time, compared with inputs and sinusoids, and
+        the inputs' weighted sum is projected to values.
+        """
+        b, t, _ = x.shape
+        n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
+        key, value = self.key_value.weight.view(2, h, d, -1)
+        q = self.query(x).view(b * t, h, d).transpose(0, 1)
+        content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
+        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, self.position.weight.view(h, d, -1))
+        r = self._distances(n, 0, x).to(place.dtype)
+        scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
+        scores = hidden(scores, seen_keys(t, n, True, mask, self._window, x.device))
+        content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
+        read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
+        read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
+        return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
+
+    @property
+    def _window(self) -> int | None:
+        return self.config.memory + 1 if self.causal and self.config.same_length else None
+
+    def _distances(self, n: int, last: int, x: Tensor) -> Tensor:
+        """R of the distances n − 1 … last, [n − last, D] as x is; a table that is kept from call to call, and grows."""
+        clamp, device, dtype = self.config.clamp, x.device, self.position.weight.dtype
+        if torch.compiler.is_compiling():
+            return sinusoids(n - 1, last, self.dim, clamp, device).to(dtype)
+        table = self._table
+        first = -1 if table is None else len(table) // (1 if self.causal else 2) - self.causal
+        if table is None or first < n - 1 or table.device != device or table.dtype != dtype:
+            first = max(n - 1, self.config.memory)
+            with torch.inference_mode(False):  # what inference leaves behind must do for training too
+                table = sinusoids(first, 0 if self.causal else -first, self.dim, clamp, device).to(dtype)
+            self._table = table
+        return table[first - (n - 1) : first + 1 - last]
+
+    def _check(self, state: Segments, batch: int) -> None:
+        found = tuple(state.x.shape) if isinstance(state, Segments) else type(state).__name__
+        if found[::2] != (batch, self.dim):
+            raise InputError(f"expected a state of inputs [{batch}, N, {self.dim}], found {found}; use initial_state")
+
+    def project(self, heads: Tensor) -> Tensor:
+        """[B, T, H, D/H] -> [B, T, D]."""
+        return self.output(heads.flatten(2))
+
+    def forward(self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        heads, state = self.heads(x, state, mask)
+        return self.project(heads), state

@@ -1,0 +1,108 @@
+"""The recurrent rival among language models: an LSTM whose state is passed in and returned."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from mnemos.config import ModelConfig, check_fields
+from mnemos.types import InputError, Output
+
+from .blocks import init_weights
+from .transformer import check_tokens
+
+
+@dataclass(frozen=True)
+class LSTMConfig(ModelConfig):
+    """The size of an `LSTM`; that of the papers' language models by default."""
+
+    name: ClassVar[str] = "lstm"
+    classes: ClassVar[int] = 0  # it says the next token alone
+    vocab_size: int = 256
+    width: int = 512  # of embeddings and hidden states
+    layers: int = 4
+    dropout: float = 0.0  # before, between and after the layers
+    tied: bool = False  # share the embedding's weights with the head
+
+    def build(self) -> "LSTM":
+        """The model, freshly initialised."""
+        return LSTM(self)
+
+
+class LSTMState(NamedTuple):
+    """h and c [B, layers, width]: what the layers say and hold after the last valid token of each row."""
+
+    h: Tensor
+    c: Tensor
+
+
+class LSTM(nn.Module):
+    """`logits, state = model(x, state=None, mask=None)`: an embedding, layers of `torch.nn.LSTM`, and a linear map.
+
+    x [B, T] int64 token ids; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i] predict the token after
+    x[:, i]. A token that is not valid leaves the state as it is, and its logits mean nothing. The state (`LSTMState`)
+    carries gradient; T may be anything from 1 up, in any call. Cost: O(T·layers·width²), one token after the other,
+    and a state of 2·layers·width numbers a row.
+    Raises InputError for impossible sizes and shapes, and tokens out of the vocabulary.
+    """
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        check_fields(c, "model")
+        for name in ("vocab_size", "width", "layers"):
+            if getattr(c, name) < 1:
+                raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
+        if not 0 <= c.dropout < 1:
+            raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+        self.embedding = nn.Embedding(c.vocab_size, c.width)
+        self.dropout = nn.Dropout(c.dropout)
+        between = c.dropout if c.layers > 1 else 0.0  # torch warns of one that has nothing to stand between
+        self.lstm = nn.LSTM(c.width, c.width, c.layers, batch_first=True, dropout=between)
+        self.head = nn.Linear(c.width, c.vocab_size, bias=not c.tied)
+        init_weights(self)
+        if c.tied:
+            self.head.weight = self.embedding.weight
+
+    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> LSTMState:
+        """The state of `batch_size` fresh rows; None is short for it."""
+        weight = self.embedding.weight
+        h = torch.zeros(
+            batch_size,
+            self.config.layers,
+            self.config.width,
+            device=weight.device if device is None else device,
+            dtype=dtype or weight.dtype,
+        )
+        return LSTMState(h, h.clone())
+
+    def forward(self, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None) -> Output:
+        """See the class."""
+        check_tokens(x, self.config.vocab_size, mask)
+        state = self.initial_state(len(x)) if state is None else state
+        wanted = (len(x), self.config.layers, self.config.width)
+        if not isinstance(state, LSTMState) or state.h.shape != wanted or state.c.shape != wanted:
+            found = tuple(state.h.shape) if isinstance(state, LSTMState) else type(state).__name__
+            raise InputError(f"expected the state of an LSTM, {wanted}, as it returned it; found {found}")
+        y = self.dropout(self.embedding(x))
+        before = tuple(part.to(y.dtype).transpose(0, 1).contiguous() for part in state)
+        if mask is None:
+            y, after = self.lstm(y, before)
+        else:
+            y, after = self._packed(y, before, mask)
+        return self.head(self.dropout(y)), LSTMState(*(part.transpose(0, 1) for part in after))
+
+    def _packed(self, y: Tensor, before: tuple[Tensor, ...], mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The valid tokens of each row moved together, read, and put back where they stood."""
+        t, count = mask.shape[1], mask.sum(1)
+        order = torch.argsort(~mask, stable=True, dim=1)
+        y = y.gather(1, order[..., None].expand_as(y))
+        # Packing wants lengths of at least 1, on the CPU.
+        packed = pack_padded_sequence(y, count.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+        read, after = self.lstm(packed, before)
+        y, _ = pad_packed_sequence(read, batch_first=True, total_length=t)
+        some = (count > 0)[None, :, None]
+        after = tuple(torch.where(some, new, old) for new, old in zip(after, before, strict=True))
+        return y.gather(1, order.argsort(1)[..., None].expand_as(y)), after

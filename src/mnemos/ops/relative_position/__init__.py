@@ -1,0 +1,87 @@
+"""Relative attention (Transformer-XL, Dai et al. 2019): scores of contents and of distances. See README.md."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos.types import InputError
+
+from .scores import distance_scores, hidden, seen_keys, sinusoids
+
+__all__ = ["distance_scores", "hidden", "relative_attention", "seen_keys", "sinusoids", "weighted"]
+
+
+def relative_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    window: int | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """y_i = Σ_j softmax_j([(q_i + u)·k_j + (q_i + v)·r_{i−j}]/√D)·v_j: eq. of section 3.3, all four terms.
+
+    q [B, T, H, D]: queries at the last T of N places; k [B, N, H, D], v [B, N, H, M], N ≥ T; y [B, T, H, M].
+    r [L, H, D]: the projected vectors of distances, row ℓ of distance N − 1 − ℓ, so that the last of N rows is that of
+    distance 0; causal: L = N or more; not causal: L = N + T − 1, to the distance 1 − T of a key after its query.
+    content_bias u, position_bias v [H, D]. mask [B, N] bool, True = valid. window: how many places a query sees, itself
+    among them. A query always sees itself, valid or not. dropout: the part of the weights dropped.
+
+    Cost: O(B·T·N·H·(D + M)) time, and B·H·T·N scores are held, with gradient twice. Without gradient the distances'
+    scores go into torch's fused attention as its bias; with gradient that is slower than the products written out.
+    Raises InputError for shapes that do not fit.
+    """
+    _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
+    b, t, h, d = q.shape
+    n, scale = k.shape[1], d**-0.5
+    place = ((q + position_bias) * scale).permute(2, 0, 1, 3)  # heads first: one product for all rows
+    scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)  # [H, B, T, N]
+    scores = hidden(scores, seen_keys(t, n, causal, mask, window, q.device))
+    content, k, v = (x.permute(2, 0, 1, 3) for x in ((q + content_bias) * scale, k, v))
+    if torch.is_grad_enabled() or dropout:  # dropout: one way, so that activation checkpointing draws alike twice
+        content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
+        y = weighted(content, k, v, scores, dropout).view(h, b, t, v.shape[-1])
+    else:
+        y = F.scaled_dot_product_attention(content, k.to(content.dtype), v.to(content.dtype), scores, scale=1.0)
+    return y.permute(1, 2, 0, 3)
+
+
+def weighted(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:
+    """softmax(q·kᵀ + scores)·v, dropped out: q [G, T, D], k [G, N, D], v [G, N, M], scores [G, T, N]."""
+    weights = torch.softmax(torch.baddbmm(scores, q, k.mT), -1)
+    return torch.bmm(F.dropout(weights, dropout) if dropout else weights, v)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    window: int | None,
+) -> None:
+    if q.dim() != 4 or k.dim() != 4 or k.shape[:1] + k.shape[2:] != q.shape[:1] + q.shape[2:]:
+        raise InputError(f"expected q [B, T, H, D] and k [B, N, H, D], found {tuple(q.shape)} and {tuple(k.shape)}")
+    b, t, h, d = q.shape
+    n = k.shape[1]
+    if v.dim() != 4 or v.shape[:3] != k.shape[:3] or n < t:
+        raise InputError(f"expected v [B, N, H, M] of k's N, at least T = {t}; found {tuple(v.shape)}, N = {n}")
+    least = n if causal else n + t - 1
+    if r.dim() != 3 or r.shape[1:] != (h, d) or r.shape[0] < least:
+        raise InputError(
+            f"expected r [L, {h}, {d}] of L ≥ {least}, distances {n - 1} to {n - least}; found {tuple(r.shape)}"
+        )
+    if content_bias.shape != (h, d) or position_bias.shape != (h, d):
+        found = f"{tuple(content_bias.shape)} and {tuple(position_bias.shape)}"
+        raise InputError(f"expected content_bias and position_bias [{h}, {d}], found {found}")
+    if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
+        raise InputError(f"expected a mask of booleans [{b}, {n}], found {mask.dtype} {tuple(mask.shape)}")
+    if window is not None and window < 1:
+        raise InputError(f"window must be at least 1, found {window}")

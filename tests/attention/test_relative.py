@@ -1,0 +1,215 @@
+"""Relative attention as a layer: the op between projections, its memory, and where gradient goes."""
+
+import itertools
+
+import pytest
+import torch
+
+from mnemos import GRC, InputError
+from mnemos.attention import GatedCacheAttention, RelativeAttention, RelativeConfig
+from mnemos.memory import Segments
+from mnemos.ops.relative_position.reference import reference_relative_attention, reference_sinusoid
+from mnemos.types import reset
+
+DIM, HEADS = 12, 3
+
+
+def layer(causal: bool = True, dropout: float = 0.0, **settings) -> RelativeAttention:
+    torch.manual_seed(0)
+    module = RelativeConfig(**{"memory": 5} | settings).build(DIM, HEADS, causal, dropout).double()
+    for parameter in (module.content_bias, module.position_bias):
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def tokens(t: int, seed: int = 1, rows: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(DIM, t, rows, generator=generator, dtype=torch.float64).permute(2, 1, 0)
+
+
+def oracle(module: RelativeAttention, x, context, mask=None) -> torch.Tensor:
+    """The equations between the layer's weights; context [B, N, D] ends with x."""
+    c, heads = module.config, (HEADS, DIM // HEADS)
+    n = context.shape[1]
+    r = {}
+    for distance in range(1 - n, n):
+        at = max(-c.clamp, min(c.clamp, distance)) if c.clamp else distance
+        r[distance] = (module.position.weight @ reference_sinusoid(at, DIM)).view(heads)
+    q = (x @ module.query.weight.T).unflatten(-1, heads)
+    k, v = ((context @ w.T).unflatten(-1, heads) for w in module.key_value.weight.chunk(2))
+    window = c.memory + 1 if c.same_length and module.causal else None
+    u, w = module.content_bias, module.position_bias
+    y = reference_relative_attention(q, k, v, r, u, w, module.causal, mask, window)
+    return y.flatten(2) @ module.output.weight.T
+
+
+def close(a, b) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # the sinusoids are float32
+
+
+@pytest.mark.parametrize("settings", [{}, {"clamp": 3}, {"same_length": True, "memory": 3}], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_is_the_equations_between_projections(settings, causal):
+    module, x = layer(causal, **settings), tokens(9)
+    mask = torch.rand(2, 9, generator=torch.Generator().manual_seed(3)) > 0.3
+    close(module(x)[0], oracle(module, x, x))
+    close(module(x, None, mask)[0][mask], oracle(module, x, x, mask)[mask])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"memory": 7}, {"memory": 40}, {"memory": 3}, {"memory": 0}, {"clamp": 4}], ids=str
+)
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 6, 2], [9, 1, 1, 1]], ids=str)
+def test_segments_and_a_memory_longer_or_shorter_than_them(settings, sizes):
+    """The memory as a plain list of the inputs so far, with gradient where the layer is told to keep it."""
+    module, x = layer(detached=False, **settings), tokens(sum(sizes)).requires_grad_()
+    state, wanted, found, at = None, [], [], 0
+    mask = torch.rand(2, sum(sizes), generator=torch.Generator().manual_seed(3)) > 0.3
+    for size in sizes:
+        here = slice(at, at + size)
+        kept = slice(max(0, at - module.config.memory), at + size)
+        y, state = module(x[:, here], state, mask[:, here])
+        found.append(y)
+        wanted.append(oracle(module, x[:, here], x[:, kept], mask[:, kept]))
+        at += size
+        assert state.x.shape == (2, min(at, module.config.memory), DIM)
+    found, wanted = torch.cat(found, 1), torch.cat(wanted, 1)
+    close(found, wanted)
+    sources = [x, *module.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), sources) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout):
+    module = layer(dropout=dropout, memory=30, detached=False).train()
+    context, x = tokens(30 + t).requires_grad_(), tokens(30 + t)[:, -t:].clone().requires_grad_()
+    mask = torch.rand(2, 30 + t, generator=torch.Generator().manual_seed(3)) > 0.3
+    results = []
+    for way in (module._few, module._many):
+        torch.manual_seed(4)
+        y = way(x, context, mask)
+        sources = [x, context, *(p for p in module.parameters() if p is not module.output.weight)]
+        results.append([y, *torch.autograd.grad(y.square().sum(), sources)])
+    if not dropout:  # the heads' weights lie in another order, and other ones are dropped
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+    assert all(x.isfinite().all() for pair in results for x in pair)
+
+
+def test_few_queries_go_the_way_that_projects_nothing_of_the_memory(monkeypatch):
+    taken = []
+    module = layer(memory=200).eval()
+    for way in ("_few", "_many"):
+        method = getattr(module, way)
+        monkeypatch.setattr(module, way, lambda *a, way=way, method=method: (taken.append(way), method(*a))[1])
+    _, state = module(tokens(200))
+    for t in (1, 5, 60):
+        module(tokens(t), state)
+    assert taken == ["_many", "_few", "_few", "_many"]
+
+
+def test_the_memory_is_detached_unless_told_otherwise():
+    for detached in (True, False):
+        module, x = layer(detached=detached), tokens(4).requires_grad_()
+        _, state = module(x)
+        y, _ = module(tokens(3, 2), state)
+        found = torch.autograd.grad(y.square().sum(), x, allow_unused=True)[0] if y.requires_grad else None
+        assert (found is None) == detached == (not module.state_gradient)
+
+
+@pytest.mark.parametrize("t", [1, 30])
+def test_no_gradient_goes_into_a_memory_that_is_detached(t):
+    """And that of the weights is whole, though keys and values of memory and segment are made apart."""
+    given = tokens(20).requires_grad_()
+    gradients = []
+    for detached in (True, False):
+        module, x = layer(detached=detached, memory=20), tokens(t, 2).requires_grad_()
+        y, _ = module(x, Segments(given, torch.ones(2, 20, dtype=torch.bool)))
+        found = torch.autograd.grad(y.square().sum(), [given, x, *module.parameters()], allow_unused=True)
+        assert (found[0] is None) == detached
+        gradients.append(found[1:])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_same_length_is_the_same_wherever_it_is_cut():
+    module, x = layer(same_length=True, memory=4).eval(), tokens(13)
+    mask = torch.rand(2, 13, generator=torch.Generator().manual_seed(3)) > 0.3
+    whole = module(x, None, mask)[0]
+    other = layer(memory=4).eval()(x, None, mask)[0]
+    close(whole[:, :5], other[:, :5])
+    assert not torch.allclose(whole[:, 5:], other[:, 5:])
+    for cuts in ([4], [1, 2, 9], range(1, 13)):
+        with torch.no_grad():
+            state, parts = None, []
+            for a, b in itertools.pairwise([0, *cuts, 13]):
+                y, state = module(x[:, a:b], state, mask[:, a:b])
+                parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+def test_a_stream_writes_into_one_buffer_of_a_bounded_size_and_forks_copy():
+    module = layer(same_length=True, memory=6).eval()
+    with torch.no_grad():
+        state, copies = None, 0
+        for i in range(60):
+            before = state
+            _, state = module(tokens(1, i), state)
+            copies += (
+                before is not None and state.x.untyped_storage().data_ptr() != before.x.untyped_storage().data_ptr()
+            )
+            assert state.x.shape[1] == min(i + 1, 6)
+            if state._buffer is not None:
+                assert state._buffer.capacity <= 14
+        assert copies < 20
+        kept = state.x.clone()
+        first, _ = module(tokens(1, 99), state)
+        module(tokens(1, 98), state)
+        torch.testing.assert_close(module(tokens(1, 99), state)[0], first)
+        assert torch.equal(state.x, kept)
+
+
+def test_a_reset_row_is_fresh_and_no_gradient_crosses():
+    module, x, later = layer(detached=False), tokens(4).requires_grad_(), tokens(3, 2)
+    _, state = module(x)
+    y, _ = module(later, reset(state, torch.tensor([True, False])))
+    close(y[0], module(later)[0][0])
+    close(y[1], module(later, state)[0][1])
+    gradient = torch.autograd.grad(y.square().sum(), x)[0]
+    assert gradient[0].abs().max() == 0 < gradient[1].abs().max()
+
+
+def test_training_goes_on_from_what_inference_left():
+    module = layer()
+    with torch.inference_mode():
+        module(tokens(6))
+    module(tokens(6))[0].sum().backward()
+    assert module.position.weight.grad is not None
+
+
+def test_a_cache_beside_the_memory_or_instead_of_it():
+    for memory in (0, 5):
+        inner = layer(memory=memory)
+        module = GatedCacheAttention(DIM, HEADS, inner, GRC(length=3, scope="stream", block=4), causal=True).double()
+        assert module.splits == "segments"
+        assert not module.state_gradient, "that of the inputs is cut"
+        y, state = module(tokens(6))
+        assert isinstance(state.inner, Segments)
+        assert state.inner.x.shape[1] == memory
+        y, state = module(tokens(6, 2), state)
+        y.square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+def test_refuses_what_does_not_fit():
+    with pytest.raises(InputError, match="heads may be"):
+        RelativeAttention(10, 3)
+    for settings in ({"memory": -1}, {"clamp": -1}):
+        with pytest.raises(InputError, match="at least 0"):
+            layer(**settings)
+    module = layer()
+    for state in (Segments.empty(3, DIM), Segments.empty(2, 4), (1, 2)):
+        with pytest.raises(InputError, match="expected a state of inputs"):
+            module(tokens(3), state)

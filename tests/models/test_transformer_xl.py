@@ -1,0 +1,170 @@
+"""A whole Transformer-XL: two layers over three segments against its equations, with memories that are plain lists."""
+
+import math
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import GRC, InputError, Stream, Transformer
+from mnemos.attention import RelativeConfig
+from mnemos.types import detach, leaves, reset
+
+MEMORY, WIDTH, HEADS = 5, 8, 2
+
+
+def model(**settings) -> Transformer:
+    torch.manual_seed(0)
+    fields = {key: settings.pop(key) for key in ("cache", "norm") if key in settings}
+    attention = RelativeConfig(**{"memory": MEMORY} | settings)
+    sizes = {"vocab_size": 11, "width": WIDTH, "layers": 2, "heads": HEADS, "mlp": 12, "max_length": 16}
+    network = Transformer(attention=attention, position="none", **sizes, **fields).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return network
+
+
+def ids(t: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(11, (2, t), generator=torch.Generator().manual_seed(seed))
+
+
+def normed(x: torch.Tensor, norm: torch.nn.LayerNorm) -> torch.Tensor:
+    centred = x - x.mean()
+    return centred / torch.sqrt((centred**2).mean() + norm.eps) * norm.weight + norm.bias
+
+
+def attended(layer, inputs: list[torch.Tensor], memory: list[torch.Tensor]) -> list[torch.Tensor]:
+    """One layer's attention of a row: inputs of the segment behind those remembered, one query and head at a time."""
+    width, context, outputs = WIDTH // HEADS, [*memory, *inputs], []
+    key, value = layer.key_value.weight[:WIDTH], layer.key_value.weight[WIDTH:]
+    for i in range(len(memory), len(context)):
+        first = max(0, i - layer.config.memory) if layer.config.same_length else 0
+        heads = []
+        for h in range(HEADS):
+            part = slice(h * width, (h + 1) * width)
+            q = layer.query.weight[part] @ context[i]
+            scores = []
+            for j in range(first, i + 1):
+                angles = [(i - j) / 10000 ** (2 * c / WIDTH) for c in range(WIDTH // 2)]
+                sinusoid = torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
+                content = (q + layer.content_bias[h]) @ (key[part] @ context[j])
+                place = (q + layer.position_bias[h]) @ (layer.position.weight[part] @ sinusoid)
+                scores.append((content + place) / math.sqrt(width))
+            weights = torch.stack(scores).exp()
+            weights = weights / weights.sum()
+            heads.append(sum(w * (value[part] @ context[first + n]) for n, w in enumerate(weights)))
+        outputs.append(layer.output.weight @ torch.cat(heads))
+    return outputs
+
+
+def said(network: Transformer, tokens: list[int], memories: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Logits of a row's segment; `memories`, a list a layer, take in its inputs and forget the oldest."""
+    pre = network.config.norm == "pre"
+    row = [network.embedding.weight[token] for token in tokens]
+    for block, memory in zip(network.blocks, memories, strict=True):
+        inputs = [normed(x, block.attention_norm) for x in row] if pre else row
+        attention = attended(block.attention, inputs, memory)
+        memory.extend(x.detach() for x in inputs)
+        del memory[: max(0, len(memory) - network.config.attention.memory)]
+        row = [x + y for x, y in zip(row, attention, strict=True)]
+        if not pre:
+            row = [normed(x, block.attention_norm) for x in row]
+        for n, x in enumerate(row):
+            hidden = block.mlp.expand.weight @ (normed(x, block.mlp_norm) if pre else x) + block.mlp.expand.bias
+            hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+            y = x + block.mlp.contract.weight @ hidden + block.mlp.contract.bias
+            row[n] = y if pre else normed(y, block.mlp_norm)
+    if pre:
+        row = [normed(x, network.final_norm) for x in row]
+    return torch.stack([network.head.weight @ x + network.head.bias for x in row])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("t", [3, 8])
+def test_three_segments_with_a_reset_equal_the_equations(norm, same_length, t):
+    """Row 1 starts a new document with segment 3; memory longer and shorter than the segment."""
+    network, x = model(norm=norm, same_length=same_length), ids(3 * t)
+    memories = [[[] for _ in range(2)] for _ in range(2)]  # of each row, of each layer
+    state, found, wanted = None, [], []
+    for n, segment in enumerate(x.split(t, 1)):
+        if n == 2:
+            state = reset(state, torch.tensor([False, True]))
+            memories[1] = [[], []]
+        logits, state = network(segment, state)
+        found.append(logits)
+        wanted.append(torch.stack([said(network, segment[row].tolist(), memories[row]) for row in range(2)]))
+    found, wanted = torch.cat(found, 1), torch.cat(wanted, 1)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # the sinusoids are float32
+    parameters = dict(network.named_parameters())
+    gradients = [torch.autograd.grad(y.log_softmax(-1)[..., 3].sum(), parameters.values()) for y in (found, wanted)]
+    for name, a, b in zip(parameters, *gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("cache", [None, GRC(length=3, block=4, scope="stream"), GRC(length=3, block=4)], ids=str)
+@pytest.mark.parametrize("memory", [0, 6])
+def test_with_a_gated_cache_beside_the_memory_or_instead_of_it(cache, memory):
+    network = model(memory=memory, cache=cache)
+    state = None
+    for segment in ids(15).split(5, 1):
+        logits, state = network(segment, state if state is None else detach(state))
+        network.zero_grad()
+        logits.square().sum().backward()
+    if cache is not None:
+        for name, parameter in network.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+    kept = [layer.inner if cache else layer for layer in state.layers]
+    assert all(part.x.shape[1] == memory for part in kept)
+    assert not any(leaf.requires_grad for part in kept for leaf in leaves(part))
+
+
+def test_a_stream_of_same_length_reads_in_any_pieces_and_is_joined_saved_and_gone_on_with(tmp_path):
+    network, x = model(same_length=True).eval(), ids(17)
+    whole = network(x)[0][:, -1]
+    for chunk in (1, 4, 17):
+        torch.testing.assert_close(Stream(network).read(x, chunk).predict(), whole)
+    long, short = Stream(network).read(x), Stream(network).read(ids(3, 2))
+    alone = torch.cat([stream.write(6, temperature=0)[0] for stream in (long, short)])
+    both = Stream.join([long, short])
+    both.save(tmp_path / "stream.safetensors")
+    assert torch.equal(both.write(6, temperature=0)[0], alone)
+    again = Stream.restore(network, tmp_path / "stream.safetensors")
+    assert torch.equal(again.write(6, temperature=0)[0], alone)
+
+
+def test_a_stream_without_same_length_is_read_in_the_pieces_it_is_given():
+    network, x = model().eval(), ids(16)
+    with torch.no_grad():
+        state = None
+        for part in x[:, :-1].split(5, 1):
+            _, state = network(part, state)
+        wanted = network(x[:, -1:], state)[0][:, 0]
+    torch.testing.assert_close(Stream(network).read(x, 5).predict(), wanted)
+
+
+def test_the_decoder_says_that_it_does_not_fuse():
+    step = mnemos.decoder(model().eval())
+    assert not step.fused
+    assert "RelativeAttention" in step.why
+    logits, state = step(ids(1))
+    assert step(ids(1), state)[0].shape == logits.shape
+
+
+def test_a_classifier_looks_both_ways():
+    torch.manual_seed(0)
+    head = mnemos.models.HeadConfig(classes=3)
+    network = Transformer(
+        vocab_size=11, width=8, heads=2, causal=False, head=head, position="none", attention=RelativeConfig()
+    )
+    logits, state = network(ids(7))
+    assert state is None
+    assert not torch.allclose(network(ids(7).flip(1))[0], logits), "order is seen"
+
+
+def test_rotary_positions_are_refused():
+    with pytest.raises(InputError, match="rotary positions need softmax"):
+        Transformer(attention=RelativeConfig(), position="rotary")
