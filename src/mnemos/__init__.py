@@ -1,10 +1,13 @@
 """mnemos: memory for transformers. One idea under all of them: `y, state = layer(x, state)`.
 
-Names are imported when first used, so that `import mnemos` costs little more than `import torch`.
+Names are imported when first used, so that `import mnemos` costs little more than `import torch`. Only `replay` comes
+at once: loading the submodule `replay` sets that name to the module, and the function must be set after it.
 """
 
 import importlib
 from typing import Any
+
+from .replay import replay as replay
 
 __version__ = "0.1.0"
 
@@ -27,7 +30,7 @@ _NAMES = {
 }
 _ROOMS = {"adapt", "attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train", "types"}
 
-__all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
+__all__ = sorted([*_NAMES, *_ROOMS, "replay", "__version__"])
 
 
 def __getattr__(name: str) -> Any:

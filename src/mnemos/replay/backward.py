@@ -1,0 +1,99 @@
+"""One step's backward pass: its joint root, when processes reduce, and how gradients are put back after an error."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Joint(torch.autograd.Function):
+    """weight · loss, whose backward hands the state the gradient that later steps left for it.
+
+    One root, so that one backward pass does both (two would be refused by DistributedDataParallel), and the carried
+    gradient is handed on as it is: what scales the root (a GradScaler) has already scaled it, in the last step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: float, carried: list[Tensor], loss: Tensor, *state: Tensor) -> Tensor:
+        ctx.weight, ctx.carried = weight, carried
+        return loss.detach() * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, grads[0] * ctx.weight, *ctx.carried
+
+
+def joint(weight: float, loss: Tensor, state: list[Any], carried: list[Tensor | None], every: bool) -> Tensor | None:
+    """The root of one step's backward pass; None where nothing in it requires gradient.
+
+    every: a part of the state that no gradient came back for gets zeros, so that every parameter takes part.
+    """
+    outgoing, gradients = [], []
+    for x, gradient in zip(state, carried, strict=True):
+        if isinstance(x, Tensor) and x.requires_grad and (every or gradient is not None):
+            outgoing.append(x)
+            gradients.append(torch.zeros_like(x) if gradient is None else gradient)
+    if not outgoing and not loss.requires_grad:
+        return None
+    root: Tensor = _Joint.apply(weight, gradients, loss, *outgoing)
+    return root
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """A backward pass runs in the types of its forward, and not under autocast."""
+    accelerator = torch.accelerator.current_accelerator()
+    with contextlib.ExitStack() as stack:
+        for kind in {"cpu", accelerator.type if accelerator is not None else "cpu"}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[Any]] | None:
+    """How to keep a module's gradients from being reduced over processes; None where they are not anyway.
+
+    The module, or parts of it, may be wrapped by DistributedDataParallel (or anything with a `no_sync`) or be sharded
+    by `fully_shard`.
+    """
+    parts = list(_reducing(module)) if module is not None else []
+
+    @contextlib.contextmanager
+    def suspended() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for part in parts:
+                if hasattr(part, "set_requires_gradient_sync"):
+                    part.set_requires_gradient_sync(False)
+                    stack.callback(part.set_requires_gradient_sync, True)
+                else:
+                    stack.enter_context(part.no_sync())
+            yield
+
+    return suspended if parts else None
+
+
+def _reducing(module: nn.Module) -> Iterator[Any]:
+    """The outermost parts that reduce."""
+    if hasattr(module, "set_requires_gradient_sync") or callable(getattr(type(module), "no_sync", None)):
+        yield module
+        return
+    for child in module.children():
+        yield from _reducing(child)
+
+
+class Gradients:
+    """The gradients as they stand, to be put back if the rollout fails. Copies those that there are."""
+
+    def __init__(self, module: nn.Module | None, others: list[Tensor]) -> None:
+        own = list(module.parameters()) if module is not None else []
+        self._before = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in (*own, *others)]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """In place, where the tensor is the one that it was."""
+        for tensor, grad, value in self._before:
+            if grad is not None and value is not None:
+                grad.copy_(value)
+            tensor.grad = grad

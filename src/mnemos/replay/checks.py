@@ -1,0 +1,165 @@
+"""What a step may return, and whether a replay gave what the first pass gave."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mnemos.types import InputError
+
+# What kernels that round otherwise with and without gradient may differ by, of a tensor's norm; dropout drawn anew, or
+# an entry of a batch that was shuffled, differs by far more.
+_ROUNDING = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
+_HALF = 2e-2
+
+
+def differentiable(x: Any) -> bool:
+    """Whether a leaf of a state can carry gradient."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def check_leaves(leaves: list[Any], t: int) -> None:
+    """Raise InputError for a leaf that hides tensors: their graph would be kept, and their values not stored."""
+    for leaf in leaves:
+        if leaf is not None and not isinstance(leaf, Tensor | bool | int | float | str):
+            kind = type(leaf).__name__
+            raise InputError(
+                f"step {t}: expected a state made of tensors, found a {kind} in it; "
+                f"return its tensors, or register {kind} with torch.utils._pytree"
+            )
+
+
+def check_structure(found: Any, expected: Any, t: int) -> None:
+    """Raise InputError where a step returns another structure than the states before had."""
+    if found != expected:
+        raise InputError(
+            f"step {t}: expected a state of the same structure at every step, found {_short(found)} "
+            f"after {_short(expected)}; return what was given"
+        )
+
+
+def _short(structure: Any) -> str:
+    example = pytree.tree_unflatten(["*"] * structure.num_leaves, structure)
+    said = str(example).replace("'*'", "*")
+    return said if len(said) <= 80 else said[:77] + "..."
+
+
+def check_rows(segment: Any, before: list[Any], after: list[Any], t: int) -> None:
+    """Raise InputError where the batch changes: every leaf led with one number, and leads with the segment's now."""
+
+    def rows(leaves: Sequence[Any]) -> int | None:
+        sizes = {len(x) for x in leaves if isinstance(x, Tensor) and x.dim()}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    old, new = rows(before), rows(after)
+    if old and new and old != new and new == rows(pytree.tree_leaves(segment)[:1]):
+        raise InputError(
+            f"step {t}: expected a batch of {old} rows, as the state has, found {new}; "
+            "give every segment the rows of the state, and restart rows with resets"
+        )
+
+
+def check_loss(loss: Any, t: int) -> None:
+    """Raise InputError unless it is one number."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(f"step {t}: expected (loss, state) with loss a scalar tensor of floats, found {found}")
+
+
+def check_attached(before: list[Any], after: list[Any], t: int) -> None:
+    """Raise InputError where gradient came in with the state and none of what comes out carries any."""
+    if any(isinstance(x, Tensor) and x.requires_grad for x in before):
+        floats = [x for x in after if differentiable(x)]
+        if floats and not any(x.requires_grad for x in floats):
+            raise InputError(
+                f"step {t}: expected a state that carries gradient, found it detached; "
+                "return it with its graph, or ask for truncate_every=1"
+            )
+
+
+def check_untouched(leaves: list[Any], versions: list[int | None], t: int) -> None:
+    """Raise InputError where a step wrote into the state that it was given."""
+    if versions_of(leaves) != versions:
+        raise InputError(
+            f"step {t}: expected the given state untouched, found it changed in place; "
+            "let the step work on clones of its tensors"
+        )
+
+
+def versions_of(leaves: list[Any]) -> list[int | None]:
+    """How often each tensor was written."""
+    return [x._version if isinstance(x, Tensor) else None for x in leaves]
+
+
+class Comparison:
+    """The differences between replays and the first pass; looked at together, as looking makes a GPU wait.
+
+    tolerance: of a tensor's norm; None: by type, roughly the rounding of a long sum in it.
+    """
+
+    def __init__(self, tolerance: float | None) -> None:
+        self._tolerance = tolerance
+        self._found: list[tuple[int, str, Tensor]] = []
+
+    def add(self, t: int, what: str, found: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Step t's replay gave `found` where the first pass had `expected`. Raises InputError for other shapes."""
+        gaps = []
+        for a, b in zip(found, expected, strict=True):
+            if isinstance(a, Tensor) and isinstance(b, Tensor):
+                if a.shape != b.shape or a.dtype != b.dtype:
+                    self._fail(t, what, f"{_kind(a)} instead of {_kind(b)}")
+                if a.numel():
+                    gaps.append(self._gap(a.detach(), b.detach()))
+            elif isinstance(a, Tensor) or isinstance(b, Tensor) or not (a == b or a != a):
+                self._fail(t, what, f"{a!r:.40} instead of {b!r:.40}")
+        self._found += [(t, what, gap) for gap in gaps]
+
+    def _gap(self, a: Tensor, b: Tensor) -> Tensor:
+        """The difference in units of what is allowed."""
+        if not differentiable(a):
+            return torch.where((a != b).any(), math.inf, 0.0)
+        tolerance = _tolerance(a) if self._tolerance is None else self._tolerance
+        wide = a.dtype if a.dtype in _ROUNDING else torch.float32
+        # Infinities that agree differ by nothing; what is not a number has spoilt the gradient already, and visibly.
+        difference = torch.where(a == b, 0, a.to(wide) - b.to(wide)).norm().nan_to_num(0.0)
+        return difference / (tolerance * b.to(wide).norm().nan_to_num(1.0) + torch.finfo(wide).tiny)
+
+    def settle(self) -> None:
+        """Raise InputError, with the first step that was replayed, where a difference is more than rounding."""
+        found, self._found = self._found, []
+        if not found:
+            return
+        by_device: dict[torch.device, list[int]] = {}
+        for i, (_, _, gap) in enumerate(found):
+            by_device.setdefault(gap.device, []).append(i)
+        wrong = [
+            i
+            for places in by_device.values()
+            for i, gap in zip(places, torch.stack([found[i][2].float() for i in places]).tolist(), strict=True)
+            if gap > 1
+        ]
+        if wrong:
+            t, what, gap = found[min(wrong)]
+            self._fail(t, what, f"{float(gap):.3g} times what rounding allows")
+
+    @staticmethod
+    def _fail(t: int, what: str, difference: str) -> None:
+        raise InputError(
+            f"step {t}: expected its replay to give the {what} of the first pass, found it different "
+            f"({difference}); draw from the global generators alone, let advance do to state and buffers what step "
+            "does, and name the module whose buffers change"
+        )
+
+
+def _kind(x: Tensor) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}"
+
+
+def _tolerance(x: Tensor) -> float:
+    kind = x.device.type
+    if x.dtype in _ROUNDING and not (torch.is_autocast_enabled(kind) and x.dtype != torch.float64):
+        return _ROUNDING[x.dtype]
+    return _HALF

@@ -1,0 +1,189 @@
+"""What stands between two steps: the state, the random generators, and what modules keep between forwards."""
+
+import contextlib
+import os
+import pickle
+import random
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(slots=True)
+class Moment:
+    """All that the step after it starts from. `leaves` are read with `Store.fetch`."""
+
+    leaves: Any
+    structure: Any
+    generators: dict[str, Any]
+    buffers: list[Any]
+
+
+def generators(before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Where PyTorch's generators (CPU and every device in use), Python's and NumPy's stand.
+
+    What did not move since `before` is shared with it: most steps draw from one generator or from none.
+    """
+    taken: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": pickle.dumps(random.getstate())}
+    if "numpy.random" in sys.modules:  # who has not imported it has not drawn from it
+        taken["numpy"] = pickle.dumps(sys.modules["numpy.random"].get_state(legacy=False))
+    for name, device in _devices():
+        taken[name] = torch.get_device_module(device).get_rng_state(*_which(device))
+    if before:
+        for name, state in taken.items():
+            old: Any = before.get(name)
+            if type(old) is type(state) and (torch.equal(old, state) if isinstance(state, Tensor) else old == state):
+                taken[name] = old
+    return taken
+
+
+def put_generators(taken: dict[str, Any]) -> None:
+    """Put the generators back where they stood."""
+    torch.set_rng_state(taken["cpu"])
+    random.setstate(pickle.loads(taken["python"]))
+    if "numpy" in taken:
+        sys.modules["numpy.random"].set_state(pickle.loads(taken["numpy"]))
+    for name, device in _devices():
+        if name in taken:
+            torch.get_device_module(device).set_rng_state(taken[name], *_which(device))
+
+
+def _which(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # of which there is one, and its functions know no other
+
+
+def _devices() -> Iterator[tuple[str, torch.device]]:
+    """Every accelerator that this process has begun to use."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
+        return
+    for index in range(torch.accelerator.device_count()):
+        yield f"{kind.type}:{index}", torch.device(kind.type, index)
+
+
+class Buffers:
+    """What a module keeps between forwards: its buffers, and tensors that are plain attributes of it.
+
+    A running statistic or a cache that a module reads and writes is a state that the caller does not see. Only places
+    that hold a tensor when the rollout begins are looked at; all are compared at every step, and copied when changed.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self.places: list[tuple[dict[str, Any], str]] = []
+        self.names: list[str | None] = []  # None: a plain attribute
+        for prefix, part in module.named_modules() if module is not None else ():
+            for key, holder in (("buffer", part._buffers), ("attribute", vars(part))):
+                for name, value in holder.items():
+                    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _plain(value):
+                        self.places.append((holder, name))
+                        self.names.append(f"{prefix}.{name}".lstrip(".") if key == "buffer" else None)
+        self.objects = [holder[name] for holder, name in self.places]
+
+    @torch.no_grad()
+    def taken(self, before: Sequence[Any] = ()) -> list[Any]:
+        """Their values; what did not change since `before` is shared with it."""
+        found: list[Any] = []
+        for i, (holder, name) in enumerate(self.places):
+            value = holder.get(name)
+            if i < len(before) and _same(value, before[i]):
+                found.append(before[i])
+            else:
+                found.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        return found
+
+    @torch.no_grad()
+    def put(self, values: Sequence[Any]) -> None:
+        """Copy the values back, into the very tensors that were there when the rollout began, where they fit."""
+        for (holder, name), own, value in zip(self.places, self.objects, values, strict=True):
+            if not isinstance(value, Tensor):
+                holder[name] = value
+            elif own.shape != value.shape or own.dtype != value.dtype or own.device != value.device:
+                holder[name] = value.clone()
+            else:
+                holder[name] = own
+                if not torch.equal(own, value):
+                    own.copy_(value)
+
+
+def _plain(value: Tensor) -> bool:
+    return value.layout == torch.strided and not value.is_meta and not value.is_inference()
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+class Store:
+    """Where states wait for the backward pass: where they were made, in the host's memory, or in files."""
+
+    def __init__(self, offload: bool | str | os.PathLike[str]) -> None:
+        self._host = offload is True
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if not isinstance(offload, bool):
+            self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
+        self._count = 0
+
+    def keep(self, leaves: list[Any]) -> Any:
+        """Put the leaves of a state away."""
+        if self._folder is not None:
+            self._count += 1
+            return _File(Path(self._folder.name, f"{self._count}.pt"), leaves)
+        return [_Host(x) if self._host and _elsewhere(x) else x for x in leaves]
+
+    @staticmethod
+    def fetch(kept: Any) -> list[Any]:
+        """The leaves, on the devices that they came from."""
+        if isinstance(kept, _File):
+            return kept.fetch()
+        return [x.fetch() if isinstance(x, _Host) else x for x in kept]
+
+    def close(self) -> None:
+        """Delete the files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _elsewhere(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.device.type != "cpu"
+
+
+class _Host:
+    """A copy in the host's memory, page-locked for a GPU, so that copying waits for nothing."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.device = x.device
+        pinned = x.device.type == "cuda"
+        # Back by the same stream that copied it there: the order of the two needs no further care.
+        self.copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned).copy_(x, non_blocking=pinned)
+
+    def fetch(self) -> Tensor:
+        return self.copy.to(self.device, non_blocking=True)
+
+
+class _File:
+    """One state in a file, which goes when nothing refers to it."""
+
+    def __init__(self, path: Path, leaves: list[Any]) -> None:
+        self.path = path
+        self.tensors = [isinstance(x, Tensor) for x in leaves]
+        self.others = [None if isinstance(x, Tensor) else x for x in leaves]
+        torch.save([x for x in leaves if isinstance(x, Tensor)], path)
+        weakref.finalize(self, _delete, path)
+
+    def fetch(self) -> list[Any]:
+        saved = iter(torch.load(self.path, weights_only=True))
+        return [next(saved) if tensor else other for tensor, other in zip(self.tensors, self.others, strict=True)]
+
+
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
