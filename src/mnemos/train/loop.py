@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from mnemos.config import to_dict
-from mnemos.data.batch import IGNORE, Batch, Task
+from mnemos.data.batch import IGNORE, Batch, Task, pieces
 from mnemos.evaluate.metrics import each, evaluate, quality
 from mnemos.types import InputError
 
@@ -167,7 +167,8 @@ class _Session:
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
         with generators.kept(), self.fabric.autocast():
-            found = evaluate(self.learner.model, self._shares(split), total)
+            parts = pieces(self._shares(split), self.recipe.train.rollout.segment)
+            found = evaluate(self.learner.model, parts, total)
         return {key: value for key, value in found.items() if key != "count"}
 
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
