@@ -91,7 +91,7 @@ ROLLOUTS = [
 @pytest.mark.parametrize(("rows", "rollout", "accumulate"), ROLLOUTS)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, rows, rollout, accumulate, strategy):
-    model = {**STILL, "late": strategy == "ddp"}
+    model = {**STILL, "late": strategy == "ddp", "cached": rows, "advances": not rows}
     train = {"precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
     assert run_apart(tmp_path / "one", Toys(True, model, {"rows": rows}, train=train)) == 0
     train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}

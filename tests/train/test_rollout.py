@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning_fabric.plugins.precision.amp import MixedPrecision
 from test_loop import STILL, final, lines, one_thread  # noqa: F401
 from test_resume import same
-from train_standins import LENGTH, Toy, Toys
+from train_standins import LENGTH, Swift, Toy, Toys
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
@@ -195,17 +195,22 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
     close(final(tmp_path / "compiled"), eager, 1e-5)
 
 
-def test_the_models_own_advance_is_used(tmp_path, monkeypatch):
-    bptt = run(tmp_path / "bptt", True, STILL, segment=3, replay=False)
-    calls = []
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
+    """With dropout it draws a prefix of what the whole step draws, or replay would say that it does not."""
+    model, calls = {**STILL, "cached": False, "dropout": dropout}, []
+    bptt = run(tmp_path / "bptt", True, model, segment=3, replay=False)
+    original = Swift.advance
 
     def advance(self, x, state=None, mask=None):
         calls.append(torch.is_grad_enabled())
-        return self(x, state, mask)[1]
+        return original(self, x, state, mask)
 
-    monkeypatch.setattr(Toy, "advance", advance, raising=False)
-    close(run(tmp_path / "advanced", True, STILL, segment=3), bptt, 1e-12)
+    monkeypatch.setattr(Swift, "advance", advance)
+    advanced = run(tmp_path / "advanced", True, {**model, "advances": True}, segment=3)
     assert calls == [False] * 12 * 3  # updates, steps but the last
+    if not dropout:
+        close(advanced, bptt, 1e-12)
 
 
 @contextlib.contextmanager
@@ -251,6 +256,32 @@ def test_gradients_are_reduced_once_an_update(rollout):
     finally:
         torch.distributed.destroy_process_group()
     assert reduced == [0, 0]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
+@pytest.mark.parametrize("horizon", [0, 1, 2])
+def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon):
+    """A writer's weights are in no step's own loss; DDP has to wait for their gradient all the same."""
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        logits, new = original(self, x, state, mask)
+        return logits, new._replace(hidden=(new.hidden[0] + self.late(new.hidden[0]),))
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    found = []
+    for strategy, replay in (("auto", False), ("ddp", True), ("ddp", False)):
+        model = {**STILL, "late": False, "cached": False}
+        recipe = toys(True, model, segment=4, horizon=horizon, replay=replay).recipe()
+        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy=strategy))
+        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        try:
+            found.append([learner.update()["grad_norm"] for _ in range(3)])
+        finally:
+            if strategy == "ddp":
+                torch.distributed.destroy_process_group()
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+    assert found[2] == pytest.approx(found[0], rel=1e-9)
 
 
 def test_activations_do_not_grow_with_the_rollout():

@@ -49,7 +49,8 @@ def train(
     {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
     "majority", "metric" (what the task is judged by), "parameters", "seconds" (in updates), "peak_bytes" (of the GPU,
     or by how much the process grew since before the model), "tokens" (of images: images; of sound: frames),
-    "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling)}
+    "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling), and
+    "rollout_steps" (of an update, where there are several)}
 
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
@@ -204,6 +205,8 @@ class _Session:
             "tokens": count.tokens,
             "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
         }
+        if (steps := self.recipe.train.rollout.count(self.task.max_length)) > 1:
+            result["rollout_steps"] = steps
         if self.run is not None:
             self.run.finish(result)
         return result

@@ -99,7 +99,9 @@ class Rollout:
         Returns ([weight × Σ losses, right guesses], the last state, detached and contiguous). last: these are the
         update's last, so that gradients are then summed over processes. Raises InputError for a model without state.
         """
-        walk = self._replayed if self._config.replay and len(batches) > 1 else self._through_time
+        # A graph of one step is all that there is to keep where no gradient leaves it.
+        replayed = self._config.replay and len(batches) > 1 and self._config.horizon != 1
+        walk = self._replayed if replayed else self._through_time
         sums, state = walk(batches, state, weight, last)
         if len(batches) > 1 and not leaves(state):
             raise InputError(
