@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from mnemos.data.batch import IGNORE, Batch, pieces
 from mnemos.data.recall import RecallConfig
 from mnemos.evaluate.metrics import evaluate
 from mnemos.models.transformer import TransformerConfig
-from mnemos.train import devices
+from mnemos.train import checkpoint, devices
 from mnemos.train.checks import check_settings, check_task
 from mnemos.train.learner import Learner
 from mnemos.train.loop import train
@@ -301,7 +302,7 @@ def transformer(distance: int, attention=None, precision="32-true", **settings):
     """A small Transformer on recall: rows of `distance` + 7 tokens."""
     data = RecallConfig(2, 4, 2, 0, 16, distance=distance)
     model = TransformerConfig(
-        vocab_size=25,
+        vocab_size=25 if distance else 9,
         width=16,
         layers=2,
         heads=2,
@@ -392,6 +393,28 @@ def test_the_settings_are_in_the_recipe(tmp_path):
     run(tmp_path / "run", True, segment=4, checkpoints=2)
     saved = json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["rollout"]
     assert saved == {"segment": 4, "steps": 1, "horizon": 0, "replay": True, "checkpoints": 2, "offload": False}
+
+
+def test_a_run_of_a_version_without_rollouts_goes_on(tmp_path):
+    recipe = transformer(0, steps=4, checkpoint_every=2, log_every=1)
+    train(recipe, tmp_path / "whole", quiet=True)
+    folder = tmp_path / "run"
+    shutil.copytree(tmp_path / "whole", folder)
+    (folder / "result.json").unlink()
+    checkpoint.path_of(folder / "checkpoints", 4).unlink()
+    path = checkpoint.path_of(folder / "checkpoints", 2)
+    tree, about = checkpoint.read(path), json.loads((folder / "recipe.json").read_text())
+    for saved in (tree["recipe"], about):
+        del (
+            saved["train"]["rollout"],
+            saved["data"]["distance"],
+            saved["data"]["shortest"],
+            saved["data"]["distractors"],
+        )
+    checkpoint.write(path, tree)
+    (folder / "recipe.json").write_text(json.dumps(about))
+    train(recipe, folder, resume=True, quiet=True)
+    same(folder, tmp_path / "whole", step=4)
 
 
 @pytest.mark.parametrize(
