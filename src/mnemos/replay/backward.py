@@ -83,6 +83,18 @@ def _reducing(module: nn.Module) -> Iterator[Any]:
         yield from _reducing(child)
 
 
+def broadcast_buffers(module: nn.Module | None) -> None:
+    """Do now what DistributedDataParallel would do at the rollout's first forward: make buffers those of process 0.
+
+    The first step's replay would else begin with other buffers than its first pass, which had them broadcast.
+    """
+    for part in module.modules() if module is not None else ():
+        if isinstance(part, nn.parallel.DistributedDataParallel) and part.will_sync_module_buffers():
+            for buffer in part.modules_buffers:
+                torch.distributed.broadcast(buffer, group=part.process_group, group_src=0)
+            part.require_forward_param_sync = False  # as after a forward that need not
+
+
 class Gradients:
     """The gradients as they stand, to be put back if the rollout fails. Copies those that there are."""
 

@@ -48,16 +48,15 @@ def _short(structure: Any) -> str:
 
 
 def check_rows(segment: Any, before: list[Any], after: list[Any], t: int) -> None:
-    """Raise InputError where the batch changes: every leaf led with one number, and leads with the segment's now."""
+    """Raise InputError where the batch changes: leaves led with one number, and one leads with the segment's now."""
 
-    def rows(leaves: Sequence[Any]) -> int | None:
-        sizes = {len(x) for x in leaves if isinstance(x, Tensor) and x.dim()}
-        return sizes.pop() if len(sizes) == 1 else None
+    def rows(leaves: Sequence[Any]) -> set[int]:
+        return {len(x) for x in leaves if isinstance(x, Tensor) and x.dim()}
 
-    old, new = rows(before), rows(after)
-    if old and new and old != new and new == rows(pytree.tree_leaves(segment)[:1]):
+    old, new = rows(before), rows(pytree.tree_leaves(segment)[:1])
+    if len(old) == 1 and old != {0} and new and new != old and new & rows(after):
         raise InputError(
-            f"step {t}: expected a batch of {old} rows, as the state has, found {new}; "
+            f"step {t}: expected a batch of {old.pop()} rows, as the state has, found {new.pop()}; "
             "give every segment the rows of the state, and restart rows with resets"
         )
 

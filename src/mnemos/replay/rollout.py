@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from mnemos.types import InputError, State, reset
 
 from . import checks
-from .backward import Gradients, joint, suspension, without_autocast
+from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
 from .moments import Buffers, Moment, Store, generators, put_generators
 
 
@@ -173,6 +173,7 @@ class _Walk:
         self.module = owner if module is None and isinstance(owner, nn.Module) else module
         self.verify = verify is not False
         self.compared = checks.Comparison(None if isinstance(verify, bool) else verify)
+        broadcast_buffers(self.module)
         self.buffers = Buffers(self.module)
         self.given, structure = pytree.tree_flatten(state)
         self.fresh = state is None
@@ -191,14 +192,17 @@ class _Walk:
         gradients: list[Tensor | None] = []
         for first in range(0, count, every):
             self.first, self.last = first, first + every >= count
-            later = self._sweep(first, min(first + every, count), self.end, None)
+            stop = min(first + every, count)
+            self.kept = self.keep(stop - first)
+            later = self._sweep(first, stop, self.end, None)
             if first == 0:
                 gradients = later.gradients
             self.put(self.end)
         if not self.differentiated:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
         losses = torch.stack(self.losses)
-        loss = (losses * torch.tensor(self.weights, dtype=losses.dtype, device=losses.device)).sum()
+        wide = torch.promote_types(losses.dtype, torch.float32)
+        loss = (losses * torch.tensor(self.weights, dtype=wide, device=losses.device)).sum()
         end = pytree.tree_unflatten(self.end.leaves, self.end.structure)
         start = None if self.fresh else pytree.tree_unflatten(gradients, self.start.structure)
         return Rollout(loss, losses, end, start)
@@ -212,7 +216,7 @@ class _Walk:
         """Backward through the steps stop − 1 … start, from the moment before `start`."""
         if stop - start == 1:
             return self._replay(start, moment, later)
-        width = -(-(stop - start) // self.keep(stop - start))
+        width = -(-(stop - start) // self.kept)
         starts = range(start, stop, width)
         kept = self._forward(moment, starts)
         for first in reversed(starts):
@@ -225,7 +229,7 @@ class _Walk:
         """The moments before the steps `starts`, the first of which is the given one."""
         self.put(moment)
         kept, leaves, structure = [moment], Store.fetch(moment.leaves), moment.structure
-        state = self._state(leaves, structure)
+        state = pytree.tree_unflatten(leaves, structure)
         for t in range(starts[0], starts[-1]):
             versions, incoming = checks.versions_of(leaves), leaves
             state = self._reset(t, state)
@@ -258,7 +262,7 @@ class _Walk:
         final = self.last and t == self.first
         reduced = self.suspended is not None and final
         with self.suspended() if self.suspended is not None and not final else nullcontext():
-            state = self._reset(t, self._state(leaves, moment.structure))
+            state = self._reset(t, pytree.tree_unflatten(leaves, moment.structure))
             loss, state = self._called(t, self.step, state)
             outgoing, structure = self._leaves(t, state, leaves)
             checks.check_attached(leaves, outgoing, t)
@@ -311,9 +315,6 @@ class _Walk:
         for name, found, expected in buffers:
             if name is not None and found is not expected:
                 self.compared.add(t, f"buffer {name}", [found], [expected])
-
-    def _state(self, leaves: list[Any], structure: Any) -> State:
-        return pytree.tree_unflatten(leaves, structure)
 
     def _reset(self, t: int, state: State) -> State:
         mask = self.resets[t]

@@ -1,0 +1,306 @@
+"""Memory and speed of replay beside back-propagation through time and torch.utils.checkpoint.
+
+    python benchmarks/replay.py [--rounds 15] [--out results/replay.json]
+    python benchmarks/replay.py --million [--out results/replay_million.json]     a million tokens in one rollout
+
+A recurrent Transformer with the shape of Memformer's language model, smaller: an encoder that reads and makes anew K
+slots of memory (the critical path), and a decoder four times as deep that reads what the encoder made of the segment.
+Gradients must agree before anything is measured; a round times every way once, in an order that rotates.
+
+Limits, with a forward of 1 and a backward of 2: 3T/(4T − 1) of the speed of back-propagation without `advance`,
+3T/(3T + f(T − 1)) with one that is a share f of a forward; and, since a backward is not 2 exactly, the same from the
+forward, backward and advance timed here.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import mnemos
+from mnemos.attention import LinearConfig
+from mnemos.evaluate.peak import peak_of
+from mnemos.train.run import provenance
+
+VOCABULARY = 64
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width: int, encoders: int, decoders: int, slots: int) -> None:
+        super().__init__()
+
+        def layers(n: int) -> nn.ModuleList:
+            return nn.ModuleList(
+                nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+                for _ in range(n)
+            )
+
+        self.embedding, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY)
+        self.encoder, self.decoder = layers(encoders), layers(decoders)
+        self.start = nn.Parameter(torch.randn(slots, width))
+        self.norm = nn.LayerNorm(width)
+
+    def encoded(self, x: Tensor, memory: Tensor | None) -> Tensor:
+        memory = self.start.expand(len(x), -1, -1) if memory is None else memory
+        y = torch.cat([memory, self.embedding(x)], 1)
+        for layer in self.encoder:
+            y = layer(y)
+        return self.norm(y)
+
+    def advance(self, x: Tensor, memory: Tensor | None) -> Tensor:
+        return self.encoded(x, memory)[:, : len(self.start)]
+
+    def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = self.encoded(x, memory)
+        memory, y = y[:, : len(self.start)], y[:, len(self.start) :]
+        for layer in self.decoder:
+            y = layer(y)
+        return nn.functional.cross_entropy(self.head(y).flatten(0, 1), x.flatten()), memory
+
+
+class Pieces:
+    """Segments made when asked for: inputs take no memory."""
+
+    def __init__(self, count: int, batch: int, tokens: int) -> None:
+        self.count, self.shape = count, (batch, tokens)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, t: int) -> Tensor:
+        if not 0 <= t < self.count:
+            raise IndexError(t)
+        return torch.randint(VOCABULARY, self.shape, generator=torch.Generator().manual_seed(t))
+
+
+def through_time(model: Recurrent, pieces: Pieces) -> None:
+    total, memory = torch.zeros(()), None
+    for x in pieces:
+        loss, memory = model(x, memory)
+        total = total + loss / len(pieces)
+    total.backward()
+
+
+def checkpointed(model: Recurrent, pieces: Pieces) -> None:
+    total, memory = torch.zeros(()), None
+    for x in pieces:
+        loss, memory = checkpoint(model, x, memory, use_reentrant=False)
+        total = total + loss / len(pieces)
+    total.backward()
+
+
+WAYS: dict[str, Callable[[Recurrent, Pieces], Any]] = {
+    "through time": through_time,
+    "torch.utils.checkpoint": checkpointed,
+    "replay": mnemos.replay,
+    "replay, advance": lambda model, pieces: mnemos.replay(model, pieces, advance=model.advance),
+    "replay, advance, sqrt": lambda m, pieces: mnemos.replay(m, pieces, advance=m.advance, checkpoints="sqrt"),
+}
+
+
+def check(model: Recurrent, pieces: Pieces) -> None:
+    wanted: list[Tensor] = []
+    for name, way in WAYS.items():
+        way(model, pieces)
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        wanted = wanted or found
+        for a, b in zip(found, wanted, strict=True):
+            assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7, name
+
+
+def most_saved(run: Callable[[], Any]) -> int:
+    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart."""
+    held: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    most = total = 0
+
+    class Held:
+        def __init__(self, x: Tensor) -> None:
+            nonlocal most, total
+            self.x, self.key = x, x.untyped_storage().data_ptr()
+            held[self.key] = held.get(self.key, 0) + 1
+            if held[self.key] == 1 and not isinstance(x, nn.Parameter) and not x.is_leaf:
+                sizes[self.key] = x.untyped_storage().nbytes()
+                total += sizes[self.key]
+                most = max(most, total)
+
+        def __del__(self) -> None:
+            nonlocal total
+            held[self.key] -= 1
+            if not held[self.key]:
+                total -= sizes.pop(self.key, 0)
+
+    with saved_tensors_hooks(Held, lambda h: h.x):
+        run()
+    gc.collect()
+    return most
+
+
+def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest: int) -> list[dict[str, Any]]:
+    rows = []
+    for name, way in WAYS.items():
+        for count in counts:
+            if "replay" not in name and count > longest:
+                continue
+            pieces = Pieces(count, batch, tokens)
+            saved = most_saved(lambda way=way, pieces=pieces: way(model, pieces))  # type: ignore[misc]
+            peaks = [peak_of(lambda way=way, pieces=pieces: way(model, pieces)) for _ in range(3)]  # type: ignore[misc]
+            kept = count if "sqrt" not in name else 2 * int(count**0.5 + 1)
+            states = kept * batch * model.start.numel() * 4
+            rows.append({"way": name, "segments": count, "saved": saved, "peak": statistics.median(peaks)})
+            rows[-1]["states"] = states if "replay" in name else 0
+            print(f"{name:24} {count:4} segments: saved {saved / 2**20:8.2f} MiB, peak {rows[-1]['peak'] / 2**20:8.2f}"
+                  f" MiB, of it stored states {rows[-1]['states'] / 2**20:6.2f}", flush=True)  # fmt: skip
+    return rows
+
+
+def timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def speed(model: Recurrent, pieces: Pieces, rounds: int) -> dict[str, Any]:
+    x, state = pieces[0], model.advance(pieces[1], None).detach()
+
+    def whole_forward() -> None:
+        nonlocal loss
+        loss = model(x, state)[0]
+
+    loss = torch.zeros(())
+    parts: dict[str, list[float]] = {"forward": [], "backward": [], "forward without gradient": [], "advance": []}
+    names, times = list(WAYS), {name: [] for name in WAYS}
+    for i in range(rounds + 1):
+        for _ in range(4):
+            parts["forward"].append(timed(whole_forward))
+            parts["backward"].append(timed(lambda: loss.backward()))
+            with torch.no_grad():
+                parts["forward without gradient"].append(timed(lambda: model(x, state)))
+                parts["advance"].append(timed(lambda: model.advance(x, state)))
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            seconds = timed(lambda name=name: WAYS[name](model, pieces))  # type: ignore[misc]
+            model.zero_grad()
+            if i:  # the first round is the allocator's
+                times[name].append(seconds)
+    f, b, n, a = (statistics.median(parts[k]) for k in parts)
+    steps, share = len(pieces), a / n
+    first = {"replay": n, "replay, advance": a}
+    limits = {
+        "replay": (3 * steps / (4 * steps - 1), share),
+        "replay, advance": (3 * steps / (3 * steps + share * (steps - 1)), share),
+    }
+    print(f"forward {1e3 * f:.2f} ms, without gradient {1e3 * n:.2f}, backward {1e3 * b:.2f}, advance {1e3 * a:.2f}: "
+          f"f = {share:.3f}")  # fmt: skip
+    found: dict[str, Any] = {
+        "steps": steps,
+        "share": share,
+        "ms": {k: 1e3 * statistics.median(v) for k, v in parts.items()},
+    }
+    found["ways"] = []
+    for name in names:
+        row: dict[str, Any] = {"way": name, "seconds": statistics.median(times[name])}
+        for peer in ("through time", "torch.utils.checkpoint"):
+            ratios = [p / own for p, own in zip(times[peer], times[name], strict=True)]
+            row[f"speed of {peer}"] = {"median": statistics.median(ratios)}
+            row[f"speed of {peer}"]["quartiles"] = statistics.quantiles(ratios, n=4)[::2]
+        if name in limits:
+            measured = steps * (f + b) / (steps * (f + b) + (steps - 1) * first[name])
+            row |= {"limit": limits[name][0], "limit from these parts": measured}
+        found["ways"].append(row)
+        own = row["speed of through time"]["median"]
+        said = f"{name:24} {row['seconds']:.3f} s, {own:.3f} of through time, "
+        said += f"{row['speed of torch.utils.checkpoint']['median']:.3f} of checkpoint"
+        if name in limits:
+            said += f"; limit {row['limit']:.3f}: {own / row['limit']:.3f} of it; "
+            said += f"from the parts {row['limit from these parts']:.3f}: {own / row['limit from these parts']:.3f}"
+        print(said, flush=True)
+    return found
+
+
+def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -> dict[str, Any]:
+    """One rollout of a linear Transformer over `tokens` tokens."""
+    torch.manual_seed(0)
+    model = mnemos.Transformer(
+        vocab_size=VOCABULARY, width=128, layers=2, heads=4, mlp=512, attention=LinearConfig(), position="none"
+    )
+
+    def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logits, state = model(x[:, :-1], state)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten()), state
+
+    def gradients(way: Callable[[Pieces], Any]) -> list[Tensor]:
+        way(Pieces(12, 1, segment + 1))
+        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return found
+
+    def plain(pieces: Pieces) -> None:
+        total, state = torch.zeros(()), None
+        for x in pieces:
+            loss, state = step(x, state)
+            total = total + loss / len(pieces)
+        total.backward()
+
+    def replayed(pieces: Pieces) -> mnemos.State:
+        return mnemos.replay(step, pieces, module=model, checkpoints=checkpoints, offload=offload)
+
+    for a, b in zip(gradients(replayed), gradients(plain), strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7
+    pieces = Pieces(-(-tokens // segment), 1, segment + 1)
+    losses: list[Tensor] = []
+    start = time.perf_counter()
+    peak = peak_of(lambda: losses.append(replayed(pieces).loss))
+    seconds = time.perf_counter() - start
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    total = len(pieces) * segment
+    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB beyond weights "
+          f"of {weights / 2**20:.1f} MiB and what was there, {seconds:.0f} s, {total / seconds:,.0f} tokens/s, "
+          f"loss {losses[0]:.4f}")  # fmt: skip
+    return {"tokens": total, "segment": segment, "checkpoints": checkpoints, "offload": bool(offload), "peak": peak,
+            "weights": weights, "seconds": seconds, "loss": float(losses[0])}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--segments", type=int, default=16, help="of a timed rollout")
+    parser.add_argument("--counts", type=int, nargs="+", default=[8, 32, 128, 512])
+    parser.add_argument("--skip-memory", action="store_true")
+    parser.add_argument("--million", action="store_true")
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--segment", type=int, default=1000)
+    parser.add_argument("--checkpoints", default="sqrt")
+    parser.add_argument("--offload", type=Path, default=False)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    if options.million:
+        result["million"] = million(options.tokens, options.segment, options.checkpoints, options.offload)
+    else:
+        torch.manual_seed(0)
+        shape = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}
+        model, batch, tokens = Recurrent(**shape), 4, 64
+        check(model, Pieces(5, batch, tokens))
+        result |= {"shape": {**shape, "batch": batch, "tokens": tokens}, "threads": 1}
+        result["speed"] = speed(model, Pieces(options.segments, batch, tokens), options.rounds)
+        if not options.skip_memory:
+            small = Recurrent(64, 2, 2, 16)
+            result["memory_shape"] = {"width": 64, "encoders": 2, "decoders": 2, "slots": 16, "batch": 4, "tokens": 64}
+            result["memory"] = memory(small, 4, 64, options.counts, 32)
+    if options.out:
+        options.out.write_text(json.dumps({**result, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

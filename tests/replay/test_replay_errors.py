@@ -1,0 +1,206 @@
+"""What replay refuses, always with the step's index, and that nothing is half-written then."""
+
+import random
+
+import pytest
+import torch
+from replay_standins import agree, begin, cell, gradients, segments
+from torch import nn
+
+from mnemos import InputError, Transformer, replay
+
+
+def wrapped(model, at, change):
+    """The model's step, whose (loss, state) `change` alters at step `at` of the seven, in every pass."""
+
+    def step(x, state):
+        loss, new = model(x, state)
+        seen = int(state["seen"][0][0]) // 2
+        return change(loss, new) if seen == at else (loss, new)
+
+    return step
+
+
+BAD = {
+    "structure": (lambda loss, s: (loss, (s["h"], s["seen"])), r"step 2: .* same structure"),
+    "less": (lambda loss, s: (loss, {"h": s["h"]}), r"step 2: .* same structure"),
+    "detached": (lambda loss, s: (loss, {**s, "h": s["h"].detach()}), r"step 2: .* found it detached"),
+    "rows": (lambda loss, s: (loss, {"h": s["h"][:2], "seen": (s["seen"][0][:2], "rows")}), None),
+    "several losses": (lambda loss, s: (loss.expand(2), s), r"step 2: .* scalar tensor"),
+    "a number": (lambda loss, s: (float(loss), s), r"step 2: .* found float"),
+    "no state": (lambda loss, s: loss, r"step 2: expected \(loss, state\), found Tensor"),
+    "an object": (lambda loss, s: (loss, {**s, "h": {1, 2}}), r"step 2: .* found a set in it"),
+    "a random state": (
+        lambda loss, s: (loss, {**s, "h": s["h"] + _other()}),
+        r"step [23]: .* the state of the first pass",
+    ),
+    "a random count": (
+        lambda loss, s: (loss, {**s, "seen": (s["seen"][0] + _other().long() * 2, "rows")}),
+        r"step \d: .* the state of the first pass",
+    ),
+    "a random loss": (lambda loss, s: (loss * _other(), s), r"step 2: .* the loss of the first pass"),
+    "an error of ours": (lambda loss, s: _raise(InputError("too long")), "step 2: too long"),
+    "an error": (lambda loss, s: _raise(RuntimeError("shapes")), "shapes\nin step 2 of the rollout"),
+}
+_own = random.Random(0)
+
+
+def _other():
+    return torch.tensor(_own.uniform(1.0, 100.0))  # of a generator that nobody else knows
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("name", list(BAD))
+@pytest.mark.parametrize("checkpoints", ["all", 2])
+def test_a_wrong_step_is_named_and_leaves_nothing_behind(name, checkpoints):
+    change, said = BAD[name]
+    model = nn.Sequential(cell())
+    model.register_buffer("count", torch.zeros(()))
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 3.0)
+    model[0].head.bias.grad = None
+    kept = model[0].read.weight.grad
+
+    def step(x, state):
+        model.count += 1
+        return wrapped(model[0], 2, change)(x, state)
+
+    before = torch.get_rng_state()
+    with pytest.raises((InputError, RuntimeError, IndexError), match=said):
+        replay(step, segments(), begin(), module=model, checkpoints=checkpoints)
+    assert model[0].read.weight.grad is kept
+    assert model[0].head.bias.grad is None
+    assert all((g == 3).all() for g in gradients(model).values() if g is not None)
+    assert model.count == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_batch_that_changes():
+    model, pieces = cell(), segments()
+    with pytest.raises(InputError, match="step 0: expected a batch of 1 rows, as the state has, found 3"):
+        replay(model, pieces, {"h": begin()["h"][:1], "seen": (torch.zeros(1, dtype=torch.int64), "rows")})
+
+    def cut(x, state):
+        return model(x, {"h": state["h"][: len(x)], "seen": (state["seen"][0][: len(x)], "rows")})
+
+    with pytest.raises(InputError, match="step 4: expected a batch of 3 rows, as the state has, found 2"):
+        replay(cut, [*pieces[:4], *(x[:2] for x in pieces[4:])], begin())
+
+
+def test_a_state_changed_in_place():
+    model = cell()
+
+    def step(x, state):
+        loss, new = model(x, {**state, "h": state["h"].clone()})
+        state["seen"][0].add_(1)
+        return loss, new
+
+    with pytest.raises(InputError, match=r"step 0: .* changed in place"):
+        replay(step, segments(), begin())
+
+
+def test_an_advance_that_is_another_model():
+    model = cell()
+    for wrong, said in (
+        (lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * 1.01}, r"step 5: .* the state of the"),
+        (lambda x, s: {"h": model.advance(x, s)["h"]}, r"step 0: .* same structure"),
+        (lambda x, s: {**s, "h": s["h"].float()}, r"step 5: .*float64 of shape \(3, 5\) instead of torch\.float32"),
+    ):
+        with pytest.raises(InputError, match=said):
+            replay(lambda x, s: model(x, {**s, "h": s["h"].double()}), segments(), begin(), advance=wrong)
+    with pytest.raises(InputError, match=r"step \d: .* same structure"):
+        replay(model, segments(), advance=lambda x, s: {**model.advance(x, s), "more": 1})
+
+
+def test_verification_is_as_strict_as_asked():
+    model = cell(dropout=0.0)
+
+    def rounded(x, state):
+        state = model.advance(x, state)
+        return {**state, "h": state["h"] * (1 + 1e-6)}
+
+    with pytest.raises(InputError, match="step 5"):
+        replay(model, segments(), begin(), advance=rounded)
+    replay(model, segments(), begin(), advance=rounded, verify=1e-5)
+    replay(model, segments(), begin(), advance=rounded, verify=False)
+    replay(model, segments(), begin(), advance=model.advance, verify=0.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_no_error(value):
+    """A scaler skips such an update."""
+    model = cell()
+    pieces = segments()
+    pieces[3] = pieces[3] * value
+    out = replay(model, pieces, begin())
+    assert not out.loss.isfinite()
+    assert not gradients(model)["read.weight"].isfinite().all()
+
+
+def test_losses_without_gradient():
+    model = cell()
+    with pytest.raises(InputError, match="a loss that requires gradient"):
+        replay(lambda x, s: (torch.ones(()), model.advance(x, s)), segments(), begin())
+    out = replay(
+        lambda x, s: (model(x, s)[0] if int(s["seen"][0][0]) == 6 else torch.ones((), dtype=x.dtype), model(x, s)[1]),
+        segments(),
+        begin(),
+    )
+    assert out.losses.tolist().count(1.0) == 6
+    assert gradients(model)["keep.weight"].abs().max() > 0
+
+
+def test_resets_of_the_wrong_rows():
+    with pytest.raises(InputError, match="step 1: reset: expected a mask of 3 rows"):
+        replay(cell(), segments(2), begin(), resets=[None, torch.ones(2, dtype=torch.bool)])
+    with pytest.raises(InputError, match=r"step 1: reset: expected a mask \[B\] of booleans"):
+        replay(cell(), segments(2), begin(), resets=[None, torch.ones(3)])
+
+
+def test_a_segment_longer_than_the_model_allows():
+    model = Transformer(vocab_size=7, max_length=6, position="learned", width=8, layers=1, heads=2, mlp=8)
+
+    def step(x, state):
+        logits, state = model(x, state)
+        return logits.square().mean(), state
+
+    with pytest.raises(InputError, match=r"^step 1: "):
+        replay(step, [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64)])
+
+
+def test_an_interrupt_puts_back_too():
+    model, calls = cell(), []
+
+    def step(x, state):
+        calls.append(state)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return model(x, state)
+
+    with pytest.raises(KeyboardInterrupt):
+        replay(step, segments(), begin(), module=model)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_models_own_gradients_are_found_by_its_method():
+    model = cell()
+    state = begin()
+    state["h"].requires_grad_()
+    with pytest.raises(InputError, match="step 6"):
+        replay(wrapped_method(model), segments(), state)
+    assert all(p.grad is None for p in model.parameters())
+    assert state["h"].grad is None
+    agree(replay(model.forward, segments(), state).loss, replay(model.forward, segments(), begin()).loss, 1)
+
+
+def wrapped_method(model):
+    forward = type(model).forward
+
+    def bad(self, x, state):
+        loss, state = forward(self, x, state)
+        return loss, ({**state, "h": state["h"].detach()} if x.shape[1] == 3 else state)
+
+    return bad.__get__(model)

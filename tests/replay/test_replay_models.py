@@ -1,0 +1,217 @@
+"""Models that are not ours, compiled steps, reduced precision, modules with a memory of their own."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from replay_standins import agree, begin, cell, gradients, plain, segments
+from torch import nn
+from torch.autograd.graph import allow_mutation_on_saved_tensors
+from torch.nn import functional as F
+
+from mnemos import GRC, InputError, replay
+from mnemos.attention import GatedCacheAttention
+from mnemos.memory.gated_cache import caches
+
+
+def both(model, step, pieces, state=None, tolerance=1e-12, **options):
+    """The same gradients by the plain loop and by replay, twice: from memories that a rollout has left, too."""
+    made = {k: v.clone() for k, v in model.state_dict().items()}
+    expected, found = [], []
+    for method, kept in ((plain, expected), (replay, found)):
+        model.load_state_dict(made)
+        if hasattr(model, "last"):
+            model.last = torch.zeros_like(model.last)
+        torch.manual_seed(3)
+        for _ in range(2):
+            method(step, pieces, state, **(options if method is replay else {}))
+            memory = [b.detach().clone() for b in model.buffers()]
+            kept.append(({k: v for k, v in gradients(model).items() if v is not None}, memory))
+        kept.append([b.detach().clone() for b in model.state_dict().values()])
+    agree(found, expected, tolerance)
+
+
+def test_a_torch_lstm():
+    torch.manual_seed(0)
+    lstm = nn.LSTM(5, 4, 2, batch_first=True, dropout=0.2).double()
+
+    def step(x, state):
+        y, state = lstm(x, state)
+        return y.square().mean(), state
+
+    both(lstm, step, segments())
+    state = tuple(torch.randn(2, 3, 4, dtype=torch.float64) for _ in "hc")
+    both(lstm, step, segments(), state, module=lstm, checkpoints="sqrt")
+
+
+def test_two_lines_of_a_user():
+    class Mean(nn.Linear):
+        def forward(self, x, mean):
+            mean = 0.9 * (0 if mean is None else mean) + super().forward(x).mean(1)
+            return (mean - 1).square().mean(), mean
+
+    torch.manual_seed(0)
+    both(model := Mean(5, 2).double(), model, segments())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rwkv", "mamba"])
+def test_hugging_face(name):
+    import mnemos.adapt.libraries
+
+    mnemos.adapt.libraries.transformers()
+    from transformers import DynamicCache, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
+
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    if name == "rwkv":
+        model = RwkvForCausalLM(RwkvConfig(**sizes))
+    else:
+        model = MambaForCausalLM(MambaConfig(**sizes, state_size=3))
+
+    def rwkv(ids, state):
+        copies = None if state is None else [x.clone() for x in state]  # it writes into them
+        out = model(ids[:, :-1], state=copies, use_cache=True)
+        return F.cross_entropy(out.logits.transpose(1, 2), ids[:, 1:]), out.state
+
+    def mamba(ids, state):
+        cache = DynamicCache(config=model.config)
+        for layer, (conv, recurrent) in zip(cache.layers, state or [], strict=False):
+            layer.lazy_initialization(conv, recurrent)
+            layer.conv_states[0], layer.recurrent_states[0] = conv.clone(), recurrent.clone()
+            layer.has_previous_state[0] = True
+        # Of several tokens at once it forgets the recurrent state that it is given.
+        y = [model(ids[:, t : t + 1], cache_params=cache, use_cache=True).logits for t in range(ids.shape[1] - 1)]
+        state = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in cache.layers]
+        return F.cross_entropy(torch.cat(y, 1).transpose(1, 2), ids[:, 1:]), state
+
+    pieces = list(torch.randint(11, (5, 2, 4)))
+    with allow_mutation_on_saved_tensors():  # their caches are written in place
+        both(model, {"rwkv": rwkv, "mamba": mamba}[name], pieces, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_step(dynamic):
+    model = cell()
+    compiled = torch.compile(lambda x, state: model(x, state), backend="aot_eager", dynamic=dynamic)
+    both(model, compiled, segments(4), begin(), module=model)
+
+
+def test_a_dataclass_and_tensors_that_share_memory():
+    @dataclass
+    class Memory:
+        both: torch.Tensor
+        half: torch.Tensor
+        name: str
+
+    torch.export.register_dataclass(Memory, serialized_type_name="test.Memory")
+    torch.manual_seed(0)
+    linear = nn.Linear(5, 8).double()
+
+    def step(x, state):
+        y = torch.tanh(linear(x).cumsum(1) + (0 if state is None else state.both + F.pad(state.half, (0, 6))[:, None]))
+        return y.square().mean(), Memory(y[:, -1:], y[:, -1, 3:5], "memory")
+
+    both(linear, step, segments(), checkpoints=2)
+    assert isinstance(replay(step, segments()).state, Memory)
+
+
+class Normed(nn.Module):
+    """Running statistics, read by the next step where `reads`; a plain attribute that is a memory, too."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.cell, self.norm, self.reads = cell(), nn.BatchNorm1d(5).double(), reads
+        self.last = torch.zeros(5, dtype=torch.float64)
+
+    def forward(self, x, state):
+        if self.reads:
+            x = x - self.norm.running_mean.clone() - self.last
+            self.last = x.detach().mean((0, 1))
+        return self.cell(self.norm(x.transpose(1, 2)).transpose(1, 2), state)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"checkpoints": "sqrt"}])
+def test_buffers_are_read_as_they_stood_and_updated_once(reads, options):
+    torch.manual_seed(0)
+    model = Normed(reads)
+    both(model, model, segments(), begin(), **options)
+    own = model.norm.running_mean
+    before = int(model.norm.num_batches_tracked)
+    replay(lambda x, s: model(x, s), segments(), begin(), module=model, **options)
+    assert int(model.norm.num_batches_tracked) == before + 7
+    assert model.norm.running_mean is own
+
+
+@pytest.mark.parametrize("preset", ["mnemos", "paper"])
+def test_stored_caches_move_once_a_step(preset):
+    torch.manual_seed(0)
+    layer = GatedCacheAttention(8, 2, grc=GRC(length=4, preset=preset, gate_init=0.0)).double()
+    linear = nn.Linear(8, 8).double()
+    model = nn.ModuleList([layer, linear])
+
+    def step(x, state):
+        x = x if state is None else x + linear(state)[:, None]
+        y, _ = layer(x)
+        return y.square().mean(), y[:, -1]
+
+    pieces = list(torch.randn(5, 3, 6, 8, dtype=torch.float64))
+    both(model, step, pieces, module=model)
+    assert all(cache.cache.abs().max() > 0 for cache in caches(model))
+
+
+def test_a_buffer_that_advance_leaves_alone_is_an_error():
+    model = Normed(False)
+
+    def step(x, state):
+        _, state = model.cell.walk(x, state)
+        return model.norm(state["h"]).square().mean(), state
+
+    with pytest.raises(InputError, match=r"step 5: .* buffer norm\."):
+        replay(step, segments(), begin(), advance=model.cell.advance, module=model)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(inside):
+    """The backward pass runs in the types of the forward, and no cast weight of the first pass is taken for one."""
+    model, pieces = cell(torch.float32), segments(4, torch.float32)
+
+    def step(x, state):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside or torch.is_autocast_enabled("cpu")):
+            return model(x, state)
+
+    torch.manual_seed(3)
+    total: torch.Tensor = torch.zeros(())
+    state = begin(torch.float32)
+    for piece in pieces:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, state = step(piece, state)
+        total = total + loss / 4
+    total.backward()
+    expected = gradients(model)
+    torch.manual_seed(3)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        out = replay(step, pieces, begin(torch.float32))
+    agree(gradients(model), expected, 1e-5)
+    agree(out.loss, total, 1e-6)
+
+
+class Scaler:
+    """Of a GradScaler what is used: none is to be had on a processor."""
+
+    def scale(self, loss):
+        return loss * 2.0**20
+
+
+@pytest.mark.parametrize("kind", ["scaler", "backward", "real"])
+def test_a_scaler_scales_every_gradient_alike(kind):
+    model, leaf = cell(dropout=0.0), begin()["h"].clone().requires_grad_()
+    replay(model, segments(), {**begin(), "h": leaf})
+    expected, start = gradients(model), leaf.grad
+    leaf.grad = None
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20) if kind == "real" else Scaler()
+    options = {"backward": lambda loss: scaler.scale(loss).backward()} if kind == "backward" else {"scaler": scaler}
+    out = replay(model, segments(), {**begin(), "h": leaf}, **options)
+    agree({k: v / 2**20 for k, v in gradients(model).items()}, expected, 1e-12)
+    agree((leaf.grad / 2**20, out.state_grad["h"] / 2**20), (start, start), 1e-12)
