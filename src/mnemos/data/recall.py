@@ -26,7 +26,7 @@ class RecallConfig(DataConfig):
     Distractors are drawn evenly from `distractors` symbols of their own, 2·`symbols` + 1 and on. Held-out sequences
     have all `distance` of them between fact and questions. With `shortest`, training draws how many, from `shortest` to
     `distance`, evenly in the logarithm, and the rest stand before the fact: T is the same, the questions stand where
-    they always do, and a model learns what is near before what is far. 0: training is as the held-out sequences are.
+    they always do, and a memory that forgets learns what is near before what is far. 0: as the held-out ones are.
     """
 
     name: ClassVar[str] = "recall"
