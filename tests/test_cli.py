@@ -66,6 +66,22 @@ def test_list_names_every_entry(capsys):
             assert f"  {name}" in said
 
 
+def test_a_task_is_read_in_rollouts(tmp_path, capsys):
+    small = "--model.width 16 --model.mlp 16 --model.layers 1 --model.vocab-size 81 --model.max-length 79"
+    small += " --data.distance 40 --data.shortest 4 --data.rows 8 --train.steps 2 --train.batch-size 4"
+    rolled = "--train.rollout.segment 16 --train.rollout.horizon 3 --train.rollout.checkpoints 2"
+    run = str(tmp_path / "run")
+    assert main(["train", "recall", *small.split(), *rolled.split(), "--out", run]) == 0
+    assert json.loads((tmp_path / "run/result.json").read_text())["rollout_steps"] == 5
+    assert main(["report", run]) == 0
+    said = "an update is a rollout of 5 steps of 16 tokens, its gradient cut after every 3 steps, replayed"
+    assert said in (tmp_path / "run/report.html").read_text()
+    assert main(["eval", run]) == 0
+    capsys.readouterr()
+    text = ["train", "text", "--data.path", __file__, "--out", str(tmp_path / "other")]
+    assert "use train.rollout.steps" in refused(capsys, *text, "--train.rollout.segment", "16")
+
+
 @pytest.mark.parametrize("name", registry.names("recipe"))
 def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
     from mnemos.config import from_dict

@@ -17,6 +17,7 @@ CONFIGS = [
     CopyConfig(length=7, symbols=3, rows=40),
     RecallConfig(rows=40),
     RecallConfig(3, 5, 2, 4, 40),
+    RecallConfig(3, 5, 2, 1, 40, distance=30, shortest=2, distractors=4),
 ]
 
 
@@ -99,6 +100,60 @@ def test_recall(settings):
     assert task.size("test") == 200 * settings.queries
 
 
+def far(inputs: torch.Tensor, settings: RecallConfig) -> list[int]:
+    """How many distractors each row has between fact and questions; what is no distractor is checked."""
+    noise = inputs > 2 * settings.symbols
+    fact = 2 * settings.pairs + settings.gap
+    found = []
+    for row, hidden in zip(inputs.tolist(), noise.tolist(), strict=True):
+        start = hidden.index(False)
+        begun = row[start : start + fact]
+        assert all(1 <= key <= settings.symbols for key in begun[0 : 2 * settings.pairs : 2])
+        assert all(settings.symbols < value <= 2 * settings.symbols for value in begun[1 : 2 * settings.pairs : 2])
+        assert begun[2 * settings.pairs :] == [0] * settings.gap
+        questions = 2 * settings.queries - 1
+        assert sum(hidden) == settings.distance
+        assert not any(hidden[-questions:])
+        found.append(len(row) - questions - start - fact)
+        told = dict(zip(begun[0 : 2 * settings.pairs : 2], begun[1 : 2 * settings.pairs : 2], strict=True))
+        asked = row[-questions:]
+        assert [told[key] for key in asked[:-1:2]] == asked[1::2]
+    return found
+
+
+@pytest.mark.parametrize("shortest", [0, 1, 4])
+def test_recall_over_distractors(shortest):
+    settings = RecallConfig(2, 5, 2, 3, 200, distance=100, shortest=shortest, distractors=7)
+    task = settings.build()
+    assert task.vocab_size == 18
+    assert task.max_length == settings.length == 2 * 2 + 3 + 100 + 3
+    for split in ("valid", "test"):
+        assert far(next(task.batches(split, 200)).inputs, settings) == [100] * 200
+    batch = task.train_batch(0, 4000, 0)
+    distances = np.array(far(batch.inputs, settings))
+    assert (batch.targets[:, : -2 * 2 + 1] == IGNORE).all()
+    if not shortest:
+        assert (distances == 100).all()
+        return
+    assert (distances.min(), distances.max()) == (shortest, 100)
+    # As many rows in every octave.
+    counts, _ = np.histogram(distances, shortest * (101 / shortest) ** np.linspace(0, 1, 4))
+    assert (abs(counts / 4000 - 1 / 3) < 0.1).all()
+    noise = batch.inputs[batch.inputs > 10].numpy() - 11
+    assert np.bincount(noise).min() > 0.9 * len(noise) / 7
+
+
+def test_recall_without_distance_is_what_it_was():
+    batch = RecallConfig(2, 4, 1, 1, 2).build().train_batch(0, 2, 0)
+    assert batch.inputs.tolist() == [[3, 6, 1, 8, 0, 3], [4, 7, 1, 5, 0, 1]]
+    assert task_of(RecallConfig()) == task_of(RecallConfig(distractors=3))
+
+
+def task_of(settings: RecallConfig) -> tuple:
+    task = settings.build()
+    return task.vocab_size, task.max_length, task.train_batch(3, 2, 1).inputs.tolist()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -109,6 +164,9 @@ def test_recall(settings):
         (RecallConfig(pairs=40), "queries <= pairs <= symbols"),
         (RecallConfig(queries=0), "1 <= queries"),
         (RecallConfig(gap=-1), "gap >= 0"),
+        (RecallConfig(distance=-1), "shortest <= distance"),
+        (RecallConfig(distance=4, shortest=5), "shortest <= distance"),
+        (RecallConfig(distance=4, distractors=0), "distractors >= 1"),
     ],
 )
 def test_wrong_settings_are_named(settings, words):

@@ -30,6 +30,19 @@ def test_mnist_is_read_row_by_row(tmp_path):
     assert np.array_equal(again[3].reshape(-1), task.bytes("test", 3))
 
 
+def test_with_a_start_token_every_byte_is_predicted(tmp_path):
+    images = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image")
+    plain, task = PixelsConfig(images).build(), PixelsConfig(images, start=True).build()
+    assert (task.vocab_size, task.max_length, task.size("test")) == (256, 784, 20 * 784)
+    assert task.sample().shape == (1, 784)
+    batch, without = next(task.batches("test", 20)), next(plain.batches("test", 20))
+    assert (batch.inputs[:, 0] == 0).all()
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert torch.equal(batch.inputs[:, 2:], without.inputs[:, 1:])
+    assert torch.equal(batch.targets[:, 1:], without.targets)
+    assert np.array_equal(task.pictures(batch.targets)[3].reshape(-1), task.bytes("test", 3))
+
+
 def test_training_batches_are_pure_and_cover_the_split(tmp_path):
     config = PixelsConfig(MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image"))
     task = config.build()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from train_standins import Toys, look
+from train_standins import Toy, Toys, look
 
 from mnemos import registry
 from mnemos.train import checkpoint, learner
@@ -97,14 +97,15 @@ def test_micro_batches_train_as_the_whole_batch(tmp_path, language, accumulate):
 
 def test_state_is_carried_and_reset(tmp_path, monkeypatch):
     seen = []
-    original = learner.Scored.forward
+    original = Toy.forward
 
-    def forward(self, batch, carry):
-        seen.append([0] * 4 if carry.state is None else carry.state.seen.tolist())
-        assert carry.state is None or not carry.state.hidden[0].requires_grad
-        return original(self, batch, carry)
+    def forward(self, x, state=None, mask=None):
+        if self.training:
+            seen.append([0] * 4 if state is None else state.seen.tolist())
+            assert state is None or not state.hidden[0].requires_grad
+        return original(self, x, state, mask)
 
-    monkeypatch.setattr(learner.Scored, "forward", forward)
+    monkeypatch.setattr(Toy, "forward", forward)
     train(Toys(True, train={"steps": 10}).recipe(), tmp_path / "run", quiet=True)
     expected, task = [0] * 4, Toys(True).recipe().data.build()
     for i, found in enumerate(seen):

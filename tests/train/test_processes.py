@@ -81,6 +81,26 @@ def test_two_ddp_processes_with_micro_batches(run_apart, tmp_path):
     agree(tmp_path / "four", tmp_path / "one", 1e-12, 1e-6)
 
 
+ROLLOUTS = [
+    (True, {"segment": 5}, 2),
+    (True, {"segment": 5, "replay": False}, 1),
+    (False, {"steps": 3, "horizon": 2, "checkpoints": "sqrt"}, 1),
+]
+
+
+@pytest.mark.parametrize(("rows", "rollout", "accumulate"), ROLLOUTS)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, rows, rollout, accumulate, strategy):
+    model = {**STILL, "late": strategy == "ddp", "cached": rows, "advances": not rows}
+    train = {"precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
+    assert run_apart(tmp_path / "one", Toys(True, model, {"rows": rows}, train=train)) == 0
+    train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}
+    code, said = launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
+    assert code == 0, said
+    assert "Warning" not in said
+    agree(tmp_path / "two", tmp_path / "one", *((1e-12, 1e-6) if strategy == "ddp" else (2e-6, 1e-5)))
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_resume_exactly(tmp_path, strategy):
     toys = Toys(True, {"late": strategy == "ddp"}, train={"devices": 2, "strategy": strategy})

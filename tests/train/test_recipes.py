@@ -55,7 +55,7 @@ def small(name: str, folder: Path) -> Recipe:
 
 def _cut(data: DataConfig, folder: Path) -> DataConfig:
     if isinstance(data, PixelsConfig):
-        return PixelsConfig(_cut(data.images, folder))
+        return dataclasses.replace(data, images=_cut(data.images, folder))
     if isinstance(data, ListOpsConfig):
         return dataclasses.replace(data, train_size=64, valid_size=8, test_size=8)
     if isinstance(data, MNISTConfig):

@@ -66,9 +66,9 @@ def result(folder: Path) -> dict:
     return {key: value for key, value in found.items() if key not in ("seconds", "peak_bytes")}
 
 
-def same(folder: Path, reference: Path) -> None:
+def same(folder: Path, reference: Path, step: int = 12) -> None:
     assert measured(folder) == measured(reference)
-    assert ended(folder) == ended(reference)
+    assert ended(folder, step) == ended(reference, step)
     assert result(folder) == result(reference)
     assert not list(folder.rglob("*.tmp"))
 

@@ -16,10 +16,11 @@ from mnemos.train.session import run
 
 def trained(name: str, folder, **data):
     recipe = registry.load("recipe", name)()
+    longest = {"max_length": 64} if "start" in data else {}
     attention = {} if not hasattr(recipe.model, "attention") else {"layers": 1, "width": 16, "heads": 2, "mlp": 16}
     recipe = dataclasses.replace(
         recipe,
-        model=dataclasses.replace(recipe.model, **attention),
+        model=dataclasses.replace(recipe.model, **attention, **longest),
         data=dataclasses.replace(recipe.data, **data),
         train=dataclasses.replace(recipe.train, steps=3, batch_size=4, eval_every=3, log_every=3, accelerator="cpu"),
     )
@@ -58,6 +59,14 @@ def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
     for name in ("samples.png", "completions.png"):
         with Image.open(written / name) as image:
             assert image.size[0] > 500
+
+
+def test_pictures_whose_first_byte_is_drawn_too(tmp_path):
+    folder = trained("digits-pixels", tmp_path / "run", start=True)
+    found = load_file(folder / "samples.safetensors")
+    assert found["samples"].shape == (24, 8, 8, 1)
+    assert len({int(picture[0, 0, 0]) for picture in found["samples"]}) > 4, "a fresh model draws it from all bytes"
+    assert (found["completions"][:, :, :4] == found["originals"][:, None, :4]).all()
 
 
 def test_text_goes_on_from_a_prompt(tmp_path, capsys):

@@ -19,7 +19,7 @@ from mnemos.config import DataConfig, ModelConfig
 from mnemos.data.batch import IGNORE, Batch, TokenTask
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
 from mnemos.memory.grc import GRC
-from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 
 VOCAB, CLASSES, LENGTH = 11, 3, 12
 
@@ -78,6 +78,21 @@ class Toy(nn.Module):
         return self.head(y), Memory(state.seen + x.shape[1], None, (h,))
 
 
+class Swift(Toy):
+    """One that knows its critical path."""
+
+    def advance(self, x: Tensor, state: Memory | None = None, mask: Tensor | None = None) -> Memory:
+        h = (
+            x.new_zeros(x.shape[0], self.config.width, dtype=self.head.weight.dtype)
+            if state is None
+            else state.hidden[0]
+        )
+        y = F.dropout(self.embedding(x), self.config.dropout, self.training)
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.blocks[0](h) + y[:, t])
+        return Memory(x.new_full((len(x),), x.shape[1]) + (0 if state is None else state.seen), None, (h,))
+
+
 @dataclass(frozen=True)
 class ToyConfig(ModelConfig):
     name: ClassVar[str] = "toy"
@@ -89,9 +104,10 @@ class ToyConfig(ModelConfig):
     cached: bool = False
     noise: bool = True
     late: bool = True
+    advances: bool = False
 
     def build(self) -> Toy:
-        return Toy(self)
+        return Swift(self) if self.advances else Toy(self)
 
 
 class ToyTask(TokenTask):
@@ -100,7 +116,7 @@ class ToyTask(TokenTask):
         self.kind = "language" if config.language else "classification"
         self.vocab_size, self.max_length = VOCAB, LENGTH
         self.classes = 0 if config.language else CLASSES
-        self.carries_state = config.language
+        self.carries_state = config.language and not config.rows
         self.majority = None if config.language else 0.4
 
     def _batch(self, key: int, rows: int, fresh: Tensor) -> Batch:
@@ -111,7 +127,7 @@ class ToyTask(TokenTask):
             inputs[-1, -1] = VOCAB
         if self.config.language:
             targets = torch.where(tokens[:, 1:] == 0, IGNORE, tokens[:, 1:])
-            return Batch(inputs, targets, None, fresh)
+            return Batch(inputs, targets, None, None if self.config.rows else fresh)
         lengths = torch.randint(1, LENGTH + 1, (rows,), generator=generator)
         mask = torch.arange(LENGTH) < lengths[:, None]
         targets = inputs[:, 0] % CLASSES
@@ -139,6 +155,7 @@ class ToyTask(TokenTask):
 class ToyDataConfig(DataConfig):
     name: ClassVar[str] = "toy"
     language: bool = False
+    rows: bool = False  # of language: whole sequences, no state from batch to batch
     bad_token: int = -1
     bad_label: int = -1
     ignored: int = 0  # every so many-th row is not counted
@@ -166,7 +183,7 @@ class Toys:
             ToyConfig(**{"classes": 0 if self.language else CLASSES, **self.model}),
             ToyDataConfig(self.language, **self.data),
             OptimConfig(**{"rate": 1e-2, "schedule": schedule, **self.optim}),
-            replace(train, **self.train),
+            replace(train, **{**self.train, "rollout": RolloutConfig(**self.train.get("rollout", {}))}),
         )
 
 

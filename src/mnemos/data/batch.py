@@ -1,6 +1,6 @@
 """What a task gives to the loop: batches that are pure functions of their position."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -25,6 +25,22 @@ class Batch(NamedTuple):
     targets: Tensor
     mask: Tensor | None = None
     reset: Tensor | None = None
+
+
+def pieces(batches: Iterable[Batch], length: int) -> Iterator[Batch]:
+    """Batches of rows of tokens [B, T], each in pieces [B, length], the last maybe shorter; 0: batches as they are.
+
+    A model reads them one after the other and hands its state on: `reset` says that all rows of a first piece start.
+    """
+    for batch in batches:
+        if not length:
+            yield batch
+            continue
+        for start in range(0, batch.inputs.shape[1], length):
+            span = slice(start, start + length)
+            fresh = torch.full((len(batch.inputs),), start == 0, device=batch.inputs.device)
+            mask = None if batch.mask is None else batch.mask[:, span]
+            yield Batch(batch.inputs[:, span], batch.targets[:, span], mask, fresh)
 
 
 class Task(Protocol):

@@ -18,8 +18,9 @@ Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.
 class GeneratedTask(TokenTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
-    Training batch i is drawn from (the loop's seed, i). The two held-out splits are `rows` sequences each, drawn
-    from `seed`, the same whatever the batch size. `size("train")` is 0: there is no end to it.
+    Training batch i is drawn from (the loop's seed, i), by `train` where that is given (easier rows, say, of the same T
+    and vocabulary). The two held-out splits are `rows` sequences each, drawn from `seed`, the same whatever the batch
+    size. `size("train")` is 0: there is no end to it.
     """
 
     kind: Literal["language"] = "language"
@@ -27,12 +28,14 @@ class GeneratedTask(TokenTask):
     carries_state = False
     majority = None
 
-    def __init__(self, draw: Draw, vocab_size: int, max_length: int, rows: int, seed: int):
+    def __init__(
+        self, draw: Draw, vocab_size: int, max_length: int, rows: int, seed: int, train: Draw | None = None
+    ) -> None:
         if rows < 1:
             raise InputError(f"expected at least one held-out sequence, found {rows}; raise the number of rows")
         self.vocab_size = vocab_size
         self.max_length = max_length
-        self._draw = draw
+        self._draw = train or draw
         self._held_out = {"valid": draw(generator(seed, VALID), rows), "test": draw(generator(seed, TEST), rows)}
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from .batch import Batch, Metric, TokenTask
 from .buckets import Order
 from .image_task import ImageTask
 from .images import MNISTConfig
+
+START = 0  # the token that stands before a picture's first byte
 
 
 def _mnist() -> MNISTConfig:
@@ -29,12 +32,15 @@ class PixelsConfig(DataConfig):
     `images` is that task: mnist or digits with layout image, cifar, or photos (`--data.images.folder`, `.size`). Its
     labels are not used, nor its augmentation: pictures are taken as evaluation sees them. A picture [H, W, C] is read
     row by row, and every pixel's C sub-pixels after each other: H·W·C − 1 predictions, 783 for MNIST and 3,071 for
-    CIFAR. The first byte is given, not predicted.
+    CIFAR. The first byte is given, not predicted; with `start` it is predicted too, from a start token: H·W·C
+    predictions, 784 for MNIST. That token is byte 0, black, as it is in text: the vocabulary stays 256, which mixtures
+    count on, and what stands first has nothing before it and cannot be mistaken for a pixel.
     """
 
     name: ClassVar[str] = "pixels"
 
     images: DataConfig = field(default_factory=_mnist)
+    start: bool = False
 
     def build(self) -> "PixelTask":
         """The task: vocabulary 256."""
@@ -42,11 +48,14 @@ class PixelsConfig(DataConfig):
         if not isinstance(task, ImageTask):
             fix = "use data.images.layout image" if hasattr(self.images, "layout") else "take mnist, cifar or photos"
             raise InputError(f"data.images: expected a task of images, found {self.images.name!r} without; {fix}")
-        return PixelTask(task)
+        return PixelTask(task, self.start)
 
 
 class PixelTask(TokenTask):
-    """A language `Task` whose every row is a picture: inputs [B, n − 1], targets [B, n − 1] for n = H·W·C bytes."""
+    """A language `Task` whose every row is a picture: inputs and targets [B, n − 1] for n = H·W·C bytes.
+
+    With a start token in front, inputs and targets are [B, n].
+    """
 
     kind: Literal["language"] = "language"
     metric: Metric = "loss"
@@ -55,10 +64,11 @@ class PixelTask(TokenTask):
     carries_state = False
     majority = None
 
-    def __init__(self, images: ImageTask) -> None:
+    def __init__(self, images: ImageTask, start: bool = False) -> None:
         self._images = images
+        self.start = start
         self.shape = images.picture("train", 0).shape  # H, W, C
-        self.max_length = int(np.prod(self.shape)) - 1
+        self.max_length = int(np.prod(self.shape)) - (not start)
         if self.max_length < 1:
             raise InputError(f"expected pictures of two bytes or more, found {' x '.join(map(str, self.shape))}")
         self._order = Order(images.size("train"))
@@ -90,7 +100,12 @@ class PixelTask(TokenTask):
 
     def _batch(self, split: Literal["train", "valid", "test"], rows: NDArray[np.int64]) -> Batch:
         pixels = torch.from_numpy(np.stack([self.bytes(split, row) for row in rows.tolist()]).astype(np.int64))
+        pixels = self.begun(pixels)
         return Batch(pixels[:, :-1], pixels[:, 1:])
+
+    def begun(self, tokens: Tensor) -> Tensor:
+        """What a model is given to go on from the first bytes [B, m] of pictures: with a start token, [B, 1 + m]."""
+        return F.pad(tokens, (1, 0), value=START) if self.start else tokens
 
     def close(self) -> None:
         """Nothing works ahead for pictures that are not augmented."""

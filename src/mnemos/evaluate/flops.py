@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 import mnemos.ops  # noqa: F401 - declares the operations of ours that are counted
 from mnemos.attention.softmax import as_written
+from mnemos.data.batch import Batch, pieces
 
 
 def _product(_: Any, a: torch.Size, b: torch.Size, **__: Any) -> int:
@@ -88,13 +89,20 @@ def flops_by_operation(function: Callable[[], Any]) -> dict[str, int]:
     return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts()["Global"].items()}
 
 
-def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:
+def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, segment: int = 0) -> int:
     """FLOPs of `model(inputs, None, mask)`, without gradient, in the mode the model is in.
 
+    segment: tokens [B, T] are read so many at a time, with the state handed on; 0: all at once.
     A copy of the model runs, and torch's random numbers stand where they stood: no cache, norm or draw is moved.
     """
+
+    def forward() -> None:
+        copied, state = copy.deepcopy(model), None
+        for part in pieces([Batch(inputs, inputs, mask)], segment):
+            state = copied(part.inputs, state, part.mask)[1]
+
     with torch.no_grad(), torch.random.fork_rng():
-        return count_flops(lambda: copy.deepcopy(model)(inputs, None, mask))
+        return count_flops(forward)
 
 
 def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:

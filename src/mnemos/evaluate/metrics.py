@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mnemos.data.batch import IGNORE, Batch
 from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.models.modes import evaluating
-from mnemos.types import InputError, State, detach
+from mnemos.types import InputError, State
 from mnemos.types import reset as make_fresh
 
 
@@ -22,9 +22,9 @@ def evaluate(
 
     loss: mean negative log-likelihood, in nats a target. A classifier of more than five classes has "top5" too: how
     often the right one is among its five first guesses. A model with an error rate has that too (see `error`). In eval
-    mode and without gradient; the model is then as it was. Where a batch says which rows start afresh (`reset`), the
-    state is carried from batch to batch. `total` sums a tensor over the processes that share the batches.
-    Raises InputError where nothing is counted.
+    mode and without gradient; the model is then as it was. Where batches say which rows start afresh (`reset`), the
+    state is carried from one to the next; so rows may come in `pieces`. `total` sums a tensor over the processes that
+    share the batches. Raises InputError where nothing is counted.
     """
     state: State = None
     sums = [0.0, 0, 0, 0]
@@ -32,10 +32,11 @@ def evaluate(
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             batch = fed(batch, model)
-            if state is not None and batch.reset is not None:
+            if batch.reset is None or bool(batch.reset.all()):  # none goes on, though there be other rows than before
+                state = None
+            elif state is not None:
                 state = make_fresh(state, batch.reset)
-            logits, state = model(batch.inputs, state if batch.reset is not None else None, mask=batch.mask)
-            state = detach(state) if batch.reset is not None else None
+            logits, state = model(batch.inputs, state, mask=batch.mask)
             for i, value in enumerate(scored(model, logits, batch)):
                 sums[i] += value.item()
             ranked = logits.dim() == 2 and logits.shape[-1] > 5

@@ -34,27 +34,28 @@ def write_pictures(
 
     how: temperature, top_k and top_p of `Stream.write`.
 
-    The first byte of a picture, which the model does not predict, is that of a training picture. The same seed gives
-    the same pictures. Cost: H·W·C steps of the model.
+    The first byte of a picture, where the model does not predict it (the task has no start token), is that of a
+    training picture. The same seed gives the same pictures. Cost: H·W·C steps of the model.
     """
     if count < 0 or completed < 0 or not count + completed:
         raise InputError(f"expected at least one picture to draw or complete, found {count} and {completed}")
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     start, tensors, drawn = time.perf_counter(), {}, 0
-    whole = task.max_length + 1
+    whole = int(np.prod(task.shape))
     if count:
         rows = torch.randint(task.images("train"), (count,), generator=generator).tolist()
         first = torch.tensor([[int(task.bytes("train", row)[0])] for row in rows], device=device)
-        tensors["samples"] = task.pictures(_go_on(model, first, whole, generator, how))
-        drawn += count * (whole - 1)
+        first = first[:, : not task.start]
+        tensors["samples"] = task.pictures(_go_on(model, task, first, whole, generator, how))
+        drawn += count * (whole - first.shape[1])
     given = task.shape[0] // 2
     completed = min(completed, task.images("test"))
     if completed and given:
         rows = [i * task.images("test") // completed for i in range(completed)]
         originals = torch.from_numpy(np.stack([task.bytes("test", row) for row in rows]).astype(np.int64))
         seen = originals[:, : given * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0).to(device)
-        written = task.pictures(_go_on(model, seen, whole, generator, how))
+        written = task.pictures(_go_on(model, task, seen, whole, generator, how))
         tensors["originals"] = task.pictures(originals)
         tensors["completions"] = written.reshape(completed, WAYS, *task.shape)
         drawn += len(seen) * (whole - seen.shape[1])
@@ -70,7 +71,9 @@ def write_pictures(
     return found
 
 
-def _go_on(model: nn.Module, seen: Tensor, length: int, generator: torch.Generator, how: dict[str, Any]) -> Tensor:
-    """The tokens [B, length] that begin with those seen [B, n]."""
-    tokens = Stream(model).read(seen).write(length - seen.shape[1], generator=generator, **how)[0]
+def _go_on(
+    model: nn.Module, task: PixelTask, seen: Tensor, length: int, generator: torch.Generator, how: dict[str, Any]
+) -> Tensor:
+    """The bytes [B, length] that begin with those seen [B, n]."""
+    tokens = Stream(model).read(task.begun(seen)).write(length - seen.shape[1], generator=generator, **how)[0]
     return torch.cat([seen, tokens], 1)

@@ -48,11 +48,32 @@ def _recipes(comparison: Comparison) -> str:
     elif len(recipes) > 1:
         parts.append(missing("The arms' recipes do not differ."))
     for name, recipe in recipes.items():
+        rolled = rollout(recipe, comparison.runs[name][0].result)
+        parts += [paragraph(f"{name}: {rolled}")] if rolled else []
         text = json.dumps(recipe, indent=2, ensure_ascii=False)
         about = recipe.get("about")
         title = f"{escape(name)}: {escape(about)}" if about else escape(name)
         parts.append(f"<details><summary>{title}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)
+
+
+def rollout(recipe: dict[str, Any], result: dict[str, Any] | None) -> str | None:
+    """How an update walks through time, in a sentence; None where it takes one step."""
+    about = flat(recipe.get("train")).get
+    segment, horizon = about("rollout.segment") or 0, about("rollout.horizon") or 0
+    steps = (result or {}).get("rollout_steps") or about("rollout.steps") or 1
+    if steps == 1 and not segment:
+        return None
+    many = plural(steps, "step") if steps > 1 else "steps"
+    length = f" of {segment:,} tokens" if segment else ", a batch each"
+    through = f"cut after every {plural(horizon, 'step')}" if horizon else "through all of them"
+    if horizon == 1:
+        how = ""
+    elif about("rollout.replay"):
+        how = ", replayed: the activations of one step at a time"
+    else:
+        how = ", without replay: the activations of all of them at a time"
+    return f"an update is a rollout of {many}{length}, its gradient {through}{how}."
 
 
 def _cell(value: Any, absent: object) -> str:

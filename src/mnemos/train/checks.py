@@ -11,7 +11,7 @@ from mnemos.data.batch import IGNORE, Batch, Task
 from mnemos.types import InputError
 
 from . import optim
-from .recipe import Recipe, TrainConfig
+from .recipe import Recipe, RolloutConfig, TrainConfig
 
 
 def complete(recipe: Recipe) -> Recipe:
@@ -38,6 +38,12 @@ def check_settings(recipe: Recipe, processes: int) -> None:
             raise InputError(f"train.{name} must be at least 1, found {getattr(train, name)}")
     if train.seed < 0:
         raise InputError(f"train.seed must be at least 0, found {train.seed}")
+    rollout = train.rollout
+    for name, least in (("segment", 0), ("steps", 1), ("horizon", 0)):
+        if getattr(rollout, name) < least:
+            raise InputError(f"train.rollout.{name} must be at least {least}, found {getattr(rollout, name)}")
+    if rollout.checkpoints not in ("all", "sqrt") and (isinstance(rollout.checkpoints, str) or rollout.checkpoints < 2):
+        raise InputError(f"train.rollout.checkpoints is all, sqrt or a number from 2, found {rollout.checkpoints!r}")
     _check_split(train, processes)
     optim.check(recipe.optim)
 
@@ -56,6 +62,7 @@ def check_task(recipe: Recipe, task: Task) -> None:
     """Raise InputError where the model cannot hold what the task gives, its classes or lengths."""
     model: Any = recipe.model
     _check_kind(recipe, task)
+    _check_rollout(recipe.train.rollout, task)
     head = getattr(model, "head", model)
     if getattr(model, "vocab_size", math.inf) < task.vocab_size:
         raise InputError(
@@ -81,6 +88,31 @@ def check_task(recipe: Recipe, task: Task) -> None:
         raise InputError(
             f"model.max_length is {model.max_length}, but the data has sequences of {task.max_length}; "
             f"use model.max_length {task.max_length}"
+        )
+
+
+def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
+    """Steps are pieces of rows, or batches that continue one another; what is no language has neither."""
+    if task.kind != "language" and rollout.segment:
+        raise InputError(
+            f"train.rollout.segment is {rollout.segment}, but only a language's rows can be read in pieces, not those "
+            f"of {task.kind}; use train.rollout.segment 0"
+        )
+    if task.carries_state and rollout.segment:
+        raise InputError(
+            f"train.rollout.segment is {rollout.segment}, but the data comes in segments already (data.segment); use "
+            "train.rollout.steps to take several of them in an update"
+        )
+    if rollout.steps > 1 and not task.carries_state:
+        fix = "use train.rollout.segment to read rows in pieces" if task.kind == "language" else "use 1"
+        raise InputError(
+            f"train.rollout.steps is {rollout.steps}, but the data's batches do not continue one another; {fix}"
+        )
+    count = rollout.count(task.max_length)
+    if rollout.horizon > count:
+        raise InputError(
+            f"train.rollout.horizon is {rollout.horizon}, but an update has {count} step(s); use at most as many, or 0 "
+            "for all"
         )
 
 

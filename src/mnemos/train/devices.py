@@ -68,12 +68,13 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
     FSDP2 wants every process to reach the same parameters in an update. Where the rows decide which gates run (a
     causal gated cache whose rows are reset at different places), use DDP.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     model: Any = module.model
     for block in getattr(model, "blocks", ()):
         fully_shard(block, mesh=mesh["data_parallel"])
     fully_shard(model, mesh=mesh["data_parallel"])
+    register_fsdp_forward_method(model, "advance")  # does nothing where there is none
     return module
 
 

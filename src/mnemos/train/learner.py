@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -14,43 +13,20 @@ from torch.utils import _pytree as pytree
 
 from mnemos.config import to_dict
 from mnemos.data.batch import Batch, Task
-from mnemos.evaluate.metrics import counted, each, error, scored, to_device
-from mnemos.memory.stored import accumulate, stored
+from mnemos.evaluate.metrics import counted, each, error, to_device
 from mnemos.models.modes import evaluating
-from mnemos.types import InputError, State, map_state, reset
+from mnemos.types import InputError, State
 
 from . import devices, generators
 from .checks import check_batch
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_rate
 from .recipe import Recipe
+from .rollout import Rollout, Scored
 from .sharding import load_model_state, model_state
 from .stopping import TrainingFailed
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-
-class Carry:
-    """A state on its way in and out of a wrapped model: wrappers convert and copy what they know, but not this."""
-
-    __slots__ = ("state", "weight")
-
-    def __init__(self, state: State, weight: float) -> None:
-        self.state, self.weight = state, weight
-
-
-class Scored(nn.Module):
-    """Model and loss in one forward: what DDP and FSDP wrap."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, carry: Carry) -> tuple[Tensor, Tensor]:
-        """(weight × sum of the negative log-likelihoods, right guesses); the new state is left in `carry`."""
-        logits, carry.state = self.model(batch.inputs, carry.state, mask=batch.mask)
-        loss, right, _ = scored(self.model, logits, batch)
-        return loss * carry.weight, right
 
 
 @dataclass
@@ -89,7 +65,7 @@ class Learner:
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
-        self._caches = stored(self.model)
+        self._rollout = Rollout(fabric, self._wrapped, self.model, recipe.train)
         if recipe.train.compile:
             # For training alone: every mode, mask and shape is a program of its own, and each takes seconds to make.
             scored.model = torch.compile(self.model)  # type: ignore[assignment]
@@ -97,26 +73,28 @@ class Learner:
         generators.seed_process(recipe.train.seed, fabric.global_rank)  # other dropout on every process
 
     def update(self) -> dict[str, float]:
-        """One update of the weights: {"loss", "rate", "grad_norm"} of the whole batch.
+        """One update of the weights: {"loss", "rate", "grad_norm"} of all that it reads, a batch or a rollout.
 
-        The loss is the mean over the batch's counted targets, however the batch is split over processes and
-        micro-batches. Raises TrainingFailed, with the weights as they were, where loss or gradient is not finite.
+        The loss is the mean over all counted targets, however they are split over processes, micro-batches and steps.
+        Raises TrainingFailed, with the weights as they were, where loss or gradient is not finite.
         """
         began = time.perf_counter()
         config, fabric, step = self.recipe.train, self.fabric, self.count.step + 1
-        batch = self.task.train_batch(step - 1, config.batch_size, config.seed)
-        check_batch(batch, self.task, f"training batch {step - 1}")
-        targets = int(counted(batch.targets))
+        batches = self._rollout.batches(self.task, step - 1, config)
+        for batch in batches:
+            check_batch(batch, self.task, f"training batch {step - 1}")
+        targets = sum(int(counted(batch.targets)) for batch in batches)
         # DDP and FSDP average gradients over processes; each has a part of the sum.
         weight = fabric.world_size / max(1, targets)
         sums = []
-        pieces = self._pieces(batch)
-        with self._one_cache_update():
-            for i, piece in enumerate(pieces):
-                with fabric.no_backward_sync(self._wrapped, enabled=i + 1 < len(pieces)):
-                    loss, right = self._forward(i, to_device(piece, fabric.device), weight)
-                    fabric.backward(loss)
-                sums.append(torch.stack([loss.detach(), right.to(loss.dtype)]))
+        rows = [[to_device(part, fabric.device) for part in self._micro_batches(batch)] for batch in batches]
+        with self._rollout.one_cache_update():
+            for i, steps in enumerate(zip(*rows, strict=True)):
+                carried = self._states[i] if self.task.carries_state else None
+                found, state = self._rollout.backward(list(steps), carried, weight, last=i + 1 == config.accumulate)
+                if self.task.carries_state:
+                    self._states[i] = state
+                sums.append(found)
         total: Any = fabric.all_reduce(torch.stack(sums).sum(0), reduce_op="sum")
         loss_mean, right_sum = total.tolist()
         loss_mean /= fabric.world_size
@@ -130,7 +108,7 @@ class Learner:
         self._optimiser.zero_grad()
 
         seconds = self.count.seconds + time.perf_counter() - began
-        self.count = Counters(step, self.count.tokens + _tokens(batch), seconds, self.count.peak_bytes)
+        self.count = Counters(step, self.count.tokens + sum(map(_tokens, batches)), seconds, self.count.peak_bytes)
         before = self.tally
         self.tally = Tally(
             before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + targets
@@ -141,18 +119,7 @@ class Learner:
         """The model was looked at: a schedule that waits for better validation losses hears of it."""
         self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
-    def _forward(self, i: int, piece: Batch, weight: float) -> tuple[Tensor, Tensor]:
-        carry = Carry(None, weight)
-        if self.task.carries_state and self._states[i] is not None:
-            assert piece.reset is not None
-            carry.state = reset(self._states[i], piece.reset)
-        result = self._wrapped(piece, carry)
-        if self.task.carries_state:
-            # Contiguous, as a checkpoint gives it back: kernels may round differently for other strides.
-            self._states[i] = map_state(lambda leaf: leaf.detach().contiguous(), carry.state)
-        return result
-
-    def _pieces(self, batch: Batch) -> list[Batch]:
+    def _micro_batches(self, batch: Batch) -> list[Batch]:
         """This process's micro-batches: its share of the rows, in order, split in as many."""
         parts = self.fabric.world_size * self.recipe.train.accumulate
         if batch.inputs.shape[0] != self.recipe.train.batch_size:
@@ -161,10 +128,6 @@ class Learner:
         first = self.fabric.global_rank * self.recipe.train.accumulate
         spans = [slice((first + i) * rows, (first + i + 1) * rows) for i in range(self.recipe.train.accumulate)]
         return [each(batch, lambda x, span=span: x[span]) for span in spans]  # type: ignore[misc]
-
-    def _one_cache_update(self) -> contextlib.AbstractContextManager[None]:
-        """Splitting a batch must not change what caches keep of it."""
-        return accumulate(self.model) if self._caches and len(self._states) > 1 else contextlib.nullcontext()
 
     def _check_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
         # In float16, a gradient that overflows is business as usual: the scaler skips the step and scales less.
@@ -226,7 +189,7 @@ class Learner:
     def _split(self, joined: list[Tensor | None]) -> list[State]:
         """The states of this process's micro-batches, from the leaves of the whole batch's."""
         config = self.recipe.train
-        first = self._pieces(self.task.train_batch(0, config.batch_size, config.seed))[0]
+        first = self._micro_batches(self.task.train_batch(0, config.batch_size, config.seed))[0]
         # A file holds no classes. What the model makes of fresh rows has the structure that its states have, the
         # same in training and not.
         with torch.no_grad(), evaluating(self.model), self.fabric.autocast():

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from mnemos.config import to_dict
-from mnemos.data.batch import IGNORE, Batch, Task
+from mnemos.data.batch import IGNORE, Batch, Task, pieces
 from mnemos.evaluate.metrics import each, evaluate, quality
 from mnemos.types import InputError
 
@@ -49,7 +49,8 @@ def train(
     {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
     "majority", "metric" (what the task is judged by), "parameters", "seconds" (in updates), "peak_bytes" (of the GPU,
     or by how much the process grew since before the model), "tokens" (of images: images; of sound: frames),
-    "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling)}
+    "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling), and
+    "rollout_steps" (of an update, where there are several)}
 
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
@@ -167,7 +168,8 @@ class _Session:
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
         with generators.kept(), self.fabric.autocast():
-            found = evaluate(self.learner.model, self._shares(split), total)
+            parts = pieces(self._shares(split), self.recipe.train.rollout.segment)
+            found = evaluate(self.learner.model, parts, total)
         return {key: value for key, value in found.items() if key != "count"}
 
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
@@ -203,6 +205,8 @@ class _Session:
             "tokens": count.tokens,
             "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
         }
+        if (steps := self.recipe.train.rollout.count(self.task.max_length)) > 1:
+            result["rollout_steps"] = steps
         if self.run is not None:
             self.run.finish(result)
         return result

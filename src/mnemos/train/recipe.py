@@ -45,6 +45,30 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class RolloutConfig:
+    """How an update reads what is longer than a model reads at once: in steps, each of which hands its state on.
+
+    Of a task's rows, `segment` tokens a step (0: a row is one step); of a task that carries its state from batch to
+    batch, `steps` successive batches in one update. The gradient flows back through time `horizon` steps (0: all of
+    them): after as many it is cut. With `replay` a step's activations are kept while its own gradient is made and no
+    longer, at the cost of a second forward (`mnemos.replay`, whose `checkpoints` and `offload` these are); without,
+    those of a whole horizon are: plain back-propagation through time, of the same gradients. Evaluation reads rows
+    in the same pieces.
+    """
+
+    segment: int = 0
+    steps: int = 1
+    horizon: int = 0
+    replay: bool = True
+    checkpoints: Literal["all", "sqrt"] | int = "all"
+    offload: bool = False
+
+    def count(self, length: int) -> int:
+        """Steps of an update over rows of `length` tokens."""
+        return -(-length // self.segment) if self.segment else self.steps
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How long, how large, where, and how often to look, all counted in updates."""
 
@@ -61,6 +85,7 @@ class TrainConfig:
     accelerator: str = "auto"
     devices: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
 
 
 @dataclass(frozen=True)

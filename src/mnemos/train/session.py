@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from mnemos.config import ModelConfig, from_dict, write_json
-from mnemos.data.batch import Batch, Task
+from mnemos.data.batch import Batch, Task, pieces
 from mnemos.data.pixels import PixelTask
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
@@ -69,7 +70,7 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
 
     @functools.cache
     def first() -> Batch:
-        return next(iter(recipe.data.build().batches("valid", recipe.train.batch_size)))
+        return next(_batches(recipe, recipe.data.build(), "valid"))
 
     # The probe runs the model, which several processes would have to do together.
     watch = (lambda model, _: probe(model, first()) if caches(model) else None) if recipe.train.devices == 1 else None
@@ -99,8 +100,8 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     sample = task.sample()
     model.train()
     with hold(model):
-        result = {**result, "flops": forward_flops(model, sample)}
-    found = controls(model, partial(task.batches, "test", recipe.train.batch_size))
+        result = {**result, "flops": forward_flops(model, sample, segment=recipe.train.rollout.segment)}
+    found = controls(model, partial(_batches, recipe, task, "test"))
     if found:
         from safetensors.torch import save_file
 
@@ -116,6 +117,11 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(task, PixelTask):
         write_pictures(model, task, folder)
     return result
+
+
+def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"]) -> Iterator[Batch]:
+    """A split as the recipe's model reads it: whole batches, or rows in the pieces of its rollouts."""
+    return pieces(task.batches(split, recipe.train.batch_size), recipe.train.rollout.segment)
 
 
 def _transcriptions(model: nn.Module, task: Task, recipe: Recipe, split: Literal["valid", "test"]) -> list[Any]:
@@ -140,7 +146,7 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     Of speech: the token error rate, which is 1 − accuracy, and some of what was heard beside what was said.
     """
     recipe, task, model = open_run(Path(folder))
-    batches = partial(task.batches, split, recipe.train.batch_size)
+    batches = partial(_batches, recipe, task, split)
     score = evaluate(model, batches())
     scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches)}
     print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")

@@ -1,0 +1,138 @@
+"""What is read in steps: evaluation in pieces, settings that do not fit, runs stopped or of old versions."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from test_loop import one_thread  # noqa: F401
+from test_resume import same
+from test_rollout import run, toys, transformer
+from train_standins import Toy, Toys
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.data.batch import Batch, pieces
+from mnemos.evaluate.metrics import evaluate
+from mnemos.train import checkpoint
+from mnemos.train.checks import check_settings, check_task
+from mnemos.train.loop import train
+from mnemos.types import InputError
+
+
+@pytest.mark.parametrize("attention", [LinearConfig(), SoftmaxConfig()])
+@pytest.mark.parametrize("segment", [1, 7, 64, 100])
+def test_evaluation_in_pieces_is_evaluation_whole(attention, segment):
+    recipe = transformer(57, attention)
+    torch.manual_seed(0)
+    model, task = recipe.model.build().double(), recipe.data.build()
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+    whole = evaluate(model, task.batches("test", 5))  # the last batch has one row
+    split = evaluate(model, pieces(task.batches("test", 5), segment))
+    assert max(seen[4:]) <= segment
+    assert split.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-12)
+    assert split == whole
+
+
+def test_training_reads_no_more_than_a_segment_anywhere(tmp_path, monkeypatch):
+    lengths = set()
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        lengths.add((self.training, x.shape[1]))
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    run(tmp_path / "run", True, segment=5)
+    assert lengths == {(True, 5), (True, 2), (False, 5), (False, 2)}
+
+
+def test_pieces():
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    batch = Batch(torch.arange(21).view(3, 7), -torch.arange(21).view(3, 7), mask)
+    found = list(pieces([batch, batch], 3))
+    assert [b.inputs.shape for b in found] == [(3, 3), (3, 3), (3, 1)] * 2
+    assert [b.reset.tolist() for b in found] == [[first] * 3 for first in (True, False, False)] * 2
+    for name in ("inputs", "targets", "mask"):
+        assert torch.equal(torch.cat([getattr(b, name) for b in found[:3]], 1), getattr(batch, name))
+    assert list(pieces([batch], 0)) == [batch]
+
+
+@pytest.mark.parametrize(
+    ("toys_", "words"),
+    [
+        (toys(True, segment=-1), "rollout.segment must be at least 0"),
+        (toys(False, steps=0), "rollout.steps must be at least 1"),
+        (toys(False, horizon=-1), "rollout.horizon must be at least 0"),
+        (toys(True, segment=4, checkpoints=1), "rollout.checkpoints is all, sqrt or a number from 2, found 1"),
+        (toys(True, steps=2), "do not continue one another; use train.rollout.segment"),
+        (toys(False, segment=4), "comes in segments already"),
+        (toys(True, segment=5, horizon=4), r"horizon is 4, but an update has 3 step\(s\)"),
+        (toys(False, steps=2, horizon=3), r"horizon is 3, but an update has 2 step\(s\)"),
+        (Toys(False, train={"rollout": {"segment": 4}}), "only a language's rows"),
+        (Toys(False, train={"rollout": {"steps": 4}}), "use 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(toys_, words):
+    def check():
+        check_settings(recipe, processes=1)
+        check_task(recipe, recipe.data.build())
+
+    recipe = toys_.recipe()
+    with pytest.raises(InputError, match=words) as error:
+        check()
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_a_state_is_refused(tmp_path, monkeypatch):
+    original = Toy.forward
+    monkeypatch.setattr(
+        Toy, "forward", lambda self, x, state=None, mask=None: (original(self, x, state, mask)[0], None)
+    )
+    for replay in (True, False):
+        with pytest.raises(InputError, match="keeps a state"):
+            run(tmp_path / str(replay), True, segment=4, replay=replay)
+
+
+def test_the_settings_are_in_the_recipe(tmp_path):
+    run(tmp_path / "run", True, segment=4, checkpoints=2)
+    saved = json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["rollout"]
+    assert saved == {"segment": 4, "steps": 1, "horizon": 0, "replay": True, "checkpoints": 2, "offload": False}
+
+
+def test_a_run_of_a_version_without_rollouts_goes_on(tmp_path):
+    recipe = transformer(0, steps=4, checkpoint_every=2, log_every=1)
+    train(recipe, tmp_path / "whole", quiet=True)
+    folder = tmp_path / "run"
+    shutil.copytree(tmp_path / "whole", folder)
+    (folder / "result.json").unlink()
+    checkpoint.path_of(folder / "checkpoints", 4).unlink()
+    path = checkpoint.path_of(folder / "checkpoints", 2)
+    tree, about = checkpoint.read(path), json.loads((folder / "recipe.json").read_text())
+    for saved in (tree["recipe"], about):
+        del (
+            saved["train"]["rollout"],
+            saved["data"]["distance"],
+            saved["data"]["shortest"],
+            saved["data"]["distractors"],
+        )
+    checkpoint.write(path, tree)
+    (folder / "recipe.json").write_text(json.dumps(about))
+    train(recipe, folder, resume=True, quiet=True)
+    same(folder, tmp_path / "whole", step=4)
+
+
+@pytest.mark.parametrize(
+    ("toys_", "moment", "number"),
+    [
+        (toys(True, {"cached": True}, "32-true", 2, segment=5), "mid-update", 6),
+        (toys(False, {"cached": True}, "32-true", 2, steps=3, horizon=2), "mid-update", 6),
+        (toys(False, None, "16-mixed", 1, steps=3), "SIGTERM", 7),
+    ],
+)
+def test_killed_and_resumed(run_apart, tmp_path, toys_, moment, number):
+    assert run_apart(tmp_path / "whole", toys_) == 0
+    assert run_apart(tmp_path / "run", toys_, False, moment, number) == (130 if moment == "SIGTERM" else -9)
+    assert run_apart(tmp_path / "run", toys_, True) == 0
+    same(tmp_path / "run", tmp_path / "whole")
