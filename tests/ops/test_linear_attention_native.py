@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from mnemos.types import InputError
 
 needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "built")
 VARIANTS = range(library().mnemos_best() + 1) if library() else [0]
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE_PAGES = LARGE_PAGES.read_text() if LARGE_PAGES.exists() else ""
 REFERENCES = {"elu": reference_elu, "relu": reference_relu}
 
 
@@ -80,6 +83,19 @@ def close(found, expected, tolerance):
         )
 
 
+def mapping_flags(address):
+    """Of the mapping that an address lies in, as Linux tells them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            start, end = (int(x, 16) for x in first.split("-"))
+            inside = start <= address < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError("no mapping holds it")
+
+
 def run(given, backend="native", **options):
     q, k, v, s, z = given
     y, state = linear_attention(q, k, v, state=LinearState(s, z), backend=backend, **options)
@@ -132,10 +148,26 @@ def test_wide_heads(size):
 
 
 @needs_kernels
-def test_outputs_large_enough_for_large_pages():
-    given = inputs(1, 8192, 4, 32, 32)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 8192, 4, 32, 32), (1, 9001, 4, 33, 31), pytest.param((1, 65_600, 16, 1, 2), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_outputs_large_enough_for_large_pages(shape):
+    """A whole number of them and not, and the denominators too."""
+    given = inputs(*shape)
     exact = [x.detach().double().requires_grad_() for x in given]
     close(run(given, eps=0.1), run(exact, "chunked", eps=0.1), 1e-4)
+
+
+@needs_kernels
+@pytest.mark.skipif("[never]" in LARGE_PAGES or not LARGE_PAGES, reason="no transparent large pages here")
+def test_large_pages_are_asked_for():
+    """The mapping that holds an output is marked for them (hg), but for what reaches into a page of others."""
+    given = [torch.randn(1, 2**18, 1, 32, requires_grad=True) for _ in range(3)]
+    y, _ = linear_attention(*given, backend="native")
+    for x in (y, *torch.autograd.grad(y, given, y.detach())):
+        assert "hg" in mapping_flags(x.data_ptr() + x.numel() * x.element_size() // 2)
 
 
 @needs_kernels
