@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from mnemos.types import InputError
 from . import checkpoint
 from .checks import complete
 from .loop import train
+from .progress import Silent, progress
 from .recipe import Recipe
 from .sharding import load_model_state
 
@@ -77,7 +79,7 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     if not _alone():
         return result
     if "flops" not in result:
-        result = assess(folder, result)
+        result = assess(folder, result, quiet)
     if not quiet:
         _say(result, folder)
     return result
@@ -93,14 +95,15 @@ def _alone() -> bool:
     return first
 
 
-def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+def assess(folder: Path, result: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     """Count the finished run's model and score it without its memory; writes and returns the fuller result."""
     recipe, task, model = open_run(folder)
     sample = task.sample()
     model.train()
     with hold(model):
         result = {**result, "flops": forward_flops(model, sample)}
-    found = controls(model, partial(task.batches, "test", recipe.train.batch_size))
+    with progress(quiet, recipe.name, 0, 0) as voice:
+        found = controls(model, partial(_batches, recipe, task, "test", voice))
     if found:
         from safetensors.torch import save_file
 
@@ -116,6 +119,10 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(task, PixelTask):
         write_pictures(model, task, folder)
     return result
+
+
+def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], voice: Silent) -> Iterator[Batch]:
+    return voice.scoring(split, task.size(split), task.batches(split, recipe.train.batch_size))
 
 
 def _transcriptions(model: nn.Module, task: Task, recipe: Recipe, split: Literal["valid", "test"]) -> list[Any]:
@@ -140,9 +147,10 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     Of speech: the token error rate, which is 1 − accuracy, and some of what was heard beside what was said.
     """
     recipe, task, model = open_run(Path(folder))
-    batches = partial(task.batches, split, recipe.train.batch_size)
-    score = evaluate(model, batches())
-    scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches)}
+    with progress(False, recipe.name, 0, 0) as voice:
+        batches = partial(_batches, recipe, task, split, voice)
+        score = evaluate(model, batches())
+        scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches)}
     print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
