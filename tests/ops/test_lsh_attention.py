@@ -33,15 +33,6 @@ def segments(request, monkeypatch):
     monkeypatch.setattr(windows, "SEGMENT", {"cpu": numbers})
 
 
-@pytest.fixture
-def poisoned():
-    """Memory that nothing has written holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def inputs(t, b=2, h=3, d=5, m=4, rounds=3, buckets=6, heads=None, seed=0):
     """qk, v, rotations; neither of the first two contiguous."""
     g = torch.Generator().manual_seed(seed)
