@@ -52,10 +52,38 @@ def test_help_lists_every_verb(capsys):
         assert f"mnemos {verb}" in said
 
 
-@pytest.mark.parametrize("verb", ["list", "eval", "report", "train", "compare", "reproduce"])
-def test_every_verb_has_help(verb, capsys):
-    assert main([verb, "--help"]) == 0
-    assert f"mnemos {verb}" in capsys.readouterr().out
+VERBS_OPTIONS = {
+    "list": "--help",
+    "show": "RECIPE",
+    "eval": "--split",
+    "sample": "--top-k",
+    "report": "--out FILE",
+    "train": "--resume RUN",
+    "compare": "--seeds N",
+    "reproduce": "--recipes-only",
+}
+
+
+@pytest.mark.parametrize("verb", VERBS_OPTIONS)
+def test_every_verb_has_help_of_its_own(verb, capsys):
+    from mnemos.cli import VERBS
+
+    assert {*VERBS} == {*VERBS_OPTIONS}
+    for word in ("--help", "-h"):
+        assert main([verb, word]) == 0
+        said = capsys.readouterr()
+        assert f"usage: mnemos {verb}" in said.out
+        assert VERBS_OPTIONS[verb] in said.out
+        assert said.err == ""
+    assert [other for other in VERBS_OPTIONS if f"mnemos {other} " in said.out.replace(f"mnemos {verb} ", "")] == []
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "demo"], ["train", "demo", "--out", "x"], ["compare", "demo", "demo-wider"]]
+)
+def test_after_a_recipe_help_is_of_its_fields(words, capsys):
+    assert main([*words, "--help"]) == 0
+    assert "--model.width" in capsys.readouterr().out
 
 
 def test_list_names_every_entry(capsys):

@@ -30,19 +30,36 @@ USAGE = """mnemos: memory for transformers
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
 Fields are those of the recipe, for example --model.width 128 --train.steps 500;
-`mnemos train RECIPE --help` lists them all.
+`mnemos train RECIPE --help` lists them all, `mnemos VERB --help` what else a verb takes.
 """
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse, but an error is one line and ours."""
 
+    def __init__(self, verb: str, about: str, **options: Any) -> None:
+        super().__init__(f"mnemos {verb}", description=about, allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog}: {message}; see mnemos --help")
+        raise InputError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
-def _parser(verb: str) -> _Parser:
-    return _Parser(prog=f"mnemos {verb}", add_help=False, allow_abbrev=False)
+class _RecipeParser(_Parser):
+    """Of verbs that take recipes and their fields: after a recipe's name, --help is for the fields."""
+
+    def __init__(self, verb: str, about: str, takes: str) -> None:
+        usage = f"mnemos {verb} {takes}"
+        fields = f"Fields are the recipe's own: mnemos {verb} RECIPE --help lists them."
+        super().__init__(verb, about, usage=usage, epilog=fields, add_help=False)
+
+    def divided(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
+        """(options, names of recipes, fields)."""
+        if arguments and arguments[0] in ("-h", "--help"):
+            self.print_help()
+            self.exit()
+        options, rest = self.parse_known_args(arguments)
+        first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+        return options, rest[:first], rest[first:]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,13 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     verb, rest = arguments[0], arguments[1:]
-    if (
-        verb in VERBS
-        and {"-h", "--help"} & {*rest}
-        and (verb in ("list", "eval", "sample", "report", "reproduce") or rest[0].startswith("-"))
-    ):
-        print(USAGE, end="")
-        return 0
     if verb == "--version":
         from . import __version__
 
@@ -68,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             raise InputError(f"no verb is called {verb!r}; known: {', '.join(VERBS)}")
         return VERBS[verb](rest)
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
     except InputError as error:
         print(f"mnemos: {error}", file=sys.stderr)
         return 2
@@ -80,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    _parser("list").parse_args(arguments)
+    _Parser("list", "What there is: recipes, models, attentions, tasks.").parse_args(arguments)
     for kind in registry.KINDS:
         print(f"{kind}s" if kind != "data" else "tasks (data)")
         for name in registry.names(kind):
@@ -93,33 +105,34 @@ def _list(arguments: list[str]) -> int:
 def _show(arguments: list[str]) -> int:
     from .config import to_dict
 
-    name, fields = _recipe_name("show", arguments)
-    print(json.dumps(to_dict(_recipe("show", name, fields)), indent=2))
+    parser = _RecipeParser("show", "A recipe, resolved, as JSON.", "RECIPE [--field value ...]")
+    _, names, fields = parser.divided(arguments)
+    print(json.dumps(to_dict(_recipe("show", _only("show", names), fields)), indent=2))
     return 0
 
 
 def _train(arguments: list[str]) -> int:
     from .train.session import run, run_name
 
-    parser = _parser("train")
-    parser.add_argument("--out")
-    parser.add_argument("--resume")
-    options, rest = parser.parse_known_args(arguments)
+    takes = "RECIPE [--field value ...] [--out DIR] | --resume RUN"
+    parser = _RecipeParser("train", "Train a recipe in a folder.", takes)
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; by default one of its own in runs")
+    parser.add_argument("--resume", metavar="RUN", help="go on where this run stopped, exactly; given alone")
+    options, names, fields = parser.divided(arguments)
     if options.resume is not None:
-        if rest or options.out:
+        if names or fields or options.out:
             raise InputError("a resumed run keeps its recipe and its folder: give --resume RUN alone")
         return _training(lambda: run(None, Path(options.resume), resume=True))
-    name, fields = _recipe_name("train", rest)
-    recipe = _recipe("train", name, fields)
+    recipe = _recipe("train", _only("train", names), fields)
     return _training(lambda: run(recipe, Path(options.out) if options.out else Path("runs") / run_name(recipe)))
 
 
 def _eval(arguments: list[str]) -> int:
     from .train.session import evaluate_run
 
-    parser = _parser("eval")
-    parser.add_argument("run")
-    parser.add_argument("--split", choices=("valid", "test"), default="test")
+    parser = _Parser("eval", "Score a run's model, and again with its memory emptied, exchanged and shut off.")
+    parser.add_argument("run", help="its folder")
+    parser.add_argument("--split", choices=("valid", "test"), default="test", help="what it is scored on (%(default)s)")
     options = parser.parse_args(arguments)
     return _training(lambda: evaluate_run(Path(options.run), options.split))
 
@@ -129,15 +142,21 @@ def _sample(arguments: list[str]) -> int:
     from .train.sample import Sampling, sample_run
 
     default = Sampling()
-    parser = _parser("sample")
-    parser.add_argument("run")
-    parser.add_argument("--count", type=int, default=None)
-    parser.add_argument("--length", type=int, default=default.length)
-    parser.add_argument("--prompt")
-    parser.add_argument("--temperature", type=float, default=default.temperature)
-    parser.add_argument("--top-k", type=int, default=default.top_k)
-    parser.add_argument("--top-p", type=float, default=default.top_p)
-    parser.add_argument("--seed", type=int, default=default.seed)
+    parser = _Parser("sample", "Let a run's model write: pictures into RUN/sampled, all else to the screen.")
+    parser.add_argument("run", help="its folder")
+    parser.add_argument("--count", type=int, help="pictures (24), texts (1) or rows (4)")
+    parser.add_argument(
+        "--length", type=int, default=default.length, help="tokens of text (%(default)s); a picture has its own"
+    )
+    parser.add_argument("--prompt", help="text to go on from")
+    parser.add_argument(
+        "--temperature", type=float, default=default.temperature, help="0 takes the likeliest (%(default)s)"
+    )
+    parser.add_argument("--top-k", type=int, default=default.top_k, help="draw among the k likeliest (0: all)")
+    parser.add_argument(
+        "--top-p", type=float, default=default.top_p, help="draw among the likeliest of this share (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=default.seed, help="of the draws (%(default)s)")
     fields = vars(parser.parse_args(arguments))
     folder = Path(fields.pop("run"))
 
@@ -152,12 +171,11 @@ def _compare(arguments: list[str]) -> int:
     from .train.compare import compare
     from .train.session import run_name
 
-    parser = _parser("compare")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out")
-    options, rest = parser.parse_known_args(arguments)
-    first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    names, fields = rest[:first], rest[first:]
+    about = "Train recipes on the same data, seeds and order, and put them side by side."
+    parser = _RecipeParser("compare", about, "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR]")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (%(default)s)")
+    parser.add_argument("--out", metavar="DIR", help="their folder; by default one of its own in runs")
+    options, names, fields = parser.divided(arguments)
     if len(names) < 2 and "--help" not in fields:
         raise InputError(f"compare takes two recipes or more, found {len(names)}; mnemos list names them")
     recipes = [_recipe("compare", name, fields) for name in names]
@@ -168,9 +186,9 @@ def _compare(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     from .figures import report
 
-    parser = _parser("report")
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--out")
+    parser = _Parser("report", "One HTML page of runs or a comparison.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder of a run or of a comparison")
+    parser.add_argument("--out", metavar="FILE", help="the page; by default report.html in the first folder")
     options = parser.parse_args(arguments)
     print(report([Path(run) for run in options.runs], Path(options.out) if options.out else None))
     return 0
@@ -179,14 +197,14 @@ def _report(arguments: list[str]) -> int:
 def _reproduce(arguments: list[str]) -> int:
     from .papers.reproduce import Options, chosen, listing, reproduce
 
-    parser = _parser("reproduce")
-    parser.add_argument("target", nargs="?")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--run", type=Path)
-    parser.add_argument("--recipes-only", action="store_true")
+    parser = _Parser("reproduce", "A paper's table or figure beside ours.")
+    parser.add_argument("target", nargs="?", metavar="PAPER[/CLAIM]", help="without one: lists them")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a folder with CIFAR-10 or MNIST, or of recordings")
+    parser.add_argument("--steps", type=int, metavar="N", help="updates of each run")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where it goes; by default runs/reproduce/PAPER")
+    parser.add_argument("--run", type=Path, help="a finished run to draw, instead of a new one")
+    parser.add_argument("--recipes-only", action="store_true", help="train and time nothing: say what would be")
     options = parser.parse_args(arguments)
     if options.target is None:
         print(listing())
@@ -218,10 +236,12 @@ def _training(work: Callable[[], Any]) -> int:
     return 0
 
 
-def _recipe_name(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
-    if not arguments or arguments[0].startswith("-"):
+def _only(verb: str, names: list[str]) -> str:
+    if not names:
         raise InputError(f"mnemos {verb} takes the name of a recipe first; mnemos list names them")
-    return arguments[0], arguments[1:]
+    if len(names) > 1:
+        raise InputError(f"mnemos {verb} takes one recipe, found {' '.join(names)}; mnemos compare takes several")
+    return names[0]
 
 
 def _recipe(verb: str, name: str, fields: list[str]) -> Any:

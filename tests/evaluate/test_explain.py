@@ -76,6 +76,7 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(tmp_path, monke
         torch.testing.assert_close(tokens, one.source[image, slot])
 
 
+@pytest.mark.slow
 def test_files_stay_small(tmp_path):
     config = ViTConfig(image=96, patch=8, width=8, depth=13, heads=2, classes=4)
     task = photos(96, sizes=(300, 8, 16))

@@ -1,92 +1,42 @@
 """The kernels against the equations and against chunked.py: every variant that this processor can run."""
 
 import ctypes
-import itertools
+import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from kernel_cases import REFERENCES, close, exactly, gradients, holes, inputs, weights
+from kernel_cases import run as run_backend
+from native_kernels import needs_kernels
 
 import mnemos
 from mnemos.native import build as building
-from mnemos.native import library, why_not
+from mnemos.native import library
 from mnemos.ops.linear_attention import LinearState, linear_attention, native
-from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention, reference_relu
+from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
-needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "built")
-VARIANTS = range(library().mnemos_best() + 1) if library() else [0]
-REFERENCES = {"elu": reference_elu, "relu": reference_relu}
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE_PAGES = LARGE_PAGES.read_text() if LARGE_PAGES.exists() else ""
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda i: ("baseline", "avx2", "avx512")[i])
-def variant(request, monkeypatch):
-    monkeypatch.setattr(native, "_variant", lambda _: request.param)
+def mapping_flags(address):
+    """Of the mapping that an address lies in, as Linux tells them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            start, end = (int(x, 16) for x in first.split("-"))
+            inside = start <= address < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError("no mapping holds it")
 
 
-@pytest.fixture
-def threads():
-    """Sets the number of threads, for this test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def poisoned():
-    """Memory that nothing has written holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def strange(shape, g, dtype=torch.float32):
-    """A leaf whose axes lie elsewhere in memory: with gaps, or, if its width is odd, the last one too."""
-    b, t, h, d = shape
-    if d % 2:
-        return torch.randn(h, b, d, t, generator=g).to(dtype).permute(1, 3, 0, 2).detach().requires_grad_()
-    return torch.randn(h, t, b, d + 3, generator=g).to(dtype).permute(2, 1, 0, 3)[..., 1:-2].detach().requires_grad_()
-
-
-def inputs(b, t, h, d, m, dtype=torch.float32, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    q, k, v = strange((b, t, h, d), g, dtype), strange((b, t, h, d), g, dtype), strange((b, t, h, m), g, dtype)
-    s, z = torch.rand(b, h, d, m, generator=g), torch.rand(b, h, d, generator=g)
-    return q, k, v, s.mT.contiguous().mT.detach().requires_grad_(), z.requires_grad_()
-
-
-def holes(b, t):
-    mask = torch.rand(t, b, generator=torch.Generator().manual_seed(4)).T > 0.3
-    mask[0, : t // 2] = False
-    return mask
-
-
-def gradients(outputs, given, seed=9):
-    """Of a loss of all outputs; what comes from above is not contiguous."""
-    g = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))) for o in outputs]
-    return torch.autograd.grad(outputs, given, [w.to(o.dtype) for w, o in zip(weights, outputs, strict=True)])
-
-
-def close(found, expected, tolerance):
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        assert a.isfinite().all(), i
-        a, b = a.detach().double(), b.detach().double()
-        assert a.shape == b.shape
-        torch.testing.assert_close(
-            a, b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())), msg=lambda m, i=i: f"{i}: {m}"
-        )
-
-
-def run(given, backend="native", **options):
-    q, k, v, s, z = given
-    y, state = linear_attention(q, k, v, state=LinearState(s, z), backend=backend, **options)
-    outputs = (y, *state)
-    return [*outputs, *gradients(outputs, given)]
-
-
+run = functools.partial(run_backend, backend="native")
 SHAPES = [
     (2, 37, 3, 5, 4),
     (1, 16, 1, 32, 32),
@@ -105,7 +55,7 @@ def test_equals_the_equations(shape, masked, name, variant, poisoned):
     given = inputs(*shape)
     mask = holes(*shape[:2]) if masked else None
     found = run(given, mask=mask, feature_map=name, eps=0.1)
-    exact = [x.detach().double().requires_grad_() for x in given]
+    exact = exactly(given)
     q, k, v, s, z = exact
     expected = reference_linear_attention(q, k, v, phi=REFERENCES[name], state=(s, z), mask=mask, eps=0.1)
     close(found, [*expected, *gradients(expected, exact)], 1e-5)
@@ -119,33 +69,39 @@ def test_equals_chunked_on_any_number_of_threads(shape, count, variant, threads,
     given = inputs(*shape)
     for mask, phi in ((None, "elu"), (holes(*shape[:2]), "relu"), (holes(*shape[:2]), torch.sigmoid)):
         found = run(given, mask=mask, feature_map=phi, eps=0.1)
-        exact = [x.detach().double().requires_grad_() for x in given]
-        close(found, run(exact, "chunked", mask=mask, feature_map=phi, eps=0.1), 2e-5)
+        exact = exactly(given)
+        close(found, run(exact, backend="chunked", mask=mask, feature_map=phi, eps=0.1), 2e-5)
 
 
 @needs_kernels
 @pytest.mark.parametrize("size", [128, 200, 256])
 def test_wide_heads(size):
     given = inputs(1, 40, 1, size, size)
-    exact = [x.detach().double().requires_grad_() for x in given]
-    close(run(given, eps=0.1), run(exact, "chunked", eps=0.1), 2e-5)
+    exact = exactly(given)
+    close(run(given, eps=0.1), run(exact, backend="chunked", eps=0.1), 2e-5)
 
 
 @needs_kernels
-def test_outputs_large_enough_for_large_pages():
-    given = inputs(1, 8192, 4, 32, 32)
-    exact = [x.detach().double().requires_grad_() for x in given]
-    close(run(given, eps=0.1), run(exact, "chunked", eps=0.1), 1e-4)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 8192, 4, 32, 32), (1, 9001, 4, 33, 31), pytest.param((1, 65_600, 16, 1, 2), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_outputs_large_enough_for_large_pages(shape):
+    """A whole number of them and not, and the denominators too."""
+    given = inputs(*shape)
+    exact = exactly(given)
+    close(run(given, eps=0.1), run(exact, backend="chunked", eps=0.1), 1e-4)
 
 
 @needs_kernels
-def test_no_rows_and_no_heads():
-    q, k, v, s, z = inputs(2, 9, 3, 4, 4)
-    for rows, heads in ((0, 3), (2, 0)):
-        given = [x[:rows, :, :heads] for x in (q, k, v)] + [x[:rows, :heads] for x in (s, z)]
-        y, _, _, _ = torch.ops.mnemos.linear_attention(*given, None, 1, 0.1)
-        assert y.shape == (rows, 9, heads, 4)
-        y.sum().backward()
+@pytest.mark.skipif("[never]" in LARGE_PAGES or not LARGE_PAGES, reason="no transparent large pages here")
+def test_large_pages_are_asked_for():
+    """The mapping that holds an output is marked for them (hg), but for what reaches into a page of others."""
+    given = [torch.randn(1, 2**18, 1, 32, requires_grad=True) for _ in range(3)]
+    y, _ = linear_attention(*given, backend="native")
+    for x in (y, *torch.autograd.grad(y, given, y.detach())):
+        assert "hg" in mapping_flags(x.data_ptr() + x.numel() * x.element_size() // 2)
 
 
 @needs_kernels
@@ -155,14 +111,12 @@ def test_half_precision(shape, dtype, variant, poisoned):
     given = inputs(*shape, dtype=dtype)
     found = run(given, eps=0.1, mask=holes(*shape[:2]))
     assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
-    exact = [x.detach().double().requires_grad_() for x in given]
+    exact = exactly(given)
     # The upstream gradient was rounded too, so the exact one gets the rounded one.
     expected = linear_attention(*exact[:3], state=LinearState(*exact[3:]), eps=0.1, mask=holes(*shape[:2]))
     expected = (expected[0], *expected[1])
-    g = torch.Generator().manual_seed(9)
-    weights = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))) for o in expected]
-    weights[0] = weights[0].to(dtype)
-    wanted = torch.autograd.grad(expected, exact, [w.double() for w in weights])
+    rounded = [w.double() for w in weights([x.to(f.dtype) for x, f in zip(expected, found, strict=False)])]
+    wanted = torch.autograd.grad(expected, exact, rounded)
     rounding = 2**-8 if dtype == torch.bfloat16 else 2**-11
     close([found[0], *found[3:]], [expected[0], *wanted], 3 * rounding)
     close(found[1:3], expected[1:], 1e-6)
@@ -213,79 +167,6 @@ def test_the_exponential_over_its_whole_range(variant):
 
 
 @needs_kernels
-@pytest.mark.parametrize("t", [1, 40])
-def test_padding_may_hold_anything(t, variant):
-    q, k, v, s, z = inputs(2, t, 3, 5, 17)
-    mask = holes(2, t)
-    mask[1, -1] = False
-    dirty = [torch.where(mask[..., None, None], x, torch.nan).detach().requires_grad_() for x in (k, v)]
-    clean, found = run((q, k, v, s, z), mask=mask), run((q, *dirty, s, z), mask=mask)
-    for a, b in zip(found, clean, strict=True):
-        assert torch.equal(a, b)
-    for gradient in found[4:6]:
-        assert not gradient[~mask].any()
-
-
-@needs_kernels
-@pytest.mark.parametrize("t", [1, 40])
-def test_a_row_without_a_valid_key_and_a_query_without_features(t, variant):
-    q, k, v, s, z = inputs(2, t, 2, 8, 8)
-    nothing = torch.zeros(2, t, dtype=torch.bool)
-    zero = (torch.zeros_like(s).requires_grad_(), torch.zeros_like(z).requires_grad_())
-    found = run((q, k, v, *zero), mask=nothing)
-    assert not found[0].any()
-    assert all(x.isfinite().all() for x in found)
-    silent = (-q.detach().abs()).requires_grad_()  # relu: φ(q) = 0, and y = 0/eps
-    found = run((silent, k, v, s, z), feature_map="relu", eps=1e-3)
-    assert not found[0].any()
-    assert all(x.isfinite().all() for x in found)
-
-
-@needs_kernels
-def test_no_gradient_from_above_for_some_outputs(variant):
-    """What nothing is asked of counts as zero, also where there is no y."""
-    given = inputs(1, 20, 2, 6, 10)
-    exact = [x.detach().double().requires_grad_() for x in given]
-    for index in range(3):
-        found, expected = [], []
-        for x, backend, to in ((given, "native", found), (exact, "chunked", expected)):
-            y, state = linear_attention(*x[:3], state=LinearState(*x[3:]), backend=backend, eps=0.1)
-            to += torch.autograd.grad((y, *state)[index].sum(), x, allow_unused=True, materialize_grads=True)
-        close(found, expected, 1e-5)
-
-
-@needs_kernels
-def test_the_given_state_is_never_changed(variant):
-    with torch.no_grad():
-        for t in (1, 40):
-            q, k, v, s, z = inputs(2, t, 2, 8, 8)
-            before = [x.clone() for x in (q, k, v, s, z)]
-            for _ in range(2):
-                _, new = linear_attention(q, k, v, state=(s, z), backend="native")
-                assert new.s.data_ptr() != s.data_ptr()
-            for a, b in zip((q, k, v, s, z), before, strict=True):
-                assert torch.equal(a, b)
-
-
-@needs_kernels
-def test_the_future_cannot_change_the_past_and_steps_make_the_whole(variant, threads):
-    for count in (1, 3):
-        threads(count)
-        q, k, v, s, z = inputs(1, 300, 1, 12, 20)
-        whole, end = linear_attention(q, k, v, state=(s, z), backend="native")
-        other = k.detach().clone()
-        other[:, 290] += 1
-        y, _ = linear_attention(q, other, v, state=(s, z), backend="native")
-        assert torch.equal(y[:, :290], whole[:, :290])
-        assert not torch.equal(y[:, 290], whole[:, 290])
-        state, parts = LinearState(s, z), []
-        for a, b in itertools.pairwise([0, 1, 2, 19, 150, 299, 300]):
-            part, state = linear_attention(q[:, a:b], k[:, a:b], v[:, a:b], state=state, backend="native")
-            parts.append(part)
-        close((torch.cat(parts, 1), *state), (whole, *end), 1e-5)
-
-
-@needs_kernels
 @pytest.mark.parametrize("t", [0, 1, 20])
 def test_opcheck(t):
     q, k, v, s, z = inputs(2, t, 2, 6, 5)
@@ -296,29 +177,6 @@ def test_opcheck(t):
     given = [x.detach() for x in (q, k, v, s, z)]
     upstream = [x.detach() for x in (y, den, torch.randn_like(y), gs, gz)]
     torch.library.opcheck(torch.ops.mnemos.linear_attention_backward, (*given, None, 1, *upstream))
-
-
-@needs_kernels
-def test_compiled_equals_eager():
-    torch._dynamo.reset()
-    compiled = torch.compile(linear_attention, backend="aot_eager", fullgraph=True)
-    for t in (40, 1):
-        given = inputs(2, t, 3, 5, 4)
-        q, k, v, s, z = given
-        mask = holes(2, t)
-        y, state = compiled(q, k, v, state=LinearState(s, z), mask=mask)
-        found = [y, *state, *gradients((y, *state), given)]
-        for a, b in zip(found, run(given, mask=mask), strict=True):
-            assert torch.equal(a, b)
-
-
-@needs_kernels
-def test_a_second_derivative_is_refused():
-    q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
-    y, _ = linear_attention(q, k, v, backend="native")
-    (gradient,) = torch.autograd.grad(y.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(gradient.sum(), k)
 
 
 @needs_kernels
@@ -334,15 +192,6 @@ def test_which_backend_runs():
         linear_attention(q.double(), k.double(), v.double(), backend="native")
     with pytest.raises(InputError, match="no choice of backends"):
         which("softmax", q, k, v)
-
-
-@needs_kernels
-def test_types_may_differ():
-    q, k, v, s, z = inputs(1, 9, 2, 4, 4)
-    y, state = linear_attention(q, k.bfloat16(), v.half(), state=(s, z), backend="native")
-    assert (y.dtype, state.s.dtype) == (torch.float16, torch.float32)
-    expected, _ = linear_attention(q, k.bfloat16().float(), v.half().float(), state=(s, z), backend="chunked")
-    close([y], [expected], 1e-3)
 
 
 def test_where_it_was_not_built_the_error_says_what_to_do(monkeypatch):

@@ -3,20 +3,26 @@
 The interpreter must be chosen before Triton is first imported, and torch.compile in another test may have done that.
 """
 
+import functools
 import importlib.util
 import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from kernel_cases import REFERENCES, close, exactly, gradients, weights
+from kernel_cases import holes as holes_on
+from kernel_cases import inputs as inputs_on
+from kernel_cases import run as run_backend
 
 import mnemos
 from mnemos.ops.linear_attention import LinearState, linear_attention
 from mnemos.ops.linear_attention import triton as backend
 from mnemos.ops.linear_attention import triton_launch as launch
-from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention, reference_relu
+from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -24,25 +30,16 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 needs_triton = pytest.mark.skipif(not backend.runs_here(), reason="runs in the child of test_in_the_interpreter")
 needs_gpu = pytest.mark.skipif(not (GPU and INSTALLED), reason="needs a GPU")
-REFERENCES = {"elu": reference_elu, "relu": reference_relu}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED or backend.runs_here(), reason="the tests run here themselves")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "triton"]
+    command += [__file__, str(Path(__file__).with_name("test_linear_attention_kernels.py"))]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-
-
-@pytest.fixture
-def poisoned():
-    """Memory that nothing has written holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3, device=DEVICE).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=["whole", "in parts"])
@@ -52,50 +49,9 @@ def parts(request, monkeypatch):
         monkeypatch.setattr(launch, "SHORTEST_PART", 16)
 
 
-def strange(shape, g, dtype=torch.float32):
-    """A leaf whose axes lie elsewhere in memory: with gaps, or, if its width is odd, the last one too."""
-    b, t, h, d = shape
-    if d % 2:
-        x = torch.randn(h, b, d, t, generator=g).to(DEVICE, dtype).permute(1, 3, 0, 2)
-    else:
-        x = torch.randn(h, t, b, d + 3, generator=g).to(DEVICE, dtype).permute(2, 1, 0, 3)[..., 1:-2]
-    return x.detach().requires_grad_()
-
-
-def inputs(b, t, h, d, m, dtype=torch.float32, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    q, k, v = strange((b, t, h, d), g, dtype), strange((b, t, h, d), g, dtype), strange((b, t, h, m), g, dtype)
-    s, z = torch.rand(b, h, d, m, generator=g), torch.rand(b, h, d, generator=g)
-    s = s.mT.contiguous().mT.to(DEVICE).detach()
-    return q, k, v, s.requires_grad_(), z.to(DEVICE).requires_grad_()
-
-
-def holes(b, t):
-    mask = torch.rand(t, b, generator=torch.Generator().manual_seed(4)).T > 0.3
-    mask[0, : t // 2] = False
-    return mask.to(DEVICE)
-
-
-def weights(outputs, seed=9):
-    """What comes from above, not contiguous."""
-    g = torch.Generator().manual_seed(seed)
-    drawn = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))) for o in outputs]
-    return [w.to(o.device, o.dtype) for w, o in zip(drawn, outputs, strict=True)]
-
-
-def close(found, expected, tolerance):
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        a, b = a.detach().double().cpu(), b.detach().double().cpu()
-        assert a.isfinite().all(), i
-        size = float(b.abs().max()) if b.numel() else 0.0
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, i=i: f"{i}: {m}")
-
-
-def run(given, backend="triton", **options):
-    q, k, v, s, z = given
-    y, state = linear_attention(q, k, v, state=LinearState(s, z), backend=backend, **options)
-    outputs = (y, *state)
-    return [*outputs, *torch.autograd.grad(outputs, given, weights(outputs))]
+inputs = functools.partial(inputs_on, device=DEVICE)
+holes = functools.partial(holes_on, device=DEVICE)
+run = functools.partial(run_backend, backend="triton")
 
 
 def equations(given, mask=None, phi=reference_elu, eps=0.1):
@@ -105,7 +61,7 @@ def equations(given, mask=None, phi=reference_elu, eps=0.1):
     outputs = reference_linear_attention(
         q, k, v, phi=phi, state=(s, z), mask=None if mask is None else mask.cpu(), eps=eps
     )
-    return [*outputs, *torch.autograd.grad(outputs, exact, weights(outputs))]
+    return [*outputs, *gradients(outputs, exact)]
 
 
 SHAPES = [(2, 37, 3, 5, 4), (1, 16, 1, 32, 32), (2, 1, 3, 7, 9), (1, 100, 1, 17, 33), (1, 130, 1, 16, 70)]
@@ -127,8 +83,8 @@ def test_equals_the_equations(shape, masked, name, parts, poisoned):
 def test_equals_chunked_where_the_equations_take_long(shape, parts, poisoned):
     given = inputs(*shape)
     mask, phi = holes(*shape[:2]), torch.sigmoid if shape[3] > shape[1] else "elu"
-    exact = [x.detach().double().requires_grad_() for x in given]
-    wanted = run(exact, "chunked", mask=mask, feature_map=phi, eps=0.1)
+    exact = exactly(given)
+    wanted = run(exact, backend="chunked", mask=mask, feature_map=phi, eps=0.1)
     close(run(given, mask=mask, feature_map=phi, eps=0.1), wanted, 2e-5)
 
 
@@ -140,7 +96,7 @@ def test_half_precision(shape, dtype, parts, poisoned):
     mask = holes(*shape[:2])
     found = run(given, eps=0.1, mask=mask)
     assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
-    exact = [x.detach().double().requires_grad_() for x in given]
+    exact = exactly(given)
     y, state = linear_attention(*exact[:3], state=LinearState(*exact[3:]), eps=0.1, mask=mask, backend="chunked")
     expected = (y, *state)
     # The upstream gradient was rounded too, so the exact one gets the rounded one.
@@ -150,20 +106,6 @@ def test_half_precision(shape, dtype, parts, poisoned):
     # On a GPU, products of these types take tf32's 10 bits of each factor.
     close([found[0], *found[3:]], [y, *wanted], 3 * max(rounding, 2**-10 if GPU else 0))
     close(found[1:3], state, 1e-5)
-
-
-@needs_triton
-@pytest.mark.parametrize("t", [1, 66])
-def test_padding_may_hold_anything(t, parts):
-    q, k, v, s, z = inputs(2, t, 1, 5, 17)
-    mask = holes(2, t)
-    mask[1, -1] = False
-    dirty = [torch.where(mask[..., None, None], x, torch.nan).detach().requires_grad_() for x in (k, v)]
-    clean, found = run((q, k, v, s, z), mask=mask), run((q, *dirty, s, z), mask=mask)
-    for a, b in zip(found, clean, strict=True):
-        assert torch.equal(a, b)
-    for gradient in found[4:6]:
-        assert not gradient[~mask].any()
 
 
 @needs_triton
@@ -180,22 +122,6 @@ def test_a_nan_that_is_not_masked_is_not_hidden(t, name):
 
 
 @needs_triton
-@pytest.mark.parametrize("t", [1, 40])
-def test_a_row_without_a_valid_key_and_a_query_without_features(t, parts):
-    q, k, v, s, z = inputs(2, t, 2, 8, 8)
-    nothing = torch.zeros(2, t, dtype=torch.bool, device=DEVICE)
-    zero = (torch.zeros_like(s).requires_grad_(), torch.zeros_like(z).requires_grad_())
-    found = run((q, k, v, *zero), mask=nothing)
-    assert not found[0].any()
-    assert all(x.isfinite().all() for x in found)
-    silent = (-q.detach().abs()).requires_grad_()  # relu: φ(q) = 0, and y = 0/eps
-    found = run((silent, k, v, s, z), feature_map="relu", eps=1e-3)
-    assert not found[0].any()
-    assert not found[3].any()
-    assert all(x.isfinite().all() for x in found)
-
-
-@needs_triton
 def test_elu_plus_one_does_not_cancel():
     q = torch.tensor([-60.0, -20.0, -6.0, 0.0, 2.0], device=DEVICE)[None, :, None, None].requires_grad_()
     k = q.detach().clone().requires_grad_()
@@ -205,49 +131,6 @@ def test_elu_plus_one_does_not_cancel():
     found, expected = run(given, eps=1e-30), equations(given, eps=1e-30)
     for a, b in zip(found[:6], expected[:6], strict=True):
         torch.testing.assert_close(a.double().cpu(), b, rtol=1e-4, atol=1e-5)
-
-
-@needs_triton
-def test_no_gradient_from_above_for_some_outputs(parts):
-    """What nothing is asked of counts as zero, also where there is no y; and a sum's gradient has strides of 0."""
-    given = inputs(1, 70, 1, 6, 10)
-    exact = [x.detach().double().requires_grad_() for x in given]
-    for index in range(3):
-        found, expected = [], []
-        for x, name, to in ((given, "triton", found), (exact, "chunked", expected)):
-            y, state = linear_attention(*x[:3], state=LinearState(*x[3:]), backend=name, eps=0.1)
-            to += torch.autograd.grad((y, *state)[index].sum(), x, allow_unused=True, materialize_grads=True)
-        close(found, expected, 1e-5)
-
-
-@needs_triton
-def test_the_given_state_is_never_changed(parts):
-    with torch.no_grad():
-        for t in (1, 40):
-            given = inputs(2, t, 2, 8, 8)
-            q, k, v, s, z = given
-            before = [x.clone() for x in given]
-            for _ in range(2):
-                _, new = linear_attention(q, k, v, state=(s, z), backend="triton")
-                assert new.s.data_ptr() != s.data_ptr()
-            for a, b in zip(given, before, strict=True):
-                assert torch.equal(a, b)
-
-
-@needs_triton
-def test_the_future_cannot_change_the_past_and_steps_make_the_whole(parts):
-    q, k, v, s, z = inputs(1, 150, 2, 12, 20)
-    whole, end = linear_attention(q, k, v, state=(s, z), backend="triton")
-    other = k.detach().clone()
-    other[:, 140] += 1
-    y, _ = linear_attention(q, other, v, state=(s, z), backend="triton")
-    assert torch.equal(y[:, :140], whole[:, :140])
-    assert not torch.equal(y[:, 140], whole[:, 140])
-    state, found = LinearState(s, z), []
-    for a, b in itertools.pairwise([0, 1, 2, 19, 100, 149, 150]):
-        part, state = linear_attention(q[:, a:b], k[:, a:b], v[:, a:b], state=state, backend="triton")
-        found.append(part)
-    close((torch.cat(found, 1), *state), (whole, *end), 1e-5)
 
 
 @needs_triton
@@ -279,16 +162,6 @@ def test_offsets_beyond_the_tokens_touch_nothing_else():
 
 
 @needs_triton
-def test_no_rows_and_no_heads():
-    q, k, v, s, z = inputs(2, 9, 3, 4, 4)
-    for rows, heads in ((0, 3), (2, 0)):
-        given = [x[:rows, :, :heads] for x in (q, k, v)] + [x[:rows, :heads] for x in (s, z)]
-        y, _, _, _ = torch.ops.mnemos.linear_attention_triton(*given, None, None, 1, 0.1)
-        assert y.shape == (rows, 9, heads, 4)
-        y.sum().backward()
-
-
-@needs_triton
 @pytest.mark.parametrize("t", [0, 1, 40])
 def test_opcheck(t, monkeypatch):
     monkeypatch.setattr(launch, "to_fill", lambda _: 4)
@@ -313,32 +186,13 @@ def test_opcheck_of_packed_sequences():
 
 
 @needs_triton
-def test_compiled_equals_eager():
+def test_packed_sequences_compiled_equal_eager():
     torch._dynamo.reset()
-    compiled = torch.compile(linear_attention, backend="aot_eager", fullgraph=True)
-    for t in (40, 1):
-        given = inputs(2, t, 3, 5, 4)
-        q, k, v, s, z = given
-        mask = holes(2, t)
-        y, state = compiled(q, k, v, state=LinearState(s, z), mask=mask, backend="triton")
-        outputs = (y, *state)
-        found = [*outputs, *torch.autograd.grad(outputs, given, weights(outputs))]
-        for a, b in zip(found, run(given, mask=mask), strict=True):
-            assert torch.equal(a, b)
     varlen = torch.compile(mnemos.ops.linear_attention_varlen, backend="aot_eager", fullgraph=True)
     offsets = torch.tensor([0, 11, 40], device=DEVICE)
     q, k, v = (x[0] for x in inputs(1, 40, 3, 5, 4)[:3])
     y, _ = varlen(q, k, v, offsets, backend="triton")
     assert torch.equal(y, mnemos.ops.linear_attention_varlen(q, k, v, offsets, backend="triton")[0])
-
-
-@needs_triton
-def test_a_second_derivative_is_refused():
-    q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
-    y, _ = linear_attention(q, k, v, backend="triton")
-    (gradient,) = torch.autograd.grad(y.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(gradient.sum(), k)
 
 
 @needs_triton
@@ -353,17 +207,9 @@ def test_which_backend_runs():
     wide, head = torch.zeros(1, 9, 1, 300, device=DEVICE), torch.zeros(1, 9, 1, 32, device=DEVICE)
     with pytest.raises(InputError, match="D = 300 and M = 4"):
         linear_attention(wide, wide, v, backend="triton")
-    with pytest.raises(InputError, match="D = 528"):  # the map's width counts, not the head's
-        linear_attention(head, head, v, feature_map="polynomial", backend="triton")
-
-
-@needs_triton
-def test_types_may_differ():
-    q, k, v, s, z = inputs(1, 9, 2, 4, 4)
-    y, state = linear_attention(q, k.bfloat16(), v.half(), state=(s, z), backend="triton")
-    assert (y.dtype, state.s.dtype) == (torch.float16, torch.float32)
-    expected, _ = linear_attention(q, k.bfloat16().float(), v.half().float(), state=(s, z), backend="chunked")
-    close([y], [expected], 1e-3)
+    for ask in (linear_attention, functools.partial(which, "linear_attention")):
+        with pytest.raises(InputError, match="D = 528"):  # the map's width counts, not the head's
+            ask(head, head, v, feature_map="polynomial", backend="triton")
 
 
 @needs_triton
@@ -428,8 +274,8 @@ def test_large_sizes_on_the_gpu(dtype, width):
         s = torch.rand(b, h, width, width, generator=g).to(DEVICE).requires_grad_()
         z = torch.rand(b, h, width, generator=g).to(DEVICE).requires_grad_()
         given = (*x, s, z)
-        exact = [i.detach().double().requires_grad_() for i in given]
-        found, expected = run(given), run(exact, "chunked")
+        exact = exactly(given)
+        found, expected = run(given), run(exact, backend="chunked")
         close(found, expected, 5e-5 if dtype == torch.float32 else 2**-6)
         for a, b in zip(found, run(given), strict=True):
             assert torch.equal(a, b)  # the same at every run
@@ -443,4 +289,4 @@ def test_compiled_by_inductor_on_the_gpu():
     compiled = torch.compile(linear_attention, fullgraph=True)
     y, state = compiled(q, k, v, state=LinearState(s, z))
     outputs = (y, *state)
-    close([*outputs, *torch.autograd.grad(outputs, given, weights(outputs))], run(given), 1e-5)
+    close([*outputs, *gradients(outputs, given)], run(given), 1e-5)

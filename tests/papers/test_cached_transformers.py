@@ -31,7 +31,7 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
 def test_a_cost_is_counted_once(monkeypatch):
     """For all claims of a paper a model is built once."""
     monkeypatch.setattr(costs, "_KEPT", {})
-    tiny = replace(costs.config("PVT-Tiny"), image=64, widths=(16, 32, 80, 64), drop_path=0.0)
+    tiny = replace(costs.config("PVT-Tiny"), image=64, widths=(16, 32, 80, 64), depths=(1, 1, 1, 1), drop_path=0.0)
     made = []
     monkeypatch.setattr(costs, "config", lambda name: made.append(name) or tiny)
     first = costs.costs("PVT-Tiny", [GRC(preset="paper")])

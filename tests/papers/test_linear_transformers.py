@@ -29,6 +29,7 @@ def test_recipes_only_trains_nothing(claim, tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == [f"{claim.name}.json"]
 
 
+@pytest.mark.slow
 def test_figure1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "LENGTHS", (64, 128))
     monkeypatch.setattr(scaling, "TOKENS", 128)

@@ -52,7 +52,7 @@ def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
     return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
 
 
-def test_a_run_on_images(tmp_path, named, capsys):
+def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
     asked = recipe({"classes": 0, "image": 0, "channels": 0}, steps=60, eval_every=30)
     result = run(asked, tmp_path / "run")
     assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy", "top5"}
@@ -70,9 +70,12 @@ def test_a_run_on_images(tmp_path, named, capsys):
     five = model(batch.inputs)[0].topk(5).indices
     assert result["test"]["top5"] == pytest.approx((five == batch.targets[:, None]).any(1).float().mean().item())
     assert f"top-5 {result['test']['top5']:.4f}" in capsys.readouterr().out
+    monkeypatch.setattr("mnemos.train.progress.PATIENCE", 0.0)
     scores = evaluate_run(tmp_path / "run")
     assert scores["as trained"] == pytest.approx(result["test"])
-    assert f"top-5 {result['test']['top5']:.4f}" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"top-5 {result['test']['top5']:.4f}" in said.out
+    assert f"{asked.name} scoring test" in said.err
     # A comparison leaves the same to the data, and finds its finished runs again.
     assert complete(asked).model == ConvConfig()
 

@@ -220,6 +220,10 @@ def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err.splitlines()
     assert len([line for line in said if "steps/s" in line and "left" in line and "MiB" in line]) == 12
     assert len([line for line in said if "valid loss" in line]) == 3
+    scoring = [line.split() for line in said if line.startswith("toy scoring")]
+    assert [words[2] for words in scoring] == ["valid"] * 6 + ["test"] * 2  # of three batches, none before the first
+    done, size = zip(*[map(int, words[3].split("/")) for words in scoring], strict=True)
+    assert 0 < done[-2] < done[-1] < size[-1] == Toys().recipe().data.build().size("test")
     train(Toys().recipe(), tmp_path / "b", quiet=True)
     assert capsys.readouterr() == ("", "")
 
@@ -231,6 +235,7 @@ def test_what_is_said_on_a_terminal(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "12/12" in said
     assert "toy 8: valid loss" in said
+    assert "toy scoring test" in said
 
 
 def test_no_warnings(tmp_path, recwarn):

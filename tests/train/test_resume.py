@@ -1,5 +1,6 @@
 """A run that is killed and resumed is the run that was not, bit for bit. The processes and the signals are real."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -22,8 +23,14 @@ PLATEAU = Toys(
     train={"eval_every": 1, "checkpoint_every": 2, "log_every": 1, "keep": 12},
 )
 
+
+def moments(*pairs, fast):
+    """One of each kind is quick to run; the others are for the whole suite."""
+    return [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs]
+
+
 # (moment, number): the n-th update, or the n-th call. Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12.
-KILLS = [
+KILLS = moments(
     ("mid-update", 1),
     ("mid-update", 2),
     ("mid-update", 8),
@@ -44,7 +51,11 @@ KILLS = [
     ("looking", 2),
     ("looking", 3),
     ("looking", 4),  # the test split
-]
+    fast=[
+        *[("mid-update", 8), ("saved", 3), ("half-written", 9), ("fsync", 2), ("replace", 1), ("replace", 5)],
+        *[("pruning", 9), ("half-a-line", 4), ("looking", 2), ("looking", 4)],
+    ],
+)
 
 
 def measured(folder: Path) -> list[dict]:
@@ -74,12 +85,22 @@ def same(folder: Path, reference: Path, step: int = 12) -> None:
 
 
 @pytest.fixture(scope="module")
-def references(run_apart, tmp_path_factory) -> dict[str, Path]:
-    folders = {}
-    for name, toys in {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE}.items():
-        folders[name] = tmp_path_factory.mktemp(name) / "run"
-        assert run_apart(folders[name], toys) == 0
-    return folders
+def references(run_apart, tmp_path_factory) -> "References":
+    return References(run_apart, tmp_path_factory)
+
+
+class References(dict):
+    """The runs that nothing stopped, each made when it is first asked for."""
+
+    def __init__(self, run_apart, tmp_path_factory):
+        self.run_apart, self.make = run_apart, tmp_path_factory.mktemp
+
+    def __missing__(self, name):
+        toys = {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE, "plateau": PLATEAU}[name]
+        folder = self.make(name) / "run"
+        assert self.run_apart(folder, toys) == 0
+        self[name] = folder
+        return folder
 
 
 def test_two_runs_are_the_same_and_seeds_differ(run_apart, references, tmp_path):
@@ -121,20 +142,25 @@ def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path)
 
 @pytest.mark.parametrize(
     ("moment", "number"),
-    [("mid-update", 8), ("saved", 6), ("looking", 6), ("SIGTERM", 7), ("SIGTERM-looking", 17), ("half-a-line", 9)],
+    moments(
+        *[("mid-update", 8), ("saved", 6), ("looking", 6), ("SIGTERM", 7), ("SIGTERM-looking", 17), ("half-a-line", 9)],
+        fast=[("saved", 6), ("SIGTERM-looking", 17)],
+    ),
 )
-def test_what_the_plateau_has_seen_is_kept(run_apart, tmp_path, moment, number):
+def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, moment, number):
     """Looks 1 to 12, after every update; checkpoints after every other, each before the look at its own update."""
-    assert run_apart(tmp_path / "whole", PLATEAU) == 0
-    rates = [line["rate"] for line in measured(tmp_path / "whole") if line["kind"] == "train"]
+    whole = references["plateau"]
+    rates = [line["rate"] for line in measured(whole) if line["kind"] == "train"]
     assert rates[0] == 0.3
     assert len(set(rates[:6])) > 1 < len(set(rates[6:])), "the rate must be halved before and after the run is stopped"
     assert run_apart(tmp_path / "run", PLATEAU, False, moment, number) == (130 if "SIGTERM" in moment else -9)
     assert run_apart(tmp_path / "run", PLATEAU, True) == 0
-    same(tmp_path / "run", tmp_path / "whole")
+    same(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize(
+    "precision", ["16-mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16-mixed", "64-true"))]
+)
 def test_every_precision(run_apart, tmp_path, precision):
     toys = Toys(language=True, train={"precision": precision})
     assert run_apart(tmp_path / "whole", toys) == 0
@@ -143,8 +169,13 @@ def test_every_precision(run_apart, tmp_path, precision):
     same(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("moment", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("number", [1, 5, 6, 8, 12])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    moments(
+        *itertools.product(("SIGTERM", "SIGINT"), (1, 5, 6, 8, 12)),
+        fast=[("SIGTERM", 1), ("SIGINT", 5), ("SIGTERM", 6), ("SIGINT", 12)],
+    ),
+)
 def test_signals_finish_the_update_and_save(run_apart, references, tmp_path, moment, number):
     folder = tmp_path / "run"
     assert run_apart(folder, LANGUAGE, False, moment, number) == 130

@@ -148,7 +148,7 @@ class ToyTask(TokenTask):
             yield self._batch(10**6 + 100 * len(split) + i, rows, torch.full((rows,), i == 0))
 
     def size(self, split: str) -> int:
-        return 17
+        return sum(int((batch.targets != IGNORE).sum()) for batch in self.batches(split, 4))  # as the recipe below
 
 
 @dataclass(frozen=True)

@@ -105,14 +105,18 @@ namespace {
 [[maybe_unused]] constexpr i64 LARGE = 4 << 20;  // bytes
 
 // An output of many megabytes is mapped afresh, and to map it 4 KiB at a time would take as long as to compute it.
-void in_large_pages(const Call& c, const mnemos::Rows& x, i64 width) {
+void in_large_pages(const void* data, i64 size) {
 #ifdef MADV_HUGEPAGE
     constexpr std::uintptr_t page = 1 << 21;
-    i64 size = c.B * c.T * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2);
-    std::uintptr_t start = ((std::uintptr_t)x.data + page - 1) / page * page;
-    std::uintptr_t end = ((std::uintptr_t)x.data + size) / page * page;
+    std::uintptr_t start = ((std::uintptr_t)data + page - 1) / page * page;
+    std::uintptr_t end = ((std::uintptr_t)data + size) / page * page;
     if (size >= LARGE && end > start) madvise((void*)start, end - start, MADV_HUGEPAGE);  // a wish: it may fail
 #endif
+}
+
+// `width` numbers a token and head, contiguous, as all outputs are.
+void in_large_pages(const Call& c, const mnemos::Rows& x, i64 width) {
+    in_large_pages(x.data, c.B * c.T * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2));
 }
 
 const mnemos::Kernels& kernels(int variant) {
@@ -153,6 +157,7 @@ int mnemos_best() {
 
 int mnemos_forward(int variant, const Call* call, double eps) {
     in_large_pages(*call, call->y, call->M);
+    in_large_pages(call->den, call->B * call->T * call->H * (i64)sizeof(float));
     return kernels(variant).forward(*call, eps);
 }
 

@@ -31,9 +31,9 @@ def backends(operation: str) -> list[str]:
     return _module(operation).backends()
 
 
-def which(operation: str, *tensors: Any, backend: str = "auto") -> str:
-    """The backend that computes an operation of these tensors: which("linear_attention", q, k, v)."""
-    return _module(operation).which(*tensors, backend=backend)
+def which(operation: str, *tensors: Any, backend: str = "auto", **options: Any) -> str:
+    """The backend that computes an operation of these tensors: which("linear_attention", q, k, v, feature_map=φ)."""
+    return _module(operation).which(*tensors, backend=backend, **options)
 
 
 def _module(operation: str) -> Any:

@@ -174,7 +174,8 @@ class _Session:
 
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
         rank, world = self.fabric.global_rank, self.fabric.world_size
-        for i, batch in enumerate(self.task.batches(split, self.recipe.train.batch_size)):
+        batches = self.task.batches(split, self.recipe.train.batch_size)
+        for i, batch in enumerate(self.voice.scoring(split, self.task.size(split), batches)):
             self._heed_signals()
             check_batch(batch, self.task, f"{split} batch {i}")
             rows = batch.inputs.shape[0]

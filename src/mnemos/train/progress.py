@@ -2,7 +2,11 @@
 
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from mnemos.data.batch import Batch
+from mnemos.evaluate.metrics import counted
 
 PATIENCE = 10.0  # seconds between two plain lines
 
@@ -18,6 +22,10 @@ class Silent:
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
         """An update is done."""
+
+    def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a split of `size` targets, and how many of them the model has been through."""
+        yield from batches
 
     def say(self, text: str) -> None:
         """A sentence that is to stay."""
@@ -44,6 +52,19 @@ class Plain(Silent):
             f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
         )
 
+    def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """As of any; nothing of a split that is soon done."""
+        said = began = time.monotonic()
+        done = 0
+        for batch in batches:
+            now = time.monotonic()
+            if done and now - said >= PATIENCE:
+                said = now
+                left = (now - began) / done * max(size - done, 0)
+                self.say(f"{self.name} scoring {split} {done}/{size} {_clock(left)} left")
+            yield batch
+            done += int(counted(batch.targets))
+
     def say(self, text: str) -> None:
         """As of any."""
         print(text, file=sys.stderr, flush=True)
@@ -65,7 +86,8 @@ class Live(Silent):
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self.task = self.bar.add_task(name, total=steps, completed=step, facts="")
+        self.name = name
+        self.task = self.bar.add_task(name, total=steps, completed=step, facts="", visible=step < steps)
 
     def __enter__(self) -> "Live":
         self.bar.start()
@@ -80,13 +102,26 @@ class Live(Silent):
         facts = f"loss {update['loss']:.4f}  rate {update['rate']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
+    def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """As of any: a bar below the other, gone when the split is."""
+        task = self.bar.add_task(f"{self.name} scoring {split}", total=size, facts="")
+        try:
+            for batch in batches:
+                yield batch
+                self.bar.advance(task, int(counted(batch.targets)))
+        finally:
+            self.bar.remove_task(task)
+
     def say(self, text: str) -> None:
         """As of any."""
         self.bar.console.print(text, markup=False, highlight=False)
 
 
 def progress(quiet: bool, *arguments: Any) -> Silent:
-    """The voice for (name, steps, steps already done): none, live on a terminal, plain elsewhere."""
+    """The voice for (name, steps, steps already done): none, live on a terminal, plain elsewhere.
+
+    Of no steps that are still to do, it is one for `scoring` alone.
+    """
     if quiet:
         return Silent()
     return (Live if sys.stderr.isatty() else Plain)(*arguments)

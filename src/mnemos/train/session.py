@@ -28,6 +28,7 @@ from mnemos.types import InputError
 from . import checkpoint
 from .checks import complete
 from .loop import train
+from .progress import Silent, progress
 from .recipe import Recipe
 from .sharding import load_model_state
 
@@ -70,7 +71,8 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
 
     @functools.cache
     def first() -> Batch:
-        return next(_batches(recipe, recipe.data.build(), "valid"))
+        batches = recipe.data.build().batches("valid", recipe.train.batch_size)
+        return next(pieces(batches, recipe.train.rollout.segment))
 
     # The probe runs the model, which several processes would have to do together.
     watch = (lambda model, _: probe(model, first()) if caches(model) else None) if recipe.train.devices == 1 else None
@@ -78,7 +80,7 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     if not _alone():
         return result
     if "flops" not in result:
-        result = assess(folder, result)
+        result = assess(folder, result, quiet)
     if not quiet:
         _say(result, folder)
     return result
@@ -94,14 +96,15 @@ def _alone() -> bool:
     return first
 
 
-def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+def assess(folder: Path, result: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     """Count the finished run's model and score it without its memory; writes and returns the fuller result."""
     recipe, task, model = open_run(folder)
     sample = task.sample()
     model.train()
     with hold(model):
         result = {**result, "flops": forward_flops(model, sample, segment=recipe.train.rollout.segment)}
-    found = controls(model, partial(_batches, recipe, task, "test"))
+    with progress(quiet, recipe.name, 0, 0) as voice:
+        found = controls(model, partial(_batches, recipe, task, "test", voice))
     if found:
         from safetensors.torch import save_file
 
@@ -119,9 +122,10 @@ def assess(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"]) -> Iterator[Batch]:
+def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], voice: Silent) -> Iterator[Batch]:
     """A split as the recipe's model reads it: whole batches, or rows in the pieces of its rollouts."""
-    return pieces(task.batches(split, recipe.train.batch_size), recipe.train.rollout.segment)
+    batches = voice.scoring(split, task.size(split), task.batches(split, recipe.train.batch_size))
+    return pieces(batches, recipe.train.rollout.segment)
 
 
 def _transcriptions(model: nn.Module, task: Task, recipe: Recipe, split: Literal["valid", "test"]) -> list[Any]:
@@ -146,9 +150,10 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     Of speech: the token error rate, which is 1 − accuracy, and some of what was heard beside what was said.
     """
     recipe, task, model = open_run(Path(folder))
-    batches = partial(_batches, recipe, task, split)
-    score = evaluate(model, batches())
-    scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches)}
+    with progress(False, recipe.name, 0, 0) as voice:
+        batches = partial(_batches, recipe, task, split, voice)
+        score = evaluate(model, batches())
+        scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches)}
     print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")

@@ -60,7 +60,7 @@ def linear_attention(
     mask [B, N] bool, True = valid: what is not valid enters neither s nor z, whatever it holds.
     eps is added to every denominator; with it, scaling φ by a constant is not without effect.
     backend: "auto", one of `mnemos.ops.backends("linear_attention")`, which causal calls go through, or "reference";
-    `mnemos.ops.which("linear_attention", q, k, v)` says which one "auto" takes.
+    `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` says which one "auto" takes.
     compensated: the state is a `CompensatedState`, which keeps a sum right through millions of calls of a token or a
     few; a state that is one stays one, asked for or not. Twice the state, and up to twice its time a token.
 
@@ -72,7 +72,7 @@ def linear_attention(
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(k)
         _check_features(q, k, v)
-    chosen = BACKENDS[which(q, k, v, backend)]
+    chosen = BACKENDS[choose(q, k, v, backend)]
     b, _, h, d = k.shape
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     with full_precision(v.device.type):
@@ -118,11 +118,20 @@ def backends() -> list[str]:
     return [name for name, module in BACKENDS.items() if module.runs_here() and module is not oracle]
 
 
-def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
+def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto", feature_map: str | FeatureMap = "elu") -> str:
     """The backend that a causal call of these tensors goes through: what "auto" comes to, or the one that is named.
 
+    A feature map may widen q and k, or change their type: one token of each goes through it, to see what is left.
     Raises InputError for a backend that there is not, that cannot run here or that does not take them.
     """
+    phi = find(feature_map)
+    if not isinstance(phi, Pointwise):
+        q, k = phi(q[:1, :1, :1]), phi(k[:1, :1, :1])
+    return choose(q, k, v, backend)
+
+
+def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
+    """`which`, of tensors that have been through all of φ but a `Pointwise` one."""
     if backend == "auto":
         return next(
             name

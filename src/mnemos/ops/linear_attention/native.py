@@ -16,14 +16,13 @@ from mnemos.native import library, why_not
 from mnemos.ops.constant import constant
 
 from .compensated import CompensatedState
-from .feature_maps import FEATURE_MAPS, Pointwise
+from .feature_maps import Pointwise
+from .operators import STATE, Gradients, differentiated, given, keep, register
 
 __all__ = ["causal", "compensated", "runs_here", "takes", "token", "why_not"]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MAPS = {"elu": 1, "relu": 2}
 Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @constant
@@ -45,7 +44,7 @@ def causal(
     Cost: O(B·T·H·D·M), by as many threads as `torch.get_num_threads()`; where there are more of them than rows and
     heads, the sequence is shared out too, for a third to a half of the work again.
     """
-    (q, k, v, kind), wanted = _given(q, k, v, phi), v.dtype
+    (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
     compute = _Eager.apply if _eager(q, k, v, s, z) else torch.ops.mnemos.linear_attention
     y, _, s, z = compute(q, k, v, s, z, mask, kind, eps)
     return y.to(wanted), s, z
@@ -58,21 +57,9 @@ def compensated(
     q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, CompensatedState]:
     """The same with a state that keeps what its sums have no digits for: the kernels do within a call anyway."""
-    (q, k, v, kind), wanted = _given(q, k, v, phi), v.dtype
+    (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
     y, _, *new = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
     return y.to(wanted), CompensatedState(*new)
-
-
-def _given(q: Tensor, k: Tensor, v: Tensor, phi: Pointwise | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """q, k, v of one type and the kernels' number of the map that is left to them."""
-    kind = 0
-    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
-        kind = MAPS[phi.name]
-    elif phi is not None:
-        q, k = phi(q), phi(k)
-    if not q.dtype == k.dtype == v.dtype:
-        q, k, v = q.float(), k.float(), v.float()
-    return q, k, v, kind
 
 
 def _library() -> ctypes.CDLL:
@@ -110,19 +97,6 @@ def _check(status: int) -> None:
         raise MemoryError("no memory for the states of linear attention")
 
 
-_STATE = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z"
-_INPUTS = f"{_STATE}, Tensor? mask, int kind"
-torch.library.define("mnemos::linear_attention", f"({_INPUTS}, float eps) -> (Tensor, Tensor, Tensor, Tensor)")
-torch.library.define(
-    "mnemos::linear_attention_compensated",
-    f"({_STATE}, Tensor s_low, Tensor z_low, Tensor? mask, int kind, float eps) -> ({', '.join(['Tensor'] * 6)})",
-)
-torch.library.define(
-    "mnemos::linear_attention_backward",
-    f"({_INPUTS}, Tensor y, Tensor den, Tensor gy, Tensor gs, Tensor gz) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-
-
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
 ) -> tuple[Tensor, ...]:
@@ -149,11 +123,6 @@ def _run(
     return y, den, *ends
 
 
-@torch.library.register_fake("mnemos::linear_attention")
-def _(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
-
-
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -167,7 +136,7 @@ def _backward(
     gy: Tensor,
     gs: Tensor,
     gz: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Gradients:
     q, k, v, y, gy = _packed(q), _packed(k), _packed(v), _packed(y), _packed(gy)
     s, z, den, gs, gz = (x.contiguous() for x in (s, z, den, gs, gz))
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -181,40 +150,12 @@ def _backward(
     return dq, dk, dv, ds, dz
 
 
-@torch.library.register_fake("mnemos::linear_attention_compensated")
-def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    return v.new_empty(v.shape), others[0].new_empty(v.shape[:3]), *(x.new_empty(x.shape) for x in others[:4])
+def _derivative(*inputs: Any) -> Gradients:
+    direct = not torch.is_grad_enabled() and _eager(*inputs[:5], *inputs[-3:])
+    return _backward(*inputs) if direct else torch.ops.mnemos.linear_attention_backward(*inputs)
 
 
-@torch.library.register_fake("mnemos::linear_attention_backward")
-def _(*inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in inputs[:5])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, s, z, mask, ctx.kind, _ = inputs
-    y, den, _, _ = output
-    ctx.save_for_backward(q, k, v, s, z, mask, y, den)
-    ctx.mark_non_differentiable(den)
-
-
-def _gradients(ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, s, z, mask, y, den = ctx.saved_tensors
-    gy, gs, gz = (torch.zeros_like(x) if g is None else g for g, x in ((gy, y), (gs, s), (gz, z)))
-    given = (q, k, v, s, z, mask, ctx.kind, y, den, gy, gs, gz)
-    direct = not torch.is_grad_enabled() and _eager(q, k, v, s, z, gy, gs, gz)
-    found = _backward(*given) if direct else torch.ops.mnemos.linear_attention_backward(*given)
-    return *found, None, None, None
-
-
-def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _keep(ctx, (*inputs[:5], *inputs[7:]), output[:4])
-    ctx.mark_non_differentiable(output[1], *output[4:])
-
-
-def _gradients_compensated(ctx: Any, gy: Any, den: Any, gs: Any, gz: Any, *_: Any) -> tuple[Tensor | None, ...]:
-    *found, mask, kind, eps = _gradients(ctx, gy, den, gs, gz)
-    return *found, None, None, mask, kind, eps
+_gradients = differentiated(_derivative)
 
 
 class _Eager(torch.autograd.Function):
@@ -224,7 +165,7 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         output = _forward(*inputs)
         ctx.set_materialize_grads(False)
-        _keep(ctx, inputs, output)
+        keep(ctx, inputs, output)
         return output
 
     backward = staticmethod(_gradients)
@@ -242,15 +183,29 @@ def _eager(*tensors: Tensor) -> bool:
     )
 
 
-def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
-    raise RuntimeError("linear_attention is differentiable once; backend='native' has no derivative of its derivative")
+register("linear_attention", "native", ["CPU"], _forward, _backward, _derivative)
 
 
-torch.library.impl("mnemos::linear_attention", "CPU", _forward)
+def _like_compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return v.new_empty(v.shape), others[0].new_empty(v.shape[:3]), *(x.new_empty(x.shape) for x in others[:4])
+
+
+def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    keep(ctx, (*inputs[:5], *inputs[7:]), output[:4])
+    ctx.mark_non_differentiable(output[1], *output[4:])
+
+
+def _gradients_compensated(ctx: Any, gy: Any, den: Any, gs: Any, gz: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    *found, mask, kind, eps = _gradients(ctx, gy, den, gs, gz)
+    return *found, None, None, mask, kind, eps
+
+
+torch.library.define(
+    "mnemos::linear_attention_compensated",
+    f"({STATE}, Tensor s_low, Tensor z_low, Tensor? mask, int kind, float eps) -> ({', '.join(['Tensor'] * 6)})",
+)
 torch.library.impl("mnemos::linear_attention_compensated", "CPU", _compensated)
-torch.library.impl("mnemos::linear_attention_backward", "CPU", _backward)
-torch.library.register_autograd("mnemos::linear_attention", _gradients, setup_context=_keep)
-torch.library.register_autograd("mnemos::linear_attention_backward", _once)
+torch.library.register_fake("mnemos::linear_attention_compensated", _like_compensated)
 torch.library.register_autograd(
     "mnemos::linear_attention_compensated", _gradients_compensated, setup_context=_keep_compensated
 )

@@ -10,22 +10,20 @@ TRITON_INTERPRET=1, set before Triton is first imported, runs the same kernels o
 
 import importlib.util
 import os
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mnemos.ops.constant import constant
 
-from .feature_maps import FEATURE_MAPS, Pointwise
+from .feature_maps import Pointwise
+from .operators import Gradients, given, register
 from .triton_launch import Scans, precision, running, step
 
 __all__ = ["causal", "packed", "runs_here", "suits", "takes", "token", "why_not"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAPS = {"elu": 1, "relu": 2}
 WIDEST = 256  # a program holds all of D or all of M
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def runs_here() -> bool:
@@ -107,24 +105,9 @@ def _call(
     phi: Pointwise | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kind = 0
-    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
-        kind = MAPS[phi.name]
-    elif phi is not None:
-        q, k = phi(q), phi(k)
-    wanted = v.dtype
-    if not q.dtype == k.dtype == wanted:
-        q, k, v = q.float(), k.float(), v.float()
+    (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
     y, _, s, z = torch.ops.mnemos.linear_attention_triton(q, k, v, s, z, mask, offsets, kind, eps)
     return y.to(wanted), s, z
-
-
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z, Tensor? mask, Tensor? offsets, int kind"
-torch.library.define("mnemos::linear_attention_triton", f"({_INPUTS}, float eps) -> (Tensor, Tensor, Tensor, Tensor)")
-torch.library.define(
-    "mnemos::linear_attention_triton_backward",
-    f"({_INPUTS}, Tensor y, Tensor den, Tensor gy, Tensor gs, Tensor gz) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
 
 
 def _forward(
@@ -153,21 +136,6 @@ def _forward(
     s_end, z_end = running(x, s), running(n, z)
     scans.run("y", y, (x, n), parts=parts, sums=sums, eps=eps)
     return y, den, s_end, z_end
-
-
-@torch.library.register_fake("mnemos::linear_attention_triton")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    kind: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
 
 
 def _backward(
@@ -206,46 +174,4 @@ def _backward(
     return dq, dk, dv, ds, dz
 
 
-@torch.library.register_fake("mnemos::linear_attention_triton_backward")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    kind: int,
-    y: Tensor,
-    den: Tensor,
-    gy: Tensor,
-    gs: Tensor,
-    gz: Tensor,
-) -> Gradients:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), s.new_empty(s.shape), z.new_empty(z.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, s, z, mask, offsets, ctx.kind, _ = inputs
-    y, den, _, _ = output
-    ctx.save_for_backward(q, k, v, s, z, mask, offsets, y, den)
-    ctx.mark_non_differentiable(den)
-
-
-def _gradients(ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, s, z, mask, offsets, y, den = ctx.saved_tensors
-    gy, gs, gz = (torch.zeros_like(x) if g is None else g for g, x in ((gy, y), (gs, s), (gz, z)))
-    backward = torch.ops.mnemos.linear_attention_triton_backward
-    found = backward(q, k, v, s, z, mask, offsets, ctx.kind, y, den, gy, gs, gz)
-    return *found, None, None, None, None
-
-
-def _once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
-    raise RuntimeError("linear_attention is differentiable once; backend='triton' has no derivative of its derivative")
-
-
-for _device in ("CPU", "CUDA"):
-    torch.library.impl("mnemos::linear_attention_triton", _device, _forward)
-    torch.library.impl("mnemos::linear_attention_triton_backward", _device, _backward)
-torch.library.register_autograd("mnemos::linear_attention_triton", _gradients, setup_context=_keep)
-torch.library.register_autograd("mnemos::linear_attention_triton_backward", _once)
+register("linear_attention_triton", "triton", ["CPU", "CUDA"], _forward, _backward, extra="Tensor? offsets, ")

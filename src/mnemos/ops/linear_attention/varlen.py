@@ -6,7 +6,7 @@ from torch import Tensor
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import BACKENDS, LinearState, linear_attention, which
+from . import BACKENDS, LinearState, choose, linear_attention
 from .feature_maps import FeatureMap, Pointwise, find
 
 __all__ = ["linear_attention_varlen"]
@@ -51,7 +51,7 @@ def linear_attention_varlen(
     if state is None:
         state = v.new_zeros(n, h, d, m, dtype=wide), v.new_zeros(n, h, d, dtype=wide)
     s, z = state[0].to(wide), state[1].to(wide)
-    chosen = BACKENDS[which(q[None], k[None], v[None], backend)]
+    chosen = BACKENDS[choose(q[None], k[None], v[None], backend)]
     if hasattr(chosen, "packed"):
         with full_precision(v.device.type):
             kind = phi if isinstance(phi, Pointwise) else None

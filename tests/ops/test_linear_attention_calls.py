@@ -1,0 +1,188 @@
+"""What a call of linear attention promises beside its numbers: backends, errors, memory, autograd, torch.compile."""
+
+import pytest
+import torch
+from linear_attention_cases import HERE, B, D, H, M, compare, holes, inputs
+
+import mnemos
+from mnemos.ops import linear_attention
+from mnemos.ops.linear_attention.reference import reference_linear_attention
+from mnemos.types import InputError
+
+
+def test_nothing_given_is_changed_and_a_stream_forks():
+    with torch.no_grad():
+        q, k, v, state = inputs(40)
+        before = [x.clone() for x in (q, k, v, *state)]
+        _, middle = linear_attention(q, k, v, state=state)
+        kept = [x.clone() for x in middle]
+        a, _ = linear_attention(q[:, :1], k[:, :1], v[:, :1], state=middle)
+        b, after = linear_attention(q[:, 1:], k[:, 1:], v[:, 1:], state=middle)
+        c, _ = linear_attention(q[:, :1], k[:, :1], v[:, :1], state=middle)
+        linear_attention(q[:, :0], k[:, :0], v[:, :0], state=after)[1].s.add_(1)
+        assert torch.equal(a, c)
+        assert not torch.equal(a, b[:, :1])
+        for x, y in zip((q, k, v, *state, *middle), (*before, *kept), strict=True):
+            assert torch.equal(x, y)
+        again, _ = linear_attention(q[:, 1:], k[:, 1:], v[:, 1:], state=middle)
+        assert torch.equal(b, again)
+
+
+def test_an_output_changed_in_place_is_refused_by_backward():
+    q, k, v, _ = inputs(40)
+    y, _ = linear_attention(q, k, v)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_nothing_that_grows_with_the_state_is_kept_for_the_backward(backend):
+    sizes = {}
+    for t in (1024, 4096):
+        q, k, v = (torch.randn(1, t, 2, 32, requires_grad=True) for _ in range(3))
+        kept = {}
+
+        def pack(x, kept=kept):
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            y, _ = linear_attention(q, k, v, backend=backend)
+        sizes[t] = sum(kept.values())
+        assert y.grad_fn is not None
+    tokens = 4096 * 2 * 4  # bytes of a number a token and head
+    assert sizes[4096] < tokens * (4 * 32 + 1 + 8)
+    assert sizes[4096] - sizes[1024] < tokens * (4 * 32 + 1 + 8) * 3 // 4
+
+
+COMPILED = [("auto", torch.float64, 1e-9)]
+COMPILED += [(name, torch.float32, 1e-5) for name in HERE]
+COMPILED += [pytest.param(name, torch.bfloat16, 2**-7, marks=pytest.mark.slow) for name in HERE]
+
+
+@pytest.mark.parametrize(("backend", "dtype", "tolerance"), COMPILED)
+def test_compiled_whole_equals_eager(backend, dtype, tolerance):
+    torch._dynamo.reset()
+    compiled = torch.compile(linear_attention, backend="aot_eager", fullgraph=True)
+    for t in (70, 1):
+        q, k, v, state = inputs(t, dtype=dtype)
+        mask = holes(t)
+        y, new = linear_attention(q, k, v, state=state, mask=mask, backend=backend)
+        again, after = compiled(q, k, v, state=state, mask=mask, backend=backend)
+        compare((again, *after), (y, *new), (q, k, v, *state), tolerance)
+
+
+def test_empty_calls():
+    q, k, v, state = inputs(3)
+    y, same = linear_attention(q[:, :0], k[:, :0], v[:, :0], state=state)
+    assert y.shape == (B, 0, H, M)
+    assert torch.equal(same.s, state.s)
+    y, new = linear_attention(q[:0], k[:0], v[:0])
+    assert y.shape == (0, 3, H, M)
+    assert new.s.shape == (0, H, D, M)
+    assert linear_attention(q, k[:, :0], v[:, :0], causal=False)[0].abs().max() == 0
+
+
+def test_backends_are_listed_best_first_and_agree():
+    names = mnemos.ops.backends("linear_attention")
+    assert names[-1] == "chunked"
+    q, k, v, state = inputs(70, dtype=torch.float32)
+    expected = reference_linear_attention(q, k, v, state=state)
+    for name in names:
+        try:
+            y, new = linear_attention(q, k, v, state=state, backend=name)
+        except InputError:  # for another device
+            continue
+        compare((y, *new), expected, (q, k, v, *state), 2e-4)
+
+
+def test_which_backend_runs_hangs_on_what_a_feature_map_makes_of_queries_and_keys():
+    q, k, v, _ = inputs(3, dtype=torch.float32)
+    seen = []
+
+    def doubling(x):
+        seen.append(x.shape)
+        return x.double().exp()
+
+    for tokens in (3, 0):
+        given = [x[:, :tokens] for x in (q, k, v)]
+        assert mnemos.ops.which("linear_attention", *given) == HERE[0]
+        assert mnemos.ops.which("linear_attention", *given, feature_map="polynomial") == HERE[0]
+        assert mnemos.ops.which("linear_attention", *given, feature_map=doubling) == "chunked"
+    assert seen == [(1, 1, 1, D)] * 2 + [(1, 0, 1, D)] * 2  # a token of each, not all
+    with pytest.raises(InputError, match="did you mean 'elu'"):
+        mnemos.ops.which("linear_attention", q, k, v, feature_map="el")
+
+
+def test_wrong_input_is_refused_in_one_line():
+    q, k, v, state = inputs(6)
+    wrong = {
+        "another length than q's": lambda: linear_attention(q, k[:, :3], v[:, :3]),
+        "expected k": lambda: linear_attention(q, k[..., :3], v),
+        "expected floating": lambda: linear_attention(q, k, v[0]),
+        "found q torch.int64": lambda: linear_attention(q.long(), k, v),
+        "did you mean 'elu'": lambda: linear_attention(q, k, v, feature_map="elu1"),
+        "known: elu, relu, polynomial": lambda: linear_attention(q, k, v, feature_map="zzz"),
+        "needs its projection": lambda: linear_attention(q, k, v, feature_map="favor"),
+        "did you mean 'chunked'": lambda: linear_attention(q, k, v, backend="chunk"),
+        "mask of booleans": lambda: linear_attention(q, k, v, mask=torch.ones(B, 6)),
+        "mask of booleans (": lambda: linear_attention(q, k, v, mask=torch.ones(B, 5).bool()),
+        "expected a state": lambda: linear_attention(q, k, v, state=(state.s[..., :2], state.z)),
+        "expected a state of s (2, 3, 5, 4)": lambda: linear_attention(q, k, v, state=(state.s[:1], state.z[:1])),
+        "z (2, 3, 5), floating": lambda: linear_attention(q, k, v, state=(state.s, state.z[..., :3])),
+        "found torch.int64": lambda: linear_attention(q, k, v, state=(state.s.long(), state.z)),
+        "or None; found Tensor": lambda: linear_attention(q, k, v, state=state.s),
+        "or None; found tuple": lambda: linear_attention(q, k, v, state=(*state, state.z)),
+        "found torch.float64 (2, 3, 5, 4) on meta": lambda: linear_attention(
+            q, k, v, state=(state.s.to("meta"), state.z)
+        ),
+        "on one device, found cpu, meta, cpu": lambda: linear_attention(q, k.to("meta"), v),
+        "expected k (2, 6, 3, 5) and v": lambda: linear_attention(q, k, v[:, :, :2]),
+        "found torch.float32 (2, 6)": lambda: linear_attention(q, k, v, mask=torch.zeros(B, 6)),
+        "keep all axes": lambda: linear_attention(q, k, v, feature_map=lambda x: x.sum(-1)),
+        "at least 0": lambda: linear_attention(q, k, v, eps=-1.0),
+        "there is one for": lambda: mnemos.ops.backends("softmax"),
+    }
+    for words, call in wrong.items():
+        with pytest.raises(InputError) as error:
+            call()
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "relu", "polynomial", torch.exp])
+def test_the_equations_are_a_backend_too(feature_map):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 5, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.rand(2, 5) < 0.7
+    found = []
+    for backend in ("reference", "chunked"):
+        y, state = mnemos.ops.linear_attention(q, k, v, True, feature_map, mask=mask, backend=backend)
+        found.append([y, *state, *torch.autograd.grad(y.sin().sum() + state.s.sin().sum(), [q, k, v])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert mnemos.ops.which("linear_attention", q, k, v) != "reference"
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_a_gradient_penalty_is_refused_and_no_gradient_silently_lost(backend):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 40, 2, 4, requires_grad=True) for _ in range(3))
+    y, _ = mnemos.ops.linear_attention(q, k, v, backend=backend)
+    grads = torch.autograd.grad(y.sum(), [q, k, v], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        sum(g.square().sum() for g in grads).backward()
+
+
+# chunked writes in place, which that kind of vmap has no rule for.
+@pytest.mark.parametrize("backend", [name for name in HERE if name != "chunked"])
+def test_gradients_of_several_outputs_at_once(backend):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 9, 2, 4, requires_grad=True) for _ in range(3))
+    y, _ = mnemos.ops.linear_attention(q, k, v, backend=backend)
+    several = torch.randn(3, *y.shape)
+    found = torch.autograd.grad(y, [q, k, v], several, is_grads_batched=True, retain_graph=True)
+    for i, upstream in enumerate(several):
+        for a, b in zip(found, torch.autograd.grad(y, [q, k, v], upstream, retain_graph=True), strict=True):
+            torch.testing.assert_close(a[i], b)
