@@ -1,6 +1,7 @@
 """The copy task, associative recall, and what they share."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,20 @@ def test_recall_over_distractors(shortest):
     assert np.bincount(noise).min() > 0.9 * len(noise) / 7
 
 
+def test_recall_grows_from_near_to_far():
+    settings = RecallConfig(2, 5, 2, 3, 8, distance=100, shortest=4, grow=10, distractors=7)
+    task = settings.build()
+    lengths = [task.train_batch(i, 64, 0).inputs.shape[1] for i in range(12)]
+    assert lengths[0] == settings.length - 96
+    assert lengths[10] == lengths[11] == settings.length
+    assert lengths == sorted(lengths)
+    assert lengths[5] == settings.length - 80, "half-way there in the logarithm: 4·√25 of 100"
+    half = replace(settings, distance=20)
+    distances = far(task.train_batch(5, 64, 0).inputs, half)
+    assert min(distances) == 4
+    assert max(distances) == 20
+
+
 def test_recall_without_distance_is_what_it_was():
     batch = RecallConfig(2, 4, 1, 1, 2).build().train_batch(0, 2, 0)
     assert batch.inputs.tolist() == [[3, 6, 1, 8, 0, 3], [4, 7, 1, 5, 0, 1]]
@@ -166,6 +181,7 @@ def task_of(settings: RecallConfig) -> tuple:
         (RecallConfig(gap=-1), "gap >= 0"),
         (RecallConfig(distance=-1), "shortest <= distance"),
         (RecallConfig(distance=4, shortest=5), "shortest <= distance"),
+        (RecallConfig(distance=4, grow=5), "shortest >= 1 to grow from"),
         (RecallConfig(distance=4, distractors=0), "distractors >= 1"),
     ],
 )

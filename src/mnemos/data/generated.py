@@ -18,8 +18,8 @@ Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.
 class GeneratedTask(TokenTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
-    Training batch i is drawn from (the loop's seed, i), by `train` where that is given (easier rows, say, of the same T
-    and vocabulary). The two held-out splits are `rows` sequences each, drawn from `seed`, the same whatever the batch
+    Training batch i is drawn from (the loop's seed, i), by `train(i)` where that is given (easier rows, say, of the same
+    vocabulary and no longer). The two held-out splits are `rows` sequences each, drawn from `seed`, the same whatever the batch
     size. `size("train")` is 0: there is no end to it.
     """
 
@@ -29,18 +29,24 @@ class GeneratedTask(TokenTask):
     majority = None
 
     def __init__(
-        self, draw: Draw, vocab_size: int, max_length: int, rows: int, seed: int, train: Draw | None = None
+        self,
+        draw: Draw,
+        vocab_size: int,
+        max_length: int,
+        rows: int,
+        seed: int,
+        train: Callable[[int], Draw] | None = None,
     ) -> None:
         if rows < 1:
             raise InputError(f"expected at least one held-out sequence, found {rows}; raise the number of rows")
         self.vocab_size = vocab_size
         self.max_length = max_length
-        self._draw = train or draw
+        self._train = train or (lambda _: draw)
         self._held_out = {"valid": draw(generator(seed, VALID), rows), "test": draw(generator(seed, TEST), rows)}
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless training set that `seed` gives."""
-        return _batch(*self._draw(generator(seed, TRAIN, index), batch_size))
+        return _batch(*self._train(index)(generator(seed, TRAIN, index), batch_size))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
         """The held-out sequences of a split, each once."""

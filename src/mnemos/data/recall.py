@@ -1,6 +1,6 @@
 """Associative recall: read pairs of a key and a value, then say which value went with a key, however much later."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ from mnemos.config import DataConfig
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import GeneratedTask
+from .generated import Draw, GeneratedTask
 
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -39,6 +39,7 @@ class RecallConfig(DataConfig):
     seed: int = 0
     distance: int = 0
     shortest: int = 0
+    grow: int = 0
     distractors: int = 16
 
     @property
@@ -61,13 +62,24 @@ class RecallConfig(DataConfig):
                 f"recall: expected 0 <= shortest <= distance and distractors >= 1, found {self.shortest}, "
                 f"{self.distance} and {self.distractors}"
             )
+        if self.grow < 0 or (self.grow and not self.shortest):
+            raise InputError(
+                f"recall: expected grow >= 0, and shortest >= 1 to grow from, found {self.grow} and {self.shortest}"
+            )
         vocabulary = 2 * self.symbols + 1 + (self.distractors if self.distance else 0)
-        train = self.draw_near if self.shortest else self.draw
+        train = self.lesson if self.shortest else None
         return GeneratedTask(self.draw, vocabulary, self.length, self.rows, self.seed, train)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         """Inputs and targets, [rows, T] each, at the full distance."""
         return self._draw(random, rows, None)
+
+    def lesson(self, update: int) -> Draw:
+        """What draws the rows of an update, from 0."""
+        if update >= self.grow:
+            return self.draw_near
+        longest = self.shortest * (self.distance / self.shortest) ** (update / self.grow)
+        return replace(self, distance=int(longest)).draw_near
 
     def draw_near(self, random: np.random.Generator, rows: int) -> Rows:
         """Inputs and targets, [rows, T] each, at distances from `shortest` to `distance`."""
