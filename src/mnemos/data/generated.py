@@ -18,9 +18,9 @@ Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.
 class GeneratedTask(TokenTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
-    Training batch i is drawn from (the loop's seed, i), by `train(i)` where that is given (easier rows, say, of the same
-    vocabulary and no longer). The two held-out splits are `rows` sequences each, drawn from `seed`, the same whatever the batch
-    size. `size("train")` is 0: there is no end to it.
+    Training batch i is drawn from (the loop's seed, i), by `train(i)` where that is given (easier rows, say, of the
+    same vocabulary and no longer). The two held-out splits are `rows` sequences each, drawn from `seed`, the same
+    whatever the batch size. `size("train")` is 0: there is no end to it.
     """
 
     kind: Literal["language"] = "language"
