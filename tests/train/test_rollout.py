@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 
 import pytest
@@ -227,6 +228,23 @@ def kept_bytes(learner: Learner):
         yield most
 
 
+def norms(recipe, updates: int, hook=None) -> list[float]:
+    """The gradients' norms of so many updates, which may be those of a DDP of one process."""
+
+    def work() -> list[float]:
+        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        if hook is not None:
+            learner._wrapped._forward_module.register_comm_hook(None, hook)
+        return [learner.update()["grad_norm"] for _ in range(updates)]
+
+    try:
+        return work()
+    finally:
+        gc.collect()  # DDP goes before its processes do: the last to let go of them must not hold Python's lock
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
     "rollout", [{}, {"horizon": 2}, {"horizon": 1}, {"replay": False}, {"replay": False, "horizon": 2}]
@@ -242,13 +260,7 @@ def test_gradients_are_reduced_once_an_update(rollout):
         future.set_result(bucket.buffer())
         return future
 
-    learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
-    try:
-        learner._wrapped._forward_module.register_comm_hook(None, hook)
-        for _ in range(2):
-            learner.update()
-    finally:
-        torch.distributed.destroy_process_group()
+    norms(recipe, 2, hook)
     assert reduced == [0, 0]
 
 
@@ -268,12 +280,7 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
         model = {**STILL, "late": False, "cached": False}
         recipe = toys(True, model, segment=4, horizon=horizon, replay=replay).recipe()
         recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy=strategy))
-        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
-        try:
-            found.append([learner.update()["grad_norm"] for _ in range(3)])
-        finally:
-            if strategy == "ddp":
-                torch.distributed.destroy_process_group()
+        found.append(norms(recipe, 3))
     assert found[1] == pytest.approx(found[0], rel=1e-9)
     assert found[2] == pytest.approx(found[0], rel=1e-9)
 
