@@ -13,6 +13,7 @@ forward, backward and advance timed here.
 """
 
 import argparse
+import functools
 import gc
 import json
 import statistics
@@ -153,14 +154,18 @@ def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest
             if "replay" not in name and count > longest:
                 continue
             pieces = Pieces(count, batch, tokens)
-            saved = most_saved(lambda way=way, pieces=pieces: way(model, pieces))  # type: ignore[misc]
-            peaks = [peak_of(lambda way=way, pieces=pieces: way(model, pieces)) for _ in range(3)]  # type: ignore[misc]
+            run = functools.partial(way, model, pieces)
+            if not rows:
+                run()  # gradients, and what a process takes once
+            saved = None if way is checkpointed else most_saved(run)  # whose second forward keeps by hooks of its own
+            peaks = [peak_of(run) for _ in range(3)]
             kept = count if "sqrt" not in name else 2 * int(count**0.5 + 1)
             states = kept * batch * model.start.numel() * 4
             rows.append({"way": name, "segments": count, "saved": saved, "peak": statistics.median(peaks)})
             rows[-1]["states"] = states if "replay" in name else 0
-            print(f"{name:24} {count:4} segments: saved {saved / 2**20:8.2f} MiB, peak {rows[-1]['peak'] / 2**20:8.2f}"
-                  f" MiB, of it stored states {rows[-1]['states'] / 2**20:6.2f}", flush=True)  # fmt: skip
+            print(f"{name:24} {count:4} segments: saved {(saved or 0) / 2**20:8.2f} MiB, peak "
+                  f"{rows[-1]['peak'] / 2**20:8.2f} MiB, of it stored states {rows[-1]['states'] / 2**20:6.2f}",
+                  flush=True)  # fmt: skip
     return rows
 
 
@@ -263,9 +268,9 @@ def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -
     seconds = time.perf_counter() - start
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     total = len(pieces) * segment
-    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB beyond weights "
-          f"of {weights / 2**20:.1f} MiB and what was there, {seconds:.0f} s, {total / seconds:,.0f} tokens/s, "
-          f"loss {losses[0]:.4f}")  # fmt: skip
+    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB beyond what "
+          f"was there, weights of {weights / 2**20:.1f} MiB among it")  # fmt: skip
+    print(f"{seconds:.0f} s, {total / seconds:,.0f} tokens/s, loss {losses[0]:.4f}")
     return {"tokens": total, "segment": segment, "checkpoints": checkpoints, "offload": bool(offload), "peak": peak,
             "weights": weights, "seconds": seconds, "loss": float(losses[0])}  # fmt: skip
 
@@ -275,7 +280,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--segments", type=int, default=16, help="of a timed rollout")
     parser.add_argument("--counts", type=int, nargs="+", default=[8, 32, 128, 512])
-    parser.add_argument("--skip-memory", action="store_true")
+    parser.add_argument("--only", choices=["speed", "memory"], help="of the two")
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--segment", type=int, default=1000)
@@ -289,15 +294,19 @@ def main() -> None:
         result["million"] = million(options.tokens, options.segment, options.checkpoints, options.offload)
     else:
         torch.manual_seed(0)
-        shape = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}
-        model, batch, tokens = Recurrent(**shape), 4, 64
-        check(model, Pieces(5, batch, tokens))
-        result |= {"shape": {**shape, "batch": batch, "tokens": tokens}, "threads": 1}
-        result["speed"] = speed(model, Pieces(options.segments, batch, tokens), options.rounds)
-        if not options.skip_memory:
-            small = Recurrent(64, 2, 2, 16)
-            result["memory_shape"] = {"width": 64, "encoders": 2, "decoders": 2, "slots": 16, "batch": 4, "tokens": 64}
-            result["memory"] = memory(small, 4, 64, options.counts, 32)
+        result["threads"] = 1
+        if options.only != "memory":
+            shape, batch, tokens = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}, 4, 64
+            model = Recurrent(**shape)
+            check(model, Pieces(5, batch, tokens))
+            result["speed"] = {"shape": {**shape, "batch": batch, "tokens": tokens}}
+            result["speed"] |= speed(model, Pieces(options.segments, batch, tokens), options.rounds)
+        if options.only != "speed":
+            shape, batch = {"width": 64, "encoders": 1, "decoders": 6, "slots": 4}, 16
+            model = Recurrent(**shape)
+            check(model, Pieces(3, batch, 64))
+            result["memory"] = {"shape": {**shape, "batch": batch, "tokens": 64}}
+            result["memory"]["ways"] = memory(model, batch, 64, options.counts, 32)
     if options.out:
         options.out.write_text(json.dumps({**result, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
 

@@ -94,27 +94,27 @@ def versions_of(leaves: list[Any]) -> list[int | None]:
 
 
 class Comparison:
-    """The differences between replays and the first pass; looked at together, as looking makes a GPU wait.
+    """The differences between replays and the first pass. Looking at them makes a GPU wait: there it is done later.
 
     tolerance: of a tensor's norm; None: by type, roughly the rounding of a long sum in it.
     """
 
     def __init__(self, tolerance: float | None) -> None:
         self._tolerance = tolerance
-        self._found: list[tuple[int, str, Tensor]] = []
+        self._unseen: list[tuple[int, str, Tensor]] = []
 
     def add(self, t: int, what: str, found: Sequence[Any], expected: Sequence[Any]) -> None:
-        """Step t's replay gave `found` where the first pass had `expected`. Raises InputError for other shapes."""
-        gaps = []
+        """Step t's replay gave `found` where the first pass had `expected`. Raises InputError where they differ."""
         for a, b in zip(found, expected, strict=True):
             if isinstance(a, Tensor) and isinstance(b, Tensor):
                 if a.shape != b.shape or a.dtype != b.dtype:
                     self._fail(t, what, f"{_kind(a)} instead of {_kind(b)}")
                 if a.numel():
-                    gaps.append(self._gap(a.detach(), b.detach()))
+                    self._unseen.append((t, what, self._gap(a.detach(), b.detach())))
             elif isinstance(a, Tensor) or isinstance(b, Tensor) or not (a == b or a != a):
                 self._fail(t, what, f"{a!r:.40} instead of {b!r:.40}")
-        self._found += [(t, what, gap) for gap in gaps]
+        if all(gap.device.type == "cpu" for _, _, gap in self._unseen):
+            self.settle()
 
     def _gap(self, a: Tensor, b: Tensor) -> Tensor:
         """The difference in units of what is allowed."""
@@ -128,21 +128,10 @@ class Comparison:
 
     def settle(self) -> None:
         """Raise InputError, with the first step that was replayed, where a difference is more than rounding."""
-        found, self._found = self._found, []
-        if not found:
-            return
-        by_device: dict[torch.device, list[int]] = {}
-        for i, (_, _, gap) in enumerate(found):
-            by_device.setdefault(gap.device, []).append(i)
-        wrong = [
-            i
-            for places in by_device.values()
-            for i, gap in zip(places, torch.stack([found[i][2].float() for i in places]).tolist(), strict=True)
-            if gap > 1
-        ]
-        if wrong:
-            t, what, gap = found[min(wrong)]
-            self._fail(t, what, f"{float(gap):.3g} times what rounding allows")
+        unseen, self._unseen = self._unseen, []
+        for (t, what, _), gap in zip(unseen, _numbers([gap for _, _, gap in unseen]), strict=True):
+            if gap > 1:
+                self._fail(t, what, f"{gap:.3g} times what rounding allows")
 
     @staticmethod
     def _fail(t: int, what: str, difference: str) -> None:
@@ -151,6 +140,13 @@ class Comparison:
             f"({difference}); draw from the global generators alone, let advance do to state and buffers what step "
             "does, and name the module whose buffers change"
         )
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    """Scalars as numbers: on one device, which is the rule, in one transfer."""
+    if len({x.device for x in values}) == 1:
+        return torch.stack([x.float() for x in values]).tolist()
+    return [float(x) for x in values]
 
 
 def _kind(x: Tensor) -> str:

@@ -182,8 +182,9 @@ class _Walk:
         self.given = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in self.given]
         self.start = self.end = Moment(_detached(self.given), structure, generators(), self.buffers.taken())
         self.structure = None if self.fresh else structure  # of every state but a None to begin with
-        self.passed: list[Tensor | None] = [None] * count  # losses of the first pass
-        self.losses: list[Tensor] = [torch.zeros(())] * count
+        # One tensor each: many small ones, kept among large ones that come and go, would leave the heap in pieces.
+        self.losses: Tensor | None = None
+        self.passed: Tensor | None = None  # those of the first pass
         self.differentiated = False
 
     def run(self, every: int) -> Rollout:
@@ -200,7 +201,8 @@ class _Walk:
             self.put(self.end)
         if not self.differentiated:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
-        losses = torch.stack(self.losses)
+        losses = self.losses
+        assert losses is not None
         wide = torch.promote_types(losses.dtype, torch.float32)
         loss = (losses * torch.tensor(self.weights, dtype=wide, device=losses.device)).sum()
         end = pytree.tree_unflatten(self.end.leaves, self.end.structure)
@@ -234,7 +236,8 @@ class _Walk:
             versions, incoming = checks.versions_of(leaves), leaves
             state = self._reset(t, state)
             if self.advance is None:
-                self.passed[t], state = self._called(t, self.step, state)
+                loss, state = self._called(t, self.step, state)
+                self.passed = self._noted(self.passed, t, loss)
             else:
                 state = self._called(t, self.advance, state)
             leaves, structure = self._leaves(t, state, incoming)
@@ -266,7 +269,7 @@ class _Walk:
             loss, state = self._called(t, self.step, state)
             outgoing, structure = self._leaves(t, state, leaves)
             checks.check_attached(leaves, outgoing, t)
-            self.losses[t] = loss.detach().reshape(())
+            self.losses = self._noted(self.losses, t, loss)
             if later is None:
                 later = _Later([], [None] * len(outgoing), [])
                 self.end = Moment(
@@ -309,12 +312,18 @@ class _Walk:
 
     def _compare(self, t: int, outgoing: list[Any], later: _Later) -> None:
         self.compared.add(t, "state", outgoing, later.leaves)
-        if self.passed[t] is not None:
+        if self.passed is not None and self.losses is not None:
             self.compared.add(t, "loss", [self.losses[t]], [self.passed[t]])
         buffers = zip(self.buffers.names, self.buffers.taken(later.buffers), later.buffers, strict=True)
         for name, found, expected in buffers:
             if name is not None and found is not expected:
                 self.compared.add(t, f"buffer {name}", [found], [expected])
+
+    def _noted(self, losses: Tensor | None, t: int, loss: Tensor) -> Tensor:
+        if losses is None:
+            losses = torch.zeros(len(self.segments), dtype=loss.dtype, device=loss.device)
+        losses[t] = loss.detach()
+        return losses
 
     def _reset(self, t: int, state: State) -> State:
         mask = self.resets[t]
