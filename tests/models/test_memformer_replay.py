@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from mnemos import Memformer, SlotsConfig
+from mnemos.replay import replay
 from mnemos.types import reset
 
-replay = pytest.importorskip("mnemos.replay").replay
 STEPS, L = 6, 4
 
 
