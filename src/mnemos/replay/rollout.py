@@ -260,7 +260,7 @@ class _Walk:
     def _replay(self, t: int, moment: Moment, later: _Later | None) -> _Later:
         """One step with its graph, and its backward pass."""
         self.put(moment)
-        torch.clear_autocast_cache()  # weights cast without gradient stay without it
+        torch.clear_autocast_cache()  # PyTorch 2.9 would take a weight cast without gradient for a cast one
         leaves = self._incoming(t, moment)
         final = self.last and t == self.first
         reduced = self.suspended is not None and final
