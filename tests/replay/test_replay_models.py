@@ -220,7 +220,7 @@ def test_on_a_gpu(offload, tmp_path):
     state = {"h": state["h"].cuda(), "seen": (state["seen"][0].cuda(), "rows")}
     both(model, model, pieces, state, offload=offload)
     both(model, model, pieces, state, offload=tmp_path, checkpoints="sqrt")
-    with pytest.raises(InputError, match="step 5: .* the state of the first pass"):
+    with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
         replay(model, pieces[:7], state, advance=lambda x, s: {**model.advance(x, s), "h": 1.01 * s["h"]})
 
 
