@@ -279,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--segments", type=int, default=16, help="of a timed rollout")
-    parser.add_argument("--counts", type=int, nargs="+", default=[8, 32, 128, 512])
+    parser.add_argument("--counts", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--only", choices=["speed", "memory"], help="of the two")
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--tokens", type=int, default=1_000_000)
@@ -302,7 +302,7 @@ def main() -> None:
             result["speed"] = {"shape": {**shape, "batch": batch, "tokens": tokens}}
             result["speed"] |= speed(model, Pieces(options.segments, batch, tokens), options.rounds)
         if options.only != "speed":
-            shape, batch = {"width": 64, "encoders": 1, "decoders": 6, "slots": 4}, 16
+            shape, batch = {"width": 64, "encoders": 1, "decoders": 6, "slots": 4}, 8
             model = Recurrent(**shape)
             check(model, Pieces(3, batch, 64))
             result["memory"] = {"shape": {**shape, "batch": batch, "tokens": 64}}

@@ -223,6 +223,7 @@ def test_segments_are_anything_and_read_one_at_a_time():
         ({"checkpoints": 1}, "checkpoints"),
         ({"checkpoints": "some"}, "checkpoints"),
         ({"truncate_every": 0}, "truncate_every"),
+        ({"offload": "no such folder"}, "a folder, found 'no such folder'"),
         ({"weights": [1.0]}, "weights for 7 segments, found 1"),
         ({"resets": [None]}, "resets for 7 segments, found 1"),
         ({"scaler": 1, "backward": print}, "scaler or a backward"),

@@ -101,6 +101,13 @@ def test_a_state_changed_in_place():
     with pytest.raises(InputError, match=r"step 0: .* changed in place"):
         replay(step, segments(), begin())
 
+    def counting(x, state):
+        loss, new = model(x, state)
+        return loss, {**new, "seen": (state["seen"][0].add_(1), "rows")}
+
+    with pytest.raises(InputError, match=r"step 0: .* changed in place"):
+        replay(counting, segments(), begin())
+
 
 def test_an_advance_that_is_another_model():
     model = cell()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from mnemos import Transformer, replay
-from mnemos.attention import LinearConfig
+from mnemos.attention import LinearConfig, SoftmaxConfig
 
 
 def most_saved(run):
@@ -135,9 +135,12 @@ def test_generators_that_stand_still_are_stored_once():
     assert moved["python"] is first["python"]
 
 
-def test_a_model_of_ours_by_the_thousand_tokens():
+@pytest.mark.parametrize("attention", [LinearConfig(), SoftmaxConfig(), SoftmaxConfig(window=6)], ids=repr)
+@pytest.mark.parametrize("checkpoints", ["all", "sqrt"])
+def test_models_of_ours(attention, checkpoints):
+    """A growing memory, too: its keys lie in one buffer that is appended to, which writes into no state."""
     torch.manual_seed(0)
-    model = Transformer(vocab_size=9, width=8, layers=2, heads=2, mlp=16, attention=LinearConfig()).double()
+    model = Transformer(vocab_size=9, width=8, layers=2, heads=2, mlp=16, attention=attention).double()
     ids = torch.randint(9, (2, 65))
 
     def step(piece, state):
@@ -148,5 +151,5 @@ def test_a_model_of_ours_by_the_thousand_tokens():
     nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
     expected = gradients(model)
     pieces = list(zip(ids[:, :-1].split(4, 1), ids[:, 1:].split(4, 1), strict=True))
-    replay(step, pieces, module=model, checkpoints="sqrt")
+    replay(step, pieces, module=model, checkpoints=checkpoints)
     agree(gradients(model), expected, 1e-10)

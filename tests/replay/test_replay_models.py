@@ -197,6 +197,33 @@ def test_autocast(inside):
     agree(out.loss, total, 1e-6)
 
 
+def test_the_backward_pass_is_not_under_autocast():
+    """What the step computes in float32 is differentiated in float32."""
+    model, pieces = cell(torch.float32, dropout=0.0), segments(4, torch.float32)
+
+    def step(x, state):
+        with torch.autocast("cpu", enabled=False):
+            return model(x, state)
+
+    replay(step, pieces, begin(torch.float32))
+    expected = gradients(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        replay(step, pieces, begin(torch.float32))
+    agree(gradients(model), expected, 0.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("offload", [False, True])
+def test_on_a_gpu(offload, tmp_path):
+    model = cell().cuda()
+    pieces, state = [x.cuda() for x in segments(12)], begin()
+    state = {"h": state["h"].cuda(), "seen": (state["seen"][0].cuda(), "rows")}
+    both(model, model, pieces, state, offload=offload)
+    both(model, model, pieces, state, offload=tmp_path, checkpoints="sqrt")
+    with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
+        replay(model, pieces[:7], state, advance=lambda x, s: {**model.advance(x, s), "h": 1.01 * s["h"]})
+
+
 class Scaler:
     """Of a GradScaler what is used: none is to be had on a processor."""
 

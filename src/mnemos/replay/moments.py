@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos.types import InputError
+
 
 @dataclass(slots=True)
 class Moment:
@@ -129,6 +131,8 @@ class Store:
         self._host = offload is True
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if not isinstance(offload, bool):
+            if not os.path.isdir(offload):
+                raise InputError(f"replay: expected offload to be True, False or a folder, found {str(offload)!r}")
             self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
         self._count = 0
 

@@ -95,11 +95,11 @@ def replay(
     Cost, where a forward is 1 and a backward 2: 4S − 1 without advance (plain back-propagation: 3S), 3S + f·(S − 1)
     with an advance that is a share f of a forward. Memory: one step's graph, and the stored states.
 
-    Raises InputError, naming the step, for a state that changes its structure or batch, that is detached, that was
-    changed in place or does not come out again, and for a loss that is no scalar; and without one for impossible
-    arguments. Errors of `step` itself carry the step's index as a note. After an error in mid-rollout gradients,
-    buffers and generators are as before the call, as far as `module` names them (but for what `fully_shard` holds
-    back unreduced). A loss that is not finite is no error: scalers live with it.
+    Raises InputError, naming the step, for a state that changes its structure or batch, is detached, or was changed in
+    place, for a replay that differs from the first pass, and for a loss that is no scalar; and for impossible
+    arguments. Errors of `step` itself carry the step's index as a note. After an error generators are as before the
+    call, and so are the buffers and gradients of `module` (which are copied for it where there are any), but for what
+    `fully_shard` holds back unreduced. A loss that is not finite is no error: scalers live with it.
     """
     walk = _Walk(step, segments, state, advance, weights, resets, verify, module)
     walk.keep = _kept(checkpoints)
@@ -241,7 +241,7 @@ class _Walk:
             else:
                 state = self._called(t, self.advance, state)
             leaves, structure = self._leaves(t, state, incoming)
-            checks.check_untouched(incoming, versions, t)
+            checks.check_untouched(incoming, versions, leaves, t)
             if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
                 leaves = _detached(leaves)  # a step may enable gradient for itself
                 state = pytree.tree_unflatten(leaves, structure)
@@ -260,7 +260,7 @@ class _Walk:
     def _replay(self, t: int, moment: Moment, later: _Later | None) -> _Later:
         """One step with its graph, and its backward pass."""
         self.put(moment)
-        torch.clear_autocast_cache()  # weights cast without gradient stay without it
+        torch.clear_autocast_cache()  # PyTorch 2.9 would take a weight cast without gradient for a cast one
         leaves = self._incoming(t, moment)
         final = self.last and t == self.first
         reduced = self.suspended is not None and final
