@@ -12,7 +12,7 @@ documents}, "middle": {kind: its share over the middle half of every document}, 
 "least", "most"}}: the slots that are usually of it, by their mean weight on themselves in the middle halves, and the
 mean, least and largest ‖v_bias‖ among them (null where there are none), "shown": the middle segment of the
 longest document: {"place": its number from 0, "of" how many, "examples": the median slot of each kind there, [{"slot",
-"kind", "itself", "bias", "weights": one a token}], "words": [[text, how many tokens it is]], null where it is no text}}.
+"kind", "itself", "bias", "weights": one a token}], "words": [[text, how many tokens it is]], null if it is no text}}.
 """
 
 from pathlib import Path
@@ -138,17 +138,16 @@ def _shown(task: Any, tokens: Tensor, valid: Tensor, heard: Tensor, bias: Tensor
     """The middle slot of each kind in a segment [L], and what it heard; without padding."""
     tokens, weights = tokens[valid], heard[:, 1 : 1 + len(tokens)][:, valid]
     words = [list(word) for word in task.words(tokens.tolist())] if hasattr(task, "words") else None
-    examples = []
-    for slot in _chosen(heard[:, 0]):
-        examples.append(
-            {
-                "slot": slot,
-                "kind": KINDS[int(kinds(heard[slot, 0]))],
-                "itself": round(heard[slot, 0].item(), 6),
-                "bias": round(bias[slot].item(), 6),
-                "weights": rounded(weights[slot]),
-            }
-        )
+    examples = [
+        {
+            "slot": slot,
+            "kind": KINDS[int(kinds(heard[slot, 0]))],
+            "itself": round(heard[slot, 0].item(), 6),
+            "bias": round(bias[slot].item(), 6),
+            "weights": rounded(weights[slot]),
+        }
+        for slot in _chosen(heard[:, 0])
+    ]
     return {"examples": examples, "words": words}
 
 

@@ -59,7 +59,9 @@ def read_listened(folder: Path) -> Listened | None:
 
 def _listener(one: dict[str, Any], where: str) -> Listener:
     if one.get("kind") not in KINDS:
-        raise InputError(f'{where}: expected "kind" to be one of {", ".join(KINDS)}, found {one.get("kind")!r}; {_REMEDY}')
+        raise InputError(
+            f'{where}: expected "kind" to be one of {", ".join(KINDS)}, found {one.get("kind")!r}; {_REMEDY}'
+        )
     slot, itself, bias = (_given(one.get(name), where, name) for name in ("slot", "itself", "bias"))
     return Listener(int(slot), one["kind"], itself, bias, _numbers(one.get("weights"), where, "weights"))
 

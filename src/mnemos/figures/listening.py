@@ -55,8 +55,8 @@ def about(found: Listened) -> str:
     """What was read and what the kinds are, in a sentence."""
     low, high = found.about["thresholds"]
     return (
-        f"the writer's attention, mean over heads, in {plural(int(found.about['documents']), 'test document')} of up to "
-        f"{len(found.shares['holds'])} segments of {found.about['segment']:.0f} tokens. A slot holds where its weight "
+        f"the writer's attention, mean over heads, in {plural(int(found.about['documents']), 'test document')} of up "
+        f"to {len(found.shares['holds'])} segments of {found.about['segment']:.0f} tokens. A slot holds where its weight "
         f"on itself is above {high:g}, is overwritten where it is below {low:g}, and mixes between."
     )
 
@@ -163,9 +163,10 @@ def _table(name: str, found: Listened) -> str:
         rows.append(
             [escape(SAID[kind]), f"{found.about['middle'][kind]:.1%}", theirs, f"{usual['slots']:.0f}", said, bias]
         )
+    slots, radius = found.about["slots"], decimal(found.about["radius"])
     caption = (
         f"{name}: slots by kind. Share: of all slots, over the middle half of every document. Usually: how many of the "
-        f"{found.about['slots']:.0f} are of the kind by their mean weight on themselves there. ‖v_bias‖/ρ: the length of "
-        f"their forgetting bias, mean and range, over that of a slot, {decimal(found.about['radius'])} (the paper's: 1)."
+        f"{slots:.0f} are of the kind by their mean weight on themselves there. ‖v_bias‖/ρ: the length of their "
+        f"forgetting bias, mean and range, over that of a slot, {radius} (the paper's: 1)."
     )
     return table(caption, ["slots that", "share", "paper", "usually", "‖v_bias‖/ρ", "paper, of one"], rows)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos.figures.picture import heading
 from mnemos.figures.style import INK, MUTED, RULE, arm
 from mnemos.ops.slot_memory import biased_memory_norm
 
@@ -38,7 +37,11 @@ SETTINGS = (
     Setting("ρ = 1, ‖v‖ = 1.15 (the paper's)", 1.0, 1.15),
     Setting("ρ = 1, ‖v‖ = 3.20 (the paper's)", 1.0, 3.20),
 )
-STARTS = {"near": math.radians(30), "across": math.radians(90), "opposite": math.radians(175)}  # from the terminal state
+STARTS = {
+    "near": math.radians(30),
+    "across": math.radians(90),
+    "opposite": math.radians(175),
+}  # from the terminal state
 _LINES = {"near": ":", "across": "--", "opposite": "-"}
 
 
@@ -69,7 +72,7 @@ _ABOUT = (
 
 
 def drift(width: int, radius: float, length: float, angle: float, steps: int) -> Tensor:
-    """A slot [steps + 1, width] from `angle` (radians) off the terminal state, the first axis, to after `steps` norms."""
+    """A slot [steps + 1, width], norm after norm, from `angle` (radians) off its terminal state, the first axis."""
     bias = torch.zeros(1, width, dtype=torch.float64)
     bias[0, 0] = length
     slot = torch.zeros(1, 1, width, dtype=torch.float64)
@@ -93,7 +96,8 @@ def _first(values: list[float], bound: float) -> float | None:
 
 
 def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
-    _circle(figure.add_axes((0.01, 0.06, 0.36, 0.8)))
+    figure.text(0.02, 0.93, "On a circle", fontsize=15)
+    _circle(figure.add_axes((0.02, 0.03, 0.36, 0.87)))
     axes = figure.add_axes((0.47, 0.13, 0.5, 0.6))
     for i, setting in enumerate(SETTINGS):
         for start in STARTS:
@@ -105,14 +109,14 @@ def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
     axes.axhline(NOISE, color=MUTED[0], linewidth=0.8)
     axes.text(39.7, NOISE * 1.3, "float32's noise", ha="right", fontsize=9, color=MUTED[0])
     axes.grid(axis="y", color=RULE[0])
-    heading(axes, "Distance to the terminal state, in ρ", [])
+    figure.text(0.47, 0.93, "Distance to the terminal state, in ρ", fontsize=15)
     axes.set_xlabel("writes that say nothing")
     from matplotlib.lines import Line2D
 
     keys = [Line2D([], [], color=arm(i), label=setting.name) for i, setting in enumerate(SETTINGS)]
     keys += [Line2D([], [], color=INK[0], linestyle=line, label=f"from {start}") for start, line in _LINES.items()]
-    figure.legend(handles=keys[:4], loc="lower left", bbox_to_anchor=(0.46, 0.74), ncol=2, frameon=False, fontsize=9)
-    axes.legend(handles=keys[4:], loc="upper right", frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.93))
+    figure.legend(handles=keys[:4], loc="lower left", bbox_to_anchor=(0.46, 0.75), ncol=2, frameon=False, fontsize=9)
+    axes.legend(handles=keys[4:], loc="upper right", frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.78))
 
 
 def _circle(axes: Any) -> None:
@@ -130,10 +134,14 @@ def _circle(axes: Any) -> None:
         x, y = slots.T.tolist()
         axes.plot(x, y, color=arm(i + 1), marker="o", markersize=5, linewidth=0)
         axes.annotate(
-            "", (x[0] + CIRCLE, y[0]), (x[0], y[0]), arrowprops={"arrowstyle": "->", "color": arm(i + 1), "linewidth": 1.4}
+            "",
+            (x[0] + CIRCLE, y[0]),
+            (x[0], y[0]),
+            arrowprops={"arrowstyle": "->", "color": arm(i + 1), "linewidth": 1.4},
         )
         axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=arm(i + 1), fontsize=14)
     axes.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
     axes.text(1.14, 0, "T", va="center", fontsize=14)
-    axes.text(0, -1.32, f"{TURNS} writes that say nothing, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0])
-    axes.text(-1.5, 1.42, "On a circle", fontsize=15, va="bottom")
+    axes.text(
+        0, -1.32, f"{TURNS} writes that say nothing, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0]
+    )
