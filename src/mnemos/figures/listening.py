@@ -54,10 +54,11 @@ def _arm(index: int, name: str, run: Run, found: Listened) -> str:
 def about(found: Listened) -> str:
     """What was read and what the kinds are, in a sentence."""
     low, high = found.about["thresholds"]
+    documents = plural(int(found.about["documents"]), "test document")
     return (
-        f"the writer's attention, mean over heads, in {plural(int(found.about['documents']), 'test document')} of up "
-        f"to {len(found.shares['holds'])} segments of {found.about['segment']:.0f} tokens. A slot holds where its weight "
-        f"on itself is above {high:g}, is overwritten where it is below {low:g}, and mixes between."
+        f"the writer's attention, mean over heads, in {documents} of up to {len(found.shares['holds'])} segments of "
+        f"{found.about['segment']:.0f} tokens. A slot holds where its weight on itself is above {high:g}, is "
+        f"overwritten where it is below {low:g}, and mixes between."
     )
 
 

@@ -1,1 +1,1 @@
-"""Memformer: A Memory-Augmented Transformer for Sequence Modeling (arXiv 2010.06891)."""
+"""Memformer: A Memory-Augmented Transformer for Sequence Modeling (Wu et al.)."""

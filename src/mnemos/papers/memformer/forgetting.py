@@ -47,6 +47,8 @@ _LINES = {"near": ":", "across": "--", "opposite": "-"}
 
 def figure4(claim: Claim, options: Options) -> Finding:
     """Figure 4: the drift on a circle, as the paper draws it, and distances left by write, for its lengths and ours."""
+    if options.recipes_only:
+        return Finding([], [_ABOUT])
     table = Table(
         f"Distance to the terminal state that a slot keeps after writes that say nothing to it (D = {WIDTH})",
         ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32's noise"],

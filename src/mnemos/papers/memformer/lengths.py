@@ -48,8 +48,8 @@ def figure8(claim: Claim, options: Options) -> Finding:
 
 _ABOUT = (
     f"Every arm reads the same {READ} segments of {SEGMENT} bytes an update; they differ in how many of them the "
-    f"gradient flows through (a, {max(SLOTS)} slots), or in their slots (b, a horizon of {HORIZON}). With larger models: mnemos "
-    f"train text-memformer --train.rollout.steps {READ} --train.rollout.horizon H --model.memory.slots K"
+    f"gradient flows through (a, {max(SLOTS)} slots), or in their slots (b, a horizon of {HORIZON}). With larger "
+    f"models: mnemos train text-memformer --train.rollout.steps {READ} --train.rollout.horizon H --model.memory.slots K"
 )
 _SAYS = (
     "The paper: worst at a horizon of 1, hardly better at 32 than before; much better with 8 slots than with 1, little "
