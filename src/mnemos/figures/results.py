@@ -68,6 +68,31 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Listener:
+    """One slot in one segment: its kind, its weight on itself, ‖v_bias‖, and its weight on each token [L]."""
+
+    slot: int
+    kind: str
+    itself: float
+    bias: float
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class Listened:
+    """What a model's slots listened to (see evaluate/listening.py).
+
+    shares: kind -> [S] by segment; examples of one segment, and its text as (text, tokens), None where it is no text;
+    about: what else listening.json says.
+    """
+
+    shares: dict[str, np.ndarray]
+    examples: tuple[Listener, ...]
+    words: tuple[tuple[str, int], ...] | None
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder. `label` is how the report names the folder: a path relative to what was asked for."""
 
@@ -82,6 +107,7 @@ class Run:
     caches: dict[str, np.ndarray] | None
     explained: Explained | None = None
     written: Written | None = None
+    listened: Listened | None = None
 
     @property
     def seed(self) -> Any:
