@@ -1,5 +1,6 @@
 """Figures 4 to 8 of Memformer: each from end to end, at the size of a test."""
 
+import itertools
 import math
 import sys
 from dataclasses import replace
@@ -70,7 +71,7 @@ def test_figure4(tmp_path):
 def test_near_its_end_a_slot_loses_what_the_formula_says(share):
     left = forgetting.distances(forgetting.drift(16, 4.0, 4.0 * share, 1e-3, 5), 4.0)
     assert left[0] == pytest.approx(2 * math.sin(0.5e-3), rel=1e-9)
-    for before, after in zip(left, left[1:], strict=False):
+    for before, after in itertools.pairwise(left):
         assert after / before == pytest.approx(1 / (1 + share), rel=1e-5)
 
 
@@ -124,7 +125,7 @@ def test_figures_6_and_7_of_a_run(finished, tmp_path):
 
 
 def test_a_run_without_slots_is_refused(tmp_path):
-    with pytest.raises(InputError, match="recipe.json"):
+    with pytest.raises(InputError, match="no recipe"):
         figure6(claim("figure6"), Options(tmp_path, run=tmp_path))
 
 
