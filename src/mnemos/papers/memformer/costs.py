@@ -100,7 +100,7 @@ def configuration(name: str, memory: int) -> ModelConfig:
 def parameters(config: ModelConfig) -> int:
     """How many numbers a model learns; nothing is allocated."""
     with torch.device("meta"):
-        model: nn.Module = config.build()  # type: ignore[attr-defined]
+        model: nn.Module = config.build()
     return sum(p.numel() for p in model.parameters())
 
 
@@ -124,7 +124,7 @@ def memory_of(name: str, size: int) -> Held:
 
 def _built(name: str, memory: int) -> nn.Module:
     torch.manual_seed(0)
-    model: nn.Module = configuration(name, memory).build()  # type: ignore[attr-defined]
+    model: nn.Module = configuration(name, memory).build()
     return model.eval()
 
 

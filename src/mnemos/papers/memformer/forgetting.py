@@ -42,7 +42,7 @@ STARTS = {
     "across": math.radians(90),
     "opposite": math.radians(175),
 }  # from the terminal state
-_LINES = {"near": ":", "across": "--", "opposite": "-"}
+_LINES: dict[str, Any] = {"near": ":", "across": "--", "opposite": "-"}
 
 
 def figure4(claim: Claim, options: Options) -> Finding:

@@ -85,8 +85,10 @@ def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list
 
 
 def _lay_out(figure: Any, scores: dict[str, list[list[float]]]) -> None:
-    panels = (("horizon", "Perplexity by the gradient's horizon", HORIZONS, "segments it flows through"),)
-    panels += (("slots", "Perplexity by the size of the memory", SLOTS, "slots"),)
+    panels: list[tuple[str, str, tuple[int, ...], str]] = [
+        ("horizon", "Perplexity by the gradient's horizon", HORIZONS, "segments it flows through"),
+        ("slots", "Perplexity by the size of the memory", SLOTS, "slots"),
+    ]
     for i, (kind, title, values, label) in enumerate(panels):
         axes = figure.add_axes((0.06 + 0.5 * i, 0.13, 0.42, 0.7))
         for value, each in zip(values, scores[kind], strict=True):
