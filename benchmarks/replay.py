@@ -13,7 +13,6 @@ forward, backward and advance timed here.
 """
 
 import argparse
-import gc
 import json
 import statistics
 import time
@@ -23,12 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos.attention import LinearConfig
 from mnemos.evaluate.peak import peak_of
+from mnemos.evaluate.rollouts import WAYS, check_ways, most_saved
 from mnemos.train.run import provenance
 
 VOCABULARY = 64
@@ -80,70 +78,6 @@ class Pieces:
         if not 0 <= t < self.count:
             raise IndexError(t)
         return torch.randint(VOCABULARY, self.shape, generator=torch.Generator().manual_seed(t))
-
-
-def through_time(model: Recurrent, pieces: Pieces) -> None:
-    total, memory = torch.zeros(()), None
-    for x in pieces:
-        loss, memory = model(x, memory)
-        total = total + loss / len(pieces)
-    total.backward()
-
-
-def checkpointed(model: Recurrent, pieces: Pieces) -> None:
-    total, memory = torch.zeros(()), None
-    for x in pieces:
-        loss, memory = checkpoint(model, x, memory, use_reentrant=False)
-        total = total + loss / len(pieces)
-    total.backward()
-
-
-WAYS: dict[str, Callable[[Recurrent, Pieces], Any]] = {
-    "through time": through_time,
-    "torch.utils.checkpoint": checkpointed,
-    "replay": mnemos.replay,
-    "replay, advance": lambda model, pieces: mnemos.replay(model, pieces, advance=model.advance),
-    "replay, advance, sqrt": lambda m, pieces: mnemos.replay(m, pieces, advance=m.advance, checkpoints="sqrt"),
-}
-
-
-def check(model: Recurrent, pieces: Pieces) -> None:
-    wanted: list[Tensor] = []
-    for name, way in WAYS.items():
-        way(model, pieces)
-        found = [p.grad.clone() for p in model.parameters()]
-        model.zero_grad()
-        wanted = wanted or found
-        for a, b in zip(found, wanted, strict=True):
-            assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7, name
-
-
-def most_saved(run: Callable[[], Any]) -> int:
-    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart."""
-    held: dict[int, int] = {}
-    sizes: dict[int, int] = {}
-    most = total = 0
-
-    class Held:
-        def __init__(self, x: Tensor) -> None:
-            nonlocal most, total
-            self.x, self.key = x, x.untyped_storage().data_ptr()
-            held[self.key] = held.get(self.key, 0) + 1
-            if held[self.key] == 1 and not isinstance(x, nn.Parameter) and not x.is_leaf:
-                sizes[self.key] = x.untyped_storage().nbytes()
-                total += sizes[self.key]
-                most = max(most, total)
-
-        def __del__(self) -> None:
-            nonlocal total
-            held[self.key] -= 1
-            if not held[self.key]:
-                total -= sizes.pop(self.key, 0)
-
-    with saved_tensors_hooks(Held, lambda h: h.x):
-        run()
-    gc.collect()
-    return most
 
 
 def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest: int) -> list[dict[str, Any]]:
@@ -263,8 +197,8 @@ def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -
     seconds = time.perf_counter() - start
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     total = len(pieces) * segment
-    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB beyond weights "
-          f"of {weights / 2**20:.1f} MiB and what was there, {seconds:.0f} s, {total / seconds:,.0f} tokens/s, "
+    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB beyond "
+          f"weights of {weights / 2**20:.1f} MiB and what was there, {seconds:.0f} s, {total / seconds:,.0f} tokens/s, "
           f"loss {losses[0]:.4f}")  # fmt: skip
     return {"tokens": total, "segment": segment, "checkpoints": checkpoints, "offload": bool(offload), "peak": peak,
             "weights": weights, "seconds": seconds, "loss": float(losses[0])}  # fmt: skip
@@ -291,7 +225,7 @@ def main() -> None:
         torch.manual_seed(0)
         shape = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}
         model, batch, tokens = Recurrent(**shape), 4, 64
-        check(model, Pieces(5, batch, tokens))
+        check_ways(model, Pieces(5, batch, tokens))
         result |= {"shape": {**shape, "batch": batch, "tokens": tokens}, "threads": 1}
         result["speed"] = speed(model, Pieces(options.segments, batch, tokens), options.rounds)
         if not options.skip_memory:

@@ -1,0 +1,1 @@
+"""Memformer: A Memory-Augmented Transformer for Sequence Modeling (Wu et al.)."""
