@@ -18,10 +18,11 @@ import torch
 from mnemos.config import write_json
 from mnemos.evaluate.bench import race, ratio
 from mnemos.evaluate.flops import count_flops
+from mnemos.evaluate.rollouts import state_bytes
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer, MemformerConfig
 from mnemos.train.run import provenance
-from mnemos.types import State, leaves
+from mnemos.types import leaves
 
 PAPER = {"encoder_layers": 4, "decoder_layers": 16, "segment": 128, "heads": 8, "vocab_size": 256}
 
@@ -30,11 +31,6 @@ def build(width: int, slots: int, **fields: Any) -> Memformer:
     torch.manual_seed(0)
     memory = SlotsConfig(slots=slots, temperature=0.125)
     return MemformerConfig(**PAPER, width=width, mlp=4 * width, memory=memory, **fields).build().eval()
-
-
-def state_bytes(state: State) -> int:
-    """What a stream of one row keeps; the states of this benchmark are of one row."""
-    return sum(x.numel() * x.element_size() for x in leaves(state))
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ forward, backward and advance timed here.
 
 import argparse
 import functools
-import gc
 import json
 import statistics
 import time
@@ -24,12 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos.attention import LinearConfig
 from mnemos.evaluate.peak import peak_of
+from mnemos.evaluate.rollouts import WAYS, check_ways, most_saved
 from mnemos.train.run import provenance
 
 VOCABULARY = 64
@@ -83,70 +81,6 @@ class Pieces:
         return torch.randint(VOCABULARY, self.shape, generator=torch.Generator().manual_seed(t))
 
 
-def through_time(model: Recurrent, pieces: Pieces) -> None:
-    total, memory = torch.zeros(()), None
-    for x in pieces:
-        loss, memory = model(x, memory)
-        total = total + loss / len(pieces)
-    total.backward()
-
-
-def checkpointed(model: Recurrent, pieces: Pieces) -> None:
-    total, memory = torch.zeros(()), None
-    for x in pieces:
-        loss, memory = checkpoint(model, x, memory, use_reentrant=False)
-        total = total + loss / len(pieces)
-    total.backward()
-
-
-WAYS: dict[str, Callable[[Recurrent, Pieces], Any]] = {
-    "through time": through_time,
-    "torch.utils.checkpoint": checkpointed,
-    "replay": mnemos.replay,
-    "replay, advance": lambda model, pieces: mnemos.replay(model, pieces, advance=model.advance),
-    "replay, advance, sqrt": lambda m, pieces: mnemos.replay(m, pieces, advance=m.advance, checkpoints="sqrt"),
-}
-
-
-def check(model: Recurrent, pieces: Pieces) -> None:
-    wanted: list[Tensor] = []
-    for name, way in WAYS.items():
-        way(model, pieces)
-        found = [p.grad.clone() for p in model.parameters()]
-        model.zero_grad()
-        wanted = wanted or found
-        for a, b in zip(found, wanted, strict=True):
-            assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7, name
-
-
-def most_saved(run: Callable[[], Any]) -> int:
-    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart."""
-    held: dict[int, int] = {}
-    sizes: dict[int, int] = {}
-    most = total = 0
-
-    class Held:
-        def __init__(self, x: Tensor) -> None:
-            nonlocal most, total
-            self.x, self.key = x, x.untyped_storage().data_ptr()
-            held[self.key] = held.get(self.key, 0) + 1
-            if held[self.key] == 1 and not isinstance(x, nn.Parameter) and not x.is_leaf:
-                sizes[self.key] = x.untyped_storage().nbytes()
-                total += sizes[self.key]
-                most = max(most, total)
-
-        def __del__(self) -> None:
-            nonlocal total
-            held[self.key] -= 1
-            if not held[self.key]:
-                total -= sizes.pop(self.key, 0)
-
-    with saved_tensors_hooks(Held, lambda h: h.x):
-        run()
-    gc.collect()
-    return most
-
-
 def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest: int) -> list[dict[str, Any]]:
     rows = []
     for name, way in WAYS.items():
@@ -157,7 +91,7 @@ def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest
             run = functools.partial(way, model, pieces)
             if not rows:
                 run()  # gradients, and what a process takes once
-            saved = None if way is checkpointed else most_saved(run)  # whose second forward keeps by hooks of its own
+            saved = None if "checkpoint" in name else most_saved(run)  # whose second forward keeps by hooks of its own
             peaks = [peak_of(run) for _ in range(3)]
             kept = count if "sqrt" not in name else 2 * int(count**0.5 + 1)
             states = kept * batch * model.start.numel() * 4
@@ -298,13 +232,13 @@ def main() -> None:
         if options.only != "memory":
             shape, batch, tokens = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}, 4, 64
             model = Recurrent(**shape)
-            check(model, Pieces(5, batch, tokens))
+            check_ways(model, Pieces(5, batch, tokens))
             result["speed"] = {"shape": {**shape, "batch": batch, "tokens": tokens}}
             result["speed"] |= speed(model, Pieces(options.segments, batch, tokens), options.rounds)
         if options.only != "speed":
             shape, batch = {"width": 64, "encoders": 1, "decoders": 6, "slots": 4}, 8
             model = Recurrent(**shape)
-            check(model, Pieces(3, batch, 64))
+            check_ways(model, Pieces(3, batch, 64))
             result["memory"] = {"shape": {**shape, "batch": batch, "tokens": 64}}
             result["memory"]["ways"] = memory(model, batch, 64, options.counts, 32)
     if options.out:

@@ -85,6 +85,18 @@ RECIPES |= {
 _SPEECH = "mnemos.papers.linear_transformers.speech"
 for _arm in ("softmax", "linear", "lsh", "bilstm"):
     RECIPES |= {f"{_n}-{_arm}": f"{_SPEECH}:{_n}-{_arm}" for _n in ("speech", "spoken-digits")}
+_MEMFORMER = "mnemos.papers.memformer"
+RECIPES |= {
+    "mnist-memformer-small": f"{_MEMFORMER}.recipes:mnist-memformer-small",
+    "digits-memformer": f"{_MEMFORMER}.recipes:digits-memformer",
+    "text-memformer": f"{_MEMFORMER}.recipes:text_memformer",
+    "wikitext-memformer": f"{_MEMFORMER}.recipes:wikitext_memformer",
+    "wikitext-xl": f"{_MEMFORMER}.recipes:wikitext_xl",
+    "recall-memformer": f"{_MEMFORMER}.recall:recall_memformer",
+}
+_ARMS = " -8-slots -2+6 -2+6-32-slots -2+6-16-slots -2+6-1-slot -4+4 -no-memory -temperature-1 -no-forgetting -one-head"
+for _n, _arms in (("mnist-memformer", _ARMS), ("mnist", "-lstm -transformer -xl-56 -xl-224 -xl-784")):
+    RECIPES |= {_n + _a: f"{_MEMFORMER}.recipes:{_n}{_a}" for _a in _arms.split(" ")}
 KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
 
 

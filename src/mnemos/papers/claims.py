@@ -7,10 +7,11 @@ from mnemos.types import InputError
 from .cached_transformers.claims import CACHED_TRANSFORMERS
 from .claim import Claim, Paper
 from .linear_transformers.claims import LINEAR_TRANSFORMERS
+from .memformer.claims import MEMFORMER
 
 __all__ = ["PAPERS", "Claim", "Paper", "paper"]
 
-PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORMERS)}
+PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORMERS, MEMFORMER)}
 
 
 def paper(name: str) -> Paper:

@@ -15,7 +15,7 @@ from mnemos.config import from_dict, to_dict, write_json
 from mnemos.types import InputError
 
 from .checks import complete
-from .recipe import Recipe, as_now
+from .recipe import Recipe, RolloutConfig, TrainConfig, as_now
 from .stopping import Interrupted, TrainingFailed
 
 
@@ -30,7 +30,8 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
 
     Each run has a process of its own, so that none finds another's memory or threads; the seeds' rounds alternate
     between recipes, so that a machine that slows down slows all of them. A comparison that was interrupted goes on
-    where it was; one that is finished is only read again. Raises InputError where the recipes cannot be compared.
+    where it was; one that is finished is only read again. Raises InputError where the recipes cannot be compared: data
+    and training must be equal, but for how an update reads its batches (`RolloutConfig`), which is a memory's own.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, found {seeds}")
@@ -59,8 +60,8 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
         raise InputError(f"compare takes different recipes, found {', '.join(names)}; name each once")
     first = recipes[0]
     for other in recipes[1:]:
-        for part in ("data", "train"):
-            if getattr(other, part) != getattr(first, part):
+        for part, equal in (("data", other.data == first.data), ("train", _train(other) == _train(first))):
+            if not equal:
                 raise InputError(
                     f"{first.name} and {other.name} differ in {part}: nothing could be told from comparing them; "
                     f"make them equal with --{part}.FIELD"
@@ -71,6 +72,11 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
     stray = [name for name in stray if name not in {*names, "comparison.json", "comparison.json.tmp", "report.html"}]
     if stray:
         raise InputError(f"{folder}: expected a new folder or this comparison, found {stray[0]!r} in it; name another")
+
+
+def _train(recipe: Recipe) -> TrainConfig:
+    """What runs must have in common: not how an update reads its rows, but how many batches it reads."""
+    return replace(recipe.train, rollout=RolloutConfig(steps=recipe.train.rollout.steps))
 
 
 def _run(recipe: Recipe, place: Path, quiet: bool) -> None:

@@ -1,0 +1,130 @@
+"""Table 2: text with Memformer and Transformer-XL, and what inference costs with either."""
+
+import statistics
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.evaluate.bench import race
+from mnemos.evaluate.flops import count_flops
+from mnemos.evaluate.rollouts import state_bytes
+from mnemos.types import State
+
+from ..claim import Claim
+from ..findings import Finding, Table
+from ..reproduce import Options
+from .recipes import LANGUAGE, SMALL_LANGUAGE, Language, language_arm, language_recipe
+from .small import shape, train
+
+PAPER = Language()._replace(dropout=0.0)
+ROUNDS = 3
+SPEED, SPACE = 3.2, 8.1  # the paper's headline: times faster on inference, times less memory
+RIVALS = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
+
+
+def table2(claim: Claim, options: Options) -> Finding:
+    """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small ones."""
+    found = Finding([_costs(claim)], [_COUNTED, _COMMANDS])
+    if not options.recipes_only:
+        found.tables.append(_inference())
+        found.notes.append(_TIMED)
+        _perplexities(found, claim, options)
+    return found
+
+
+_COUNTED = (
+    "GFLOP a segment of 128 tokens, memories full, a multiply-add being 2, with a vocabulary of 256 bytes, where the "
+    "paper has words and, it seems, counts their softmax too."
+)
+_COMMANDS = "At the paper's size: mnemos train wikitext-memformer (and wikitext-xl) --data.path FOLDER, as bytes."
+_TIMED = (
+    "Batch 1, untrained (weights do not change the time). Written: 128 tokens one after the other, with the encoder "
+    "run once for them; read: a segment at once. State: what a stream keeps at a segment's start, and at most; within "
+    "a segment Memformer keeps the keys and values of its decoder too."
+)
+
+
+def _costs(claim: Claim) -> Table:
+    table = Table("The paper's models: a segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
+    for name in LANGUAGE:
+        with torch.device("meta"):
+            model = language_arm(name, PAPER)[0].build().eval()
+            table.add(name, sum(p.numel() for p in model.parameters()), _gflop(model), claim.values[name][0])
+    return table
+
+
+def _gflop(model: nn.Module) -> float:
+    """Of a segment in mid-stream, by shapes alone."""
+    segment = torch.zeros(1, PAPER.segment, dtype=torch.int64, device="meta")
+    with torch.no_grad():
+        if memory := getattr(getattr(model.config, "attention", None), "memory", 0):
+            count = -(-memory // PAPER.segment)
+            _, state = model(segment.repeat(1, count))
+            return count_flops(partial(model, segment, state)) / 1e9
+        # What the second of two segments adds: the first encodes the token before it too.
+        two = torch.cat([segment, segment], 1)
+        return (count_flops(partial(model, two)) - count_flops(partial(model, segment))) / 1e9
+
+
+def _inference() -> Table:
+    """Seconds and bytes of the two models with 1,024 slots, or tokens of memory, at equal width."""
+    width, length = PAPER.width, PAPER.segment
+    table = Table(
+        f"Inference at width {width}, memory {1024 // PAPER.shorter:,}, {torch.get_num_threads()} threads",
+        ["", "ms a token, written", "ms a token, read", "GFLOP a segment", "state MiB", "at most"],
+    )
+    tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
+    runs, found = {}, {}
+    for name, row in RIVALS.items():
+        torch.manual_seed(0)
+        model = language_arm(row, PAPER)[0].build().eval()
+        with torch.inference_mode():
+            state: State = None
+            for _ in range(1024 // PAPER.shorter // length):
+                _, state = model(tokens, state)
+        runs[f"{name}, written"] = partial(_written, model, tokens, state)
+        runs[f"{name}, read"] = partial(_read, model, tokens, state)
+        with torch.device("meta"):
+            flops = _gflop(language_arm(row, PAPER)[0].build().eval())
+        found[name] = [flops, state_bytes(state) / 2**20, _written(model, tokens, state) / 2**20]
+    times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
+    for name in RIVALS:
+        table.add(name, times[f"{name}, written"], times[f"{name}, read"], *found[name])
+    xl, ours = table.rows
+    table.add("Transformer-XL by Memformer", *(float(a) / float(b) for a, b in zip(xl[1:], ours[1:], strict=True)))
+    table.add("paper's ratio", SPEED, SPEED, SPEED, SPACE, SPACE)
+    return table
+
+
+@torch.inference_mode()
+def _written(model: nn.Module, tokens: Tensor, state: State) -> int:
+    """Token by token; the most bytes that the state had."""
+    most = 0
+    for token in tokens.T:
+        _, state = model(token[None], state)
+        most = max(most, state_bytes(state))
+    return most
+
+
+@torch.inference_mode()
+def _read(model: nn.Module, tokens: Tensor, state: State) -> Any:
+    return model(tokens, state)
+
+
+def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
+    path = None if options.data is None else str(options.data)
+    recipes = {name: language_recipe(name, path) for name in LANGUAGE}
+    trained = train(found, options, "table2-text", recipes)
+    table = Table(
+        f"Perplexity a byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.width}, segments of "
+        f"{SMALL_LANGUAGE.segment}",
+        ["", "here", "perplexity", "GFLOP a segment", "seconds of training", "paper perplexity"],
+    )
+    for name, recipe in recipes.items():
+        row = trained.rows[name]
+        cells = (shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"])
+        table.add(name, *cells, claim.values[name][1])
+    found.tables.append(table)
+    found.notes += [trained.order(claim.values, 1), "The paper's are a word's perplexities, of WikiText-103."]

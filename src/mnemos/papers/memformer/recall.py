@@ -1,0 +1,92 @@
+"""The long-range bar: a fact recalled 4,096 tokens, or 32 segments, later; by Memformer with replay and by rivals."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.config import ModelConfig
+from mnemos.data.recall import RecallConfig
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import MemformerConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
+
+from ..claim import Claim
+from ..findings import Finding, Table, spread
+from ..reproduce import Options
+from .small import shape, train
+
+BAR = 0.95
+
+# One pair and one question, and thousands of distractors between them. Training draws how many, from next to none up:
+# what a slot keeps is learned from facts that are near.
+DATA = RecallConfig(pairs=1, symbols=16, queries=1, distance=4096, shortest=16, rows=256)
+MODEL = MemformerConfig(
+    width=32,
+    encoder_layers=1,
+    decoder_layers=1,
+    heads=4,
+    mlp=64,
+    segment=128,
+    memory=SlotsConfig(slots=8),
+    decoder_reads=True,  # the question comes in the segment that is read: what is encoded before it says nothing
+)
+OPTIM = OptimConfig(rate=3e-3, schedule=ScheduleConfig("constant", warmup=50))
+TRAIN = TrainConfig(steps=1000, batch_size=64, eval_every=500, checkpoint_every=100, log_every=10)
+
+
+def recall_memformer() -> Recipe:
+    """Recall over 32 segments, gradients through all of them by replay."""
+    task = DATA.build()
+    return Recipe(
+        "recall-memformer",
+        "recall of a fact 4,096 tokens and 32 segments ago: Memformer, gradients through all of it by replay",
+        replace(MODEL, vocab_size=task.vocab_size),
+        DATA,
+        OPTIM,
+        replace(TRAIN, rollout=RolloutConfig(segment=MODEL.segment)),
+    )
+
+
+def arms() -> Mapping[str, Recipe]:
+    """Memformer with replay, the same with a horizon of 1, and softmax that sees as many tokens as its decoder does."""
+    base = recall_memformer()
+    found: Any = base.model
+    segment = base.train.rollout.segment
+    windowed: ModelConfig = TransformerConfig(
+        vocab_size=found.vocab_size,
+        width=found.width,
+        layers=found.encoder_layers + found.decoder_layers,
+        heads=found.heads,
+        mlp=found.mlp,
+        max_length=DATA.length,
+        dropout=found.dropout,
+        attention=SoftmaxConfig(window=2 * segment),
+    )
+    truncated = replace(base.train, rollout=replace(base.train.rollout, horizon=1))
+    return {
+        "Memformer, replay": base,
+        "Memformer, horizon 1": replace(base, name=f"{base.name}-horizon-1", train=truncated),
+        f"softmax, window {2 * segment}": replace(base, name="recall-softmax", model=windowed),
+    }
+
+
+def recall(claim: Claim, options: Options) -> Finding:
+    """How many of the answers are right at the full distance."""
+    found = Finding([], [f"Alone: mnemos train recall-memformer. The bar: {BAR:.0%} with replay, and chance without."])
+    if options.recipes_only:
+        return found
+    recipes = arms()
+    trained = train(found, options, "recall", recipes)
+    table = Table(
+        f"Right answers {DATA.distance:,} tokens and {DATA.distance // MODEL.segment} segments after the fact",
+        ["", "here", "right, %", "GFLOP a sequence", "seconds of training"],
+    )
+    for name, recipe in recipes.items():
+        row = trained.rows[name]
+        right = spread(row["mean"], row["std"])
+        table.add(name, shape(recipe), right, row["flops"] / 1e9, row["seconds"])
+    table.add("a guess", "", spread(1 / DATA.symbols, None), None, None)
+    found.tables.append(table)
+    return found

@@ -1,0 +1,101 @@
+"""Table 3: what replay costs and saves, beside back-propagation through time and gradient checkpointing."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.evaluate.bench import race, ratio
+from mnemos.evaluate.peak import peak_of
+from mnemos.evaluate.rollouts import WAYS, check_ways, most_saved, state_bytes
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import Memformer, MemformerConfig
+from mnemos.types import Output, State
+
+from ..claim import Claim
+from ..findings import Finding, Table
+from ..reproduce import Options
+
+# The paper's layers and horizon; narrower.
+MODEL = MemformerConfig(
+    vocab_size=256,
+    width=64,
+    encoder_layers=4,
+    decoder_layers=16,
+    heads=8,
+    mlp=256,
+    segment=64,
+    memory=SlotsConfig(slots=64, temperature=0.125),
+)
+ROWS, HORIZON, ROUNDS = 4, 8, 5
+# What the paper calls them, and what is called here.
+ROUTES = {
+    "BPTT": "through time",
+    "GC": "torch.utils.checkpoint",
+    "MRBP": "replay, advance",
+    "MRBP without advance": "replay",
+}
+
+
+class Predicting(nn.Module):
+    """A language model as a step of a rollout: `loss, state = model(tokens, state)`, tokens [B, L + 1]."""
+
+    def __init__(self, model: Memformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, state: State = None) -> Output:
+        """The mean negative log-likelihood of tokens[:, 1:], and the state."""
+        logits, state = self.model(tokens[:, :-1], state)
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), state
+
+    def advance(self, tokens: Tensor, state: State = None) -> State:
+        """The state alone: encoder and writer."""
+        return self.model.advance(tokens[:, :-1], state)
+
+
+def table3(claim: Claim, options: Options) -> Finding:
+    """Table 3: bytes and speed of three ways to the same gradients."""
+    if options.recipes_only:
+        return Finding([], [_ABOUT])
+    torch.manual_seed(0)
+    model = Predicting(MODEL.build())
+    segments = list(torch.randint(MODEL.vocab_size, (HORIZON, ROWS, MODEL.segment + 1)))
+    check_ways(model, segments[:3])
+    runs = {name: partial(WAYS[way], model, segments) for name, way in ROUTES.items()}
+    with torch.no_grad():
+        stored = HORIZON * state_bytes(model.advance(segments[0]))
+    columns = ["", "MiB saved", "MiB of states", "of BPTT's", "process peak MiB", "relative speed"]
+    table = Table(_title(), [*columns, "paper MB", "paper of BPTT's", "paper relative speed"])
+    saved = {name: most_saved(run) for name, run in runs.items()}
+    peaks = {name: peak_of(run) for name, run in runs.items()}
+    times = race(runs, ROUNDS)
+    for name in runs:
+        states = stored if ROUTES[name].startswith("replay") else 0
+        total, peak = saved[name] + states, peaks[name]
+        mb, speed = claim.values.get(name, (None, None))
+        share = None if mb is None else mb / claim.values["BPTT"][0]
+        mib = None if peak is None else peak / 2**20
+        cells = (saved[name] / 2**20, states / 2**20, total / saved["BPTT"], mib, ratio(times, "BPTT", name).median)
+        table.add(name, *cells, mb, share, speed)
+    limit = 3 * HORIZON / (4 * HORIZON - 1)
+    note = (
+        f"Limits, with a forward of 1 and a backward of 2: checkpointing .75 of the speed, replay {limit:.3f} without "
+        "advance, more with it: what it leaves out of the first pass is the decoder."
+    )
+    return Finding([table], [_ABOUT, note])
+
+
+_ABOUT = (
+    "The three ways give the same gradients, which is checked first. BPTT: back-propagation through time; GC: "
+    "torch.utils.checkpoint around each segment; MRBP: mnemos.replay, whose first pass is encoder and writer alone. "
+    "Saved: bytes of tensors that autograd kept, at the worst moment, parameters apart; states: those stored between "
+    "the passes. The paper's are a GPU's, with weights and optimiser in them."
+)
+
+
+def _title() -> str:
+    layers = f"{MODEL.encoder_layers} + {MODEL.decoder_layers} layers of width {MODEL.width}"
+    sizes = f"{MODEL.memory.slots} slots, {HORIZON} segments of {MODEL.segment}, batch {ROWS}"
+    return f"A rollout of Memformer: {layers}, {sizes}, {torch.get_num_threads()} threads"
