@@ -3,6 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from mnemos.config import ModelConfig
+from mnemos.evaluate.flops import forward_flops
 from mnemos.train.recipe import Recipe
 from mnemos.types import InputError
 
@@ -11,7 +15,7 @@ from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small import task
 from .recipes import PICTURES, Pictures, picture_arm, picture_recipe
-from .small import cost, shape, train
+from .small import shape, train
 
 
 def table1(claim: Claim, options: Options) -> Finding:
@@ -40,8 +44,15 @@ def _costs(claim: Claim) -> Table:
         # Memformer cuts a picture in segments by itself, with the same products.
         segment = rollout.segment if model.name == "transformer" else 0
         theirs = claim.values[name][0] if name in claim.values else None
-        table.add(name, *cost(model, size.length, segment), theirs)
+        table.add(name, *_cost(model, size.length, segment), theirs)
     return table
+
+
+def _cost(config: ModelConfig, length: int, segment: int) -> tuple[int, float]:
+    """Parameters, and GFLOP of a forward of so many tokens, by shapes alone; an LSTM, whose steps those are, runs."""
+    with torch.device("cpu" if config.name == "lstm" else "meta"):
+        model, tokens = config.build().eval(), torch.zeros(1, length, dtype=torch.int64)
+        return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
 
 
 def _perplexities(found: Finding, claim: Claim, options: Options) -> None:

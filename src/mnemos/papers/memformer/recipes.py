@@ -104,10 +104,16 @@ def picture_arm(name: str, size: Pictures) -> Arm:
     What carries no gradient from segment to segment has a horizon of 1; where a picture is no longer than a horizon,
     Memformer reads it at once: the gradient is the same.
     """
-    common = {"vocab_size": 256, "width": size.width, "dropout": size.dropout}
     if name == "LSTM":
-        return LSTMConfig(vocab_size=256, width=4 * size.width, layers=4, dropout=size.dropout), RolloutConfig()
-    plain = TransformerConfig(**common, layers=8 // size.shallower, heads=4, mlp=2 * size.width, max_length=size.length)
+        return LSTMConfig(width=4 * size.width, layers=4, dropout=size.dropout), RolloutConfig()
+    plain = TransformerConfig(
+        width=size.width,
+        layers=8 // size.shallower,
+        heads=4,
+        mlp=2 * size.width,
+        max_length=size.length,
+        dropout=size.dropout,
+    )
     if name == "Transformer decoder":
         return plain, RolloutConfig()
     if name.startswith("Transformer-XL"):
@@ -122,17 +128,18 @@ def picture_arm(name: str, size: Pictures) -> Arm:
         forgetting=name != "w/o forgetting",
         heads=1 if name == "w/o multi-head" else 0,
     )
-    model = MemformerConfig(
-        **common,
+    memformer = MemformerConfig(
+        width=size.width,
         encoder_layers=encoder // size.shallower,
         decoder_layers=decoder // size.shallower,
         heads=4,
         mlp=2 * size.width,
         segment=size.side,
         memory=memory,
+        dropout=size.dropout,
     )
     whole = size.side <= HORIZON
-    return model, RolloutConfig() if whole else RolloutConfig(segment=size.side, horizon=HORIZON)
+    return memformer, RolloutConfig() if whole else RolloutConfig(segment=size.side, horizon=HORIZON)
 
 
 def language_arm(name: str, size: Language) -> Arm:
@@ -140,10 +147,11 @@ def language_arm(name: str, size: Language) -> Arm:
 
     Transformer-XL's memory carries no gradient; it reads as many.
     """
-    common = {"vocab_size": 256, "width": size.width, "heads": size.heads, "mlp": 4 * size.width}
     if name in _XL:
         model = TransformerConfig(
-            **common,
+            width=size.width,
+            heads=size.heads,
+            mlp=4 * size.width,
             layers=16 // size.shallower,
             max_length=size.segment,
             position="none",
@@ -153,7 +161,9 @@ def language_arm(name: str, size: Language) -> Arm:
         return model, RolloutConfig(steps=HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[name]
     memformer = MemformerConfig(
-        **common,
+        width=size.width,
+        heads=size.heads,
+        mlp=4 * size.width,
         encoder_layers=encoder // size.shallower,
         decoder_layers=decoder // size.shallower,
         segment=size.segment,

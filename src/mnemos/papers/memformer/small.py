@@ -8,10 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mnemos.config import ModelConfig
-from mnemos.evaluate.flops import forward_flops
 from mnemos.evaluate.metrics import perplexity
 from mnemos.figures import report
 from mnemos.train.compare import compare
@@ -60,13 +56,6 @@ def train(found: Finding, options: Options, name: str, recipes: Mapping[str, Rec
         dict(zip(recipes, comparison["rows"], strict=True)),
         {row: [perplexity(loss) for loss in each] for row, each in losses.items()},
     )
-
-
-def cost(config: ModelConfig, length: int, segment: int = 0) -> tuple[int, float]:
-    """Parameters, and GFLOP of a forward of so many tokens: by shapes alone, nothing is computed."""
-    with torch.device("meta"):
-        model, tokens = config.build().eval(), torch.zeros(1, length, dtype=torch.int64)
-        return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
 
 
 def shape(recipe: Recipe) -> str:

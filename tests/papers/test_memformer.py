@@ -1,0 +1,150 @@
+"""Claims of Memformer that are tables: each from end to end, at the size of a test."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+
+from mnemos import registry
+from mnemos.memory.slots import SlotsConfig
+from mnemos.papers.claims import paper
+from mnemos.papers.memformer import language, pictures, recall, recipes, replaying, small
+from mnemos.papers.memformer.recipes import Language, Pictures
+from mnemos.papers.reproduce import Options, reproduce
+from mnemos.types import InputError
+
+TABLES = ("table1", "table2", "table3", "recall")
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> None:
+    """Three rows a table, and models that take moments."""
+    rows = ("Transformer-XL memory=224", "Memformer 4+8", "w/o memory")
+    for module in (pictures, recipes):
+        monkeypatch.setattr(module, "PICTURES", {name: recipes.PICTURES[name] for name in rows})
+    monkeypatch.setitem(recipes.SMALL, "digits", Pictures(width=8, shallower=4, fewer=16, side=8, dropout=0.0))
+    monkeypatch.setattr(language, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
+    sizes = Language(width=8, heads=2, shallower=4, shorter=16, dropout=0.0)
+    monkeypatch.setattr(language, "PAPER", sizes)
+    monkeypatch.setattr(language, "ROUNDS", 1)
+    for module in (language, recipes):
+        monkeypatch.setattr(module, "SMALL_LANGUAGE", sizes)
+    monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, batch_size=2, accelerator="cpu"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_recipes_only_trains_nothing(name, tmp_path, capsys, tiny):
+    (found,) = reproduce(f"memformer/{name}", Options(tmp_path, recipes_only=True))
+    assert paper("memformer").claim(name).says in capsys.readouterr().out
+    assert not found["runs"]
+    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.json"]
+
+
+@pytest.mark.slow
+def test_table1(tmp_path, tiny):
+    (found,) = reproduce("memformer/table1", Options(tmp_path, steps=2))
+    costs, perplexities = found["tables"]
+    assert [row["paper GFLOP"] for row in costs["rows"]] == [15.6, 5.0, 1.8]
+    memory = {row[""]: row["here"] for row in perplexities["rows"]}
+    assert memory == {
+        "Transformer-XL memory=224": "2 layers, memory 18",
+        "Memformer 4+8": "1+2 layers, 4 slots",
+        "w/o memory": "0+1 layers, 0 slots",
+    }
+    assert all(1 < float(row["perplexity"]) < 400 for row in perplexities["rows"])
+    assert any("Of 3 pairs" in note for note in found["notes"])
+
+
+@pytest.mark.slow
+def test_table2(tmp_path, tiny):
+    (tmp_path / "text").mkdir()
+    for i in range(3):
+        (tmp_path / "text" / f"{i}.txt").write_text("a slot that hears nothing forgets; " * 9)
+    (found,) = reproduce("memformer/table2", Options(tmp_path / "out", data=tmp_path / "text", steps=2))
+    costs, inference, perplexities = found["tables"]
+    assert [row["paper GFLOP"] for row in costs["rows"]] == [168.0, 54.0]
+    xl, ours, ratio, theirs = inference["rows"]
+    for column in list(xl)[1:]:
+        assert ratio[column] == pytest.approx(xl[column] / ours[column])
+    assert ours["at most"] >= ours["state MiB"]
+    assert theirs["state MiB"] == 8.1
+    assert len(perplexities["rows"]) == 2
+
+
+def test_table3(tmp_path, monkeypatch):
+    monkeypatch.setattr(replaying, "ROUNDS", 1)
+    tiny = {"width": 8, "encoder_layers": 1, "decoder_layers": 2, "heads": 2, "mlp": 8, "segment": 8}
+    monkeypatch.setattr(replaying, "MODEL", replace(replaying.MODEL, **tiny, memory=SlotsConfig(slots=4)))
+    (found,) = reproduce("memformer/table3", Options(tmp_path))
+    rows = {row[""]: row for row in found["tables"][0]["rows"]}
+    assert rows["BPTT"]["of BPTT's"] == rows["BPTT"]["relative speed"] == 1
+    assert rows["MRBP"]["MiB saved"] < 0.25 * rows["BPTT"]["MiB saved"], "one segment of eight at a time"
+    assert rows["MRBP"]["MiB of states"] > 0 == rows["GC"]["MiB of states"]
+    assert rows["MRBP"]["paper relative speed"] == 0.9
+
+
+@pytest.mark.slow
+def test_recall(tmp_path, monkeypatch):
+    monkeypatch.setattr(recall, "DATA", replace(recall.DATA, distance=24, shortest=2, rows=4))
+    monkeypatch.setattr(recall, "MODEL", replace(recall.MODEL, width=8, mlp=8, segment=8))
+    monkeypatch.setattr(recall, "TRAIN", replace(recall.TRAIN, batch_size=2, accelerator="cpu"))
+    (found,) = reproduce("memformer/recall", Options(tmp_path, steps=2))
+    names = [row[""] for row in found["tables"][0]["rows"]]
+    assert names == ["Memformer, replay", "Memformer, horizon 1", "softmax, window 16", "a guess"]
+
+
+def test_recalls_arms_differ_in_what_they_are_named_for():
+    ours, truncated, softmax = recall.arms().values()
+    assert (ours.model, ours.data, ours.optim) == (truncated.model, truncated.data, truncated.optim)
+    assert (ours.train.rollout.horizon, truncated.train.rollout.horizon) == (0, 1)
+    assert softmax.model.attention.window == 2 * ours.model.segment
+    assert ours.data.distance == 4096 == 32 * ours.model.segment
+
+
+def test_an_ablation_differs_in_one_thing():
+    base, _ = recipes.picture_arm("Memformer 2+6 memory=64", Pictures())
+    for name, change in {
+        "Memformer 2+6 memory=16": {"slots": 16},
+        "w/o memory": {"slots": 0},
+        "temperature=1.0": {"temperature": 1.0},
+        "w/o forgetting": {"forgetting": False},
+        "w/o multi-head": {"heads": 1},
+    }.items():
+        arm, rollout = recipes.picture_arm(name, Pictures())
+        assert arm == replace(base, memory=replace(base.memory, **change)), name
+        assert (rollout.segment, rollout.horizon) == (28, 8)
+
+
+def test_the_papers_settings():
+    found = registry.load("recipe", "mnist-memformer")()
+    assert (found.model.encoder_layers, found.model.decoder_layers, found.model.memory.slots) == (4, 8, 64)
+    assert (found.train.steps, found.train.batch_size, found.optim.rate, found.optim.clip) == (10_000, 256, 1e-3, 1.0)
+    text = registry.load("recipe", "wikitext-memformer")()
+    assert (text.model.width, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
+    rival = registry.load("recipe", "wikitext-xl")()
+    assert (rival.model.layers, rival.model.attention.memory, rival.data) == (16, 1024, text.data)
+    for other in recipes.PICTURES.values():
+        recipe = registry.load("recipe", f"mnist-{other}")()
+        assert (recipe.data, recipe.optim) == (found.data, found.optim)
+        assert replace(recipe.train, rollout=found.train.rollout) == found.train
+
+
+def test_the_order_of_merit_counts_pairs():
+    theirs = {"a": (0.0, 1.0), "b": (0.0, 2.0), "c": (0.0, 2.0)}
+    found = small.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
+    said = found.order(theirs, 1)
+    assert "c; a; b; ours" in said
+    assert "Of 2 pairs 1 stand" in said
+    assert found.perplexity("b").startswith("3.000 ± 1.414")
+
+
+def test_pictures_want_mnist(tmp_path):
+    with pytest.raises(InputError, match="expected a folder with MNIST"):
+        pictures._recipe(Options(tmp_path, data=tmp_path), "LSTM")
+
+
+def test_small_twins_are_registered():
+    for name in ("digits-memformer", "mnist-memformer-small", "text-memformer", "recall-memformer"):
+        recipe = registry.load("recipe", name)()
+        assert recipe.name == name
+        assert dataclasses.is_dataclass(recipe.model)
