@@ -197,10 +197,26 @@ def test_advance_is_the_forward_without_the_decoder(kind):
         hook.remove()
         assert not calls
         assert all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(wanted), strict=True))
-    with pytest.raises(InputError, match="whole segments of 4 tokens, found 6 tokens"):
-        network.advance(x[:, :6])
-    with pytest.raises(InputError, match="found rows inside one"):
-        network.advance(x[:, :4], network(x[:, :3])[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_advance_inside_a_segment_is_the_forward_too(kind):
+    network = model(kind, dropout=0.3).train()
+    x = ids(4, 12)
+    for start, stop in ((0, 6), (3, 8), (5, 7)):
+        _, given = network(x[:, :start]) if start else (None, None)
+        torch.manual_seed(3)
+        _, wanted = network(x[:, start:stop], given)
+        torch.manual_seed(3)
+        found = network.advance(x[:, start:stop], given)
+        assert all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(wanted), strict=True))
+
+
+def test_rows_that_are_reset_inside_a_segment_leave_no_caches():
+    network, x = model("paper").eval(), ids(4, 12)
+    _, inside = network(x[:, :6])
+    fresh = reset(inside, torch.ones(4, dtype=torch.bool))
+    same(network(x[:, 4:], fresh)[1], network(x[:, 4:])[1])
 
 
 @pytest.mark.parametrize("kind", ["paper", "cls"])

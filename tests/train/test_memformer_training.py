@@ -24,7 +24,15 @@ def recipe(name: str, **data):
         segment=24,  # no divisor of the data's 64: states are carried from inside a segment
         memory=SlotsConfig(slots=4),
     )
-    train = {"steps": 4, "batch_size": 4, "eval_every": 2, "log_every": 2, "checkpoint_every": 2, "accelerator": "cpu"}
+    train = {
+        "steps": 4,
+        "batch_size": 4,
+        "accumulate": 2,
+        "eval_every": 2,
+        "log_every": 2,
+        "checkpoint_every": 2,
+        "accelerator": "cpu",
+    }
     return dataclasses.replace(
         found,
         model=model,

@@ -127,18 +127,15 @@ class Memformer(nn.Module):
         return self.head(y), after._replace(layers=caches)
 
     def advance(self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None) -> MemformerState:
-        """The state that `forward` returns, without the logits: encoder and writer alone, whole segments only.
+        """The state that `forward` returns, without the logits: of whole segments, by encoder and writer alone.
 
-        It draws what `forward` draws first, dropout and all. Raises InputError where T is no multiple of the segment,
-        or a row stands inside one.
+        It draws what `forward` draws first, dropout and all. Where a row stands inside a segment before or after, the
+        decoder's caches are part of the state, and all of `forward` is run.
         """
         length = self.config.segment
-        if state is not None and bool((state.seen % length).any()):
-            raise InputError(f"advance takes whole segments of {length} tokens, found rows inside one; call the model")
-        if x.shape[-1] % length:
-            raise InputError(
-                f"advance takes whole segments of {length} tokens, found {x.shape[-1]} tokens; call the model"
-            )
+        inside = state is not None and bool((state.seen % length).any())
+        if inside or x.shape[-1] % length:
+            return self(x, state, mask)[1]
         return self._encoded(x, state, mask)[1]
 
     def writing(
@@ -258,6 +255,7 @@ class Memformer(nn.Module):
                 same += 1
             if same > i:
                 outputs.append(self._side_by_side(x, mask, steps[i:same]))
+                caches = self.decoder.empty(len(x), x.device, self.head.weight.dtype)  # rows that were reset had some
                 i = same
                 continue
             stretch, read = steps[i]

@@ -157,8 +157,8 @@ class Learner:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next update depends on. Collective: every process must call; all get it."""
-        carried = [pytree.tree_leaves(state) for state in self._states] if self.task.carries_state else []
-        own = {"generators": generators.take(), "state": _join(carried, "cpu")}
+        carried = [_on(pytree.tree_leaves(x), "cpu") for x in self._states] if self.task.carries_state else []
+        own = {"generators": generators.take(), "states": carried}
         everyone = devices.gather(self.fabric, own)
         return {
             "recipe": to_dict(self.recipe),
@@ -168,7 +168,8 @@ class Learner:
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
-            "state": _join([one["state"] for one in everyone], "cpu"),
+            # A micro-batch's by itself: their tensors may be of different lengths, and padding would round differently.
+            "states": [state for one in everyone for state in one["states"]],
             "generators": [one["generators"] for one in everyone],
         }
 
@@ -182,12 +183,14 @@ class Learner:
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
-        if saved["state"]:
-            self._states = self._split(saved["state"])
+        if "states" not in saved:
+            raise InputError("the checkpoint is of an earlier version, which kept states otherwise; start the run anew")
+        if saved["states"]:
+            self._states = self._rebuilt(saved["states"])
         generators.put(taken[self.fabric.global_rank])  # last: nothing after it may draw
 
-    def _split(self, joined: list[Tensor | None]) -> list[State]:
-        """The states of this process's micro-batches, from the leaves of the whole batch's."""
+    def _rebuilt(self, everyone: list[list[Tensor | None]]) -> list[State]:
+        """The states of this process's micro-batches, from the leaves of all."""
         config = self.recipe.train
         first = self._micro_batches(self.task.train_batch(0, config.batch_size, config.seed))[0]
         # A file holds no classes. What the model makes of fresh rows has the structure that its states have, the
@@ -196,14 +199,12 @@ class Learner:
             piece = to_device(first, self.fabric.device)
             _, fresh = self.model(piece.inputs, None, mask=piece.mask)
         structure = pytree.tree_structure(fresh)
-        if structure.num_leaves != len(joined):
-            wanted = f"{structure.num_leaves} tensors"
-            raise InputError(f"expected a carried state of {wanted}, found {len(joined)}; use the run's own recipe")
-        rows, offset = piece.inputs.shape[0], self.fabric.global_rank * config.accumulate
-        states = []
-        for i in range(offset, offset + config.accumulate):
-            own = [x if x is None else x[i * rows : (i + 1) * rows].to(self.fabric.device, copy=True) for x in joined]
-            states.append(pytree.tree_unflatten(own, structure))
+        states, offset = [], self.fabric.global_rank * config.accumulate
+        for found in everyone[offset : offset + config.accumulate]:
+            if structure.num_leaves != len(found):
+                wanted = f"{structure.num_leaves} tensors"
+                raise InputError(f"expected a carried state of {wanted}, found {len(found)}; use the run's own recipe")
+            states.append(pytree.tree_unflatten(_on(found, self.fabric.device), structure))
         return states
 
 
@@ -214,10 +215,6 @@ def _tokens(batch: Batch) -> int:
     return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
 
 
-def _join(states: list[list[Tensor | None]], device: str) -> list[Tensor | None]:
-    """The leaves of several states' rows as those of one state, of all the rows."""
-    joined: list[Tensor | None] = []
-    for rows in zip(*states, strict=True):
-        tensors = [x.to(device) for x in rows if x is not None]
-        joined.append(torch.cat(tensors) if tensors else None)
-    return joined
+def _on(tensors: list[Tensor | None], device: torch.device | str) -> list[Tensor | None]:
+    """Copies on a device."""
+    return [x if x is None else x.to(device, copy=True) for x in tensors]
