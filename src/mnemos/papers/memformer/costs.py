@@ -82,8 +82,8 @@ _ABOUT = (
 )
 _HELD = (
     "State: the bytes that are kept between two segments, the memory full. Forward: the most that the process takes "
-    "while it reads one more segment, without gradient. Ratios: Transformer-XL over Memformer, of states, and of state and "
-    "forward together."
+    "while it reads one more segment, without gradient. Ratios: Transformer-XL over Memformer, of states, and of state "
+    "and forward together."
 )
 
 
@@ -146,7 +146,7 @@ def _lay_out(figure: Any, flops: dict[str, list[int]], held: dict[str, list[Held
         mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
         for values, line in zip(mib, ("-", "--"), strict=True):
             right.plot(SIZES, values, color=arm(i), marker=MARKERS[i], markersize=5, linestyle=line)
-    heading(right, f"Memory of a batch of {BATCH}, MiB (dashed: state alone)", [])
+    heading(right, f"Memory of {BATCH} streams, MiB (dashed: state)", [])
     right.set_xlabel("size of the memory, tokens or slots")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
