@@ -60,9 +60,11 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
         assert sum(share[i] for share in found["shares"].values()) == pytest.approx(1, abs=1e-5)
     shown = found["shown"]
     assert (shown["place"], shown["of"]) == (4, 8)
-    assert "".join(word for word, _ in shown["words"]) == bytes(arrays[0][15:19]).decode()
+    assert shown["first"] == 4
+    assert "".join(word for word, _ in shown["words"]) == bytes(arrays[0][15:28]).decode()
     for one in shown["examples"]:
-        assert one["itself"] + sum(one["weights"]) == pytest.approx(1, abs=1e-4)
+        assert one["itself"] + sum(one["weights"][:4]) == pytest.approx(1, abs=1e-4)
+        assert len(one["weights"]) == 13
         assert one["bias"] == pytest.approx(network.memory.bias[one["slot"]].norm().item(), abs=1e-5)
 
 

@@ -14,7 +14,13 @@ def listening(segments=6, words=True):
     text = [["def", 3], [" ", 1], ["f<b>", 4], ["\n", 1]]
     kinds = {"holds": (3, 0.5), "mixes": (2, 0.75), "overwrites": (1, 1.0)}
     examples = [
-        {"slot": slot, "kind": kind, "itself": itself, "bias": 0.5, "weights": [(1 - itself) / 9] * 9}
+        {
+            "slot": slot,
+            "kind": kind,
+            "itself": itself,
+            "bias": 0.5,
+            "weights": [(1 - itself) / 9] * 3 + [(1 - itself) / 18] * 6,
+        }
         for slot, kind, itself in ((4, "holds", 0.95), (1, "mixes", 0.5), (2, "overwrites", 0.05))
     ]
     return {
@@ -29,7 +35,7 @@ def listening(segments=6, words=True):
         "shares": {"holds": [0.5] * segments, "mixes": [0.25] * segments, "overwrites": [0.25] * segments},
         "middle": {"holds": 0.5, "mixes": 0.25, "overwrites": 0.25},
         "kinds": {kind: {"slots": n, "bias": b, "least": b, "most": b} for kind, (n, b) in kinds.items()},
-        "shown": {"place": 2, "of": segments, "examples": examples, "words": text if words else None},
+        "shown": {"place": 2, "of": segments, "first": 9, "examples": examples, "words": text if words else None},
     }
 
 
@@ -49,13 +55,13 @@ def test_the_section_shows_kinds_examples_and_words(tmp_path):
         "Slot 4 holds: 0.95 on itself",
         "Slot 2 is overwritten: 0.05 on itself",
         "in segment 3 of 6 of the longest document",
-        "Slot 1, which mixes: 0.50 of its attention is on these tokens",
+        "Slot 1, which mixes",
         "0.250 (0.250 to 0.250)",  # ‖v_bias‖ .5 over a radius of 2
     ):
         assert sentence in part, sentence
     assert "Slot 4, which" not in part, "a slot that holds has heard no words"
-    # Of nine bytes of equal weight four are the longest word's, three the other's: shades of 85 % and 64 %.
-    assert re.findall(r'<mark style="--heard:(\d+)%">(.*?)</mark>', part)[:2] == [("64", "def"), ("85", "f&lt;b&gt;")]
+    # A byte of the second word has half of what one of the first has, however long they are: 85 % and 42 %.
+    assert re.findall(r'<mark style="--heard:(\d+)%">(.*?)</mark>', part)[:2] == [("85", "def"), ("42", "f&lt;b&gt;")]
     assert part.count("<svg") == 4
     assert not re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", part)
 

@@ -12,7 +12,8 @@ documents}, "middle": {kind: its share over the middle half of every document}, 
 "least", "most"}}: the slots that are usually of it, by their mean weight on themselves in the middle halves, and the
 mean, least and largest ‖v_bias‖ among them (null where there are none), "shown": the middle segment of the
 longest document: {"place": its number from 0, "of" how many, "examples": the median slot of each kind there, [{"slot",
-"kind", "itself", "bias", "weights": one a token}], "words": [[text, how many tokens it is]], null if it is no text}}.
+"kind", "itself", "bias", "weights": one a token, of this and the next segments, up to `SHOWN` tokens}], "first": how
+many are the segment's own, "words": [[text, how many tokens it is]], null if it is no text}}.
 """
 
 from pathlib import Path
@@ -29,6 +30,7 @@ from mnemos.models.modes import evaluating
 HOLDS, OVERWRITES = 0.9, 0.1  # weight on itself: above the one a slot holds, below the other it is overwritten
 KINDS = ("holds", "mixes", "overwrites")
 DOCUMENTS, SEGMENTS = 8, 64  # at most: the longest documents, and their first segments
+SHOWN = 512  # tokens whose weights are kept, of whole segments, at least one
 
 
 @torch.no_grad()
@@ -42,10 +44,12 @@ def listen(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
     length = model.config.segment
     tokens, valid = documents(task, length, DOCUMENTS, SEGMENTS)
     read = valid.unflatten(1, (-1, length)).any(-1)  # [B, S]
-    place = int(read[0].sum()) // 2
+    count = int(read[0].sum())
+    place = count // 2
+    end = min(count, place + max(1, SHOWN // length))
     with evaluating(model):
-        itself, heard = _walk(model, tokens, valid, place)
-    bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(place * length, (place + 1) * length)
+        itself, heard = _walk(model, tokens, valid, range(place, end))
+    bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(place * length, end * length)
     found = {
         "split": "test",
         "documents": len(tokens),
@@ -57,7 +61,7 @@ def listen(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
         **summary(itself, read, bias),
         "shown": {
             "place": place,
-            "of": int(read[0].sum()),
+            "of": count,
             **_shown(task, tokens[0, span], valid[0, span], heard, bias),
         },
     }
@@ -119,24 +123,28 @@ def rounded(values: Tensor) -> list[float]:
     return [round(value, 6) for value in values.tolist()]
 
 
-def _walk(model: Memformer, tokens: Tensor, valid: Tensor, place: int) -> tuple[Tensor, Tensor]:
-    """Each slot's weight on itself [B, S, K], and all weights of the first row in segment `place`, [K, 1 + L + cls]."""
+def _walk(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> tuple[Tensor, Tensor]:
+    """Each slot's weight on itself [B, S, K], and all of the first row in some segments, [places, K, 1 + L + cls]."""
     device = next(model.parameters()).device
-    length, state, itself, shown = model.config.segment, None, [], None
+    length, state, itself, shown = model.config.segment, None, [], []
     for i in range(tokens.shape[1] // length):
         span = slice(i * length, (i + 1) * length)
         weights, state = model.writing(tokens[:, span].to(device), state, valid[:, span].to(device))
         weights = weights[:, 0].float().mean(1).cpu()
         itself.append(weights[..., 0])
-        if i == place:
-            shown = weights[0]
-    assert shown is not None
-    return torch.stack(itself, 1), shown
+        if i in places:
+            shown.append(weights[0])
+    return torch.stack(itself, 1), torch.stack(shown)
 
 
 def _shown(task: Any, tokens: Tensor, valid: Tensor, heard: Tensor, bias: Tensor) -> dict[str, Any]:
-    """The middle slot of each kind in a segment [L], and what it heard; without padding."""
-    tokens, weights = tokens[valid], heard[:, 1 : 1 + len(tokens)][:, valid]
+    """The middle slot of each kind in the first of some segments, and what it heard in all of them, without padding.
+
+    tokens, valid [n·L], heard [n, K, 1 + L + cls].
+    """
+    length = len(tokens) // len(heard)
+    weights = heard[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
+    first, tokens, heard = int(valid[:length].sum()), tokens[valid], heard[0]
     words = [list(word) for word in task.words(tokens.tolist())] if hasattr(task, "words") else None
     examples = [
         {
@@ -148,7 +156,7 @@ def _shown(task: Any, tokens: Tensor, valid: Tensor, heard: Tensor, bias: Tensor
         }
         for slot in _chosen(heard[:, 0])
     ]
-    return {"examples": examples, "words": words}
+    return {"first": first, "examples": examples, "words": words}
 
 
 def _chosen(itself: Tensor) -> list[int]:

@@ -39,7 +39,7 @@ def read_listened(folder: Path) -> Listened | None:
     for name in ("documents", "segment", "slots", "radius"):
         _given(found.get(name), where, name)
     _numbers(found.get("thresholds"), where, "thresholds", 2)
-    for name in ("place", "of"):
+    for name in ("place", "of", "first"):
         _given(shown.get(name), where, f"shown.{name}")
     counts = _numbers(found.get("counts"), where, "counts")
     examples = shown.get("examples")
@@ -47,12 +47,13 @@ def read_listened(folder: Path) -> Listened | None:
         raise InputError(f'{where}: expected "shown.examples" to be a list, found {str(examples)[:40]!r}; {_REMEDY}')
     listeners = tuple(_listener(_object(one, where, "an example"), where) for one in examples)
     tokens = len(listeners[0].weights)
-    if any(len(one.weights) != tokens for one in listeners):
-        raise InputError(f'{where}: expected every example\'s "weights" to be as many, found others; {_REMEDY}')
+    if any(len(one.weights) != tokens for one in listeners) or not 0 < shown["first"] <= tokens:
+        raise InputError(f'{where}: expected "first" of as many "weights" in every example, found others; {_REMEDY}')
     return Listened(
         shares={kind: _numbers(shares.get(kind), where, f"shares.{kind}", len(counts)) for kind in KINDS},
         examples=listeners,
         words=_words(shown.get("words"), where, tokens),
+        first=int(shown["first"]),
         about=found,
     )
 

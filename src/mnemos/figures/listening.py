@@ -34,7 +34,7 @@ def section(comparison: Comparison) -> str:
 def _arm(index: int, name: str, run: Run, found: Listened) -> str:
     panels = [panel(f"listening-{index}-share", "Share of the slots, by segment", partial(draw_shares, found=found))]
     for place, one in enumerate(found.examples):
-        drawn = partial(draw_listener, one=one)
+        drawn = partial(draw_listener, one=one, first=found.first)
         panels.append(panel(f"listening-{index}-{place}", heading(one), drawn, label=f"Attention of slot {one.slot}"))
     keys = legend((f"arm-{_COLOURS[kind]}", f"slots that {SAID[kind]}") for kind in KINDS)
     caption = f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/listening.json."
@@ -43,9 +43,9 @@ def _arm(index: int, name: str, run: Run, found: Listened) -> str:
     if found.words is not None:
         texts = [_text(one, found.words) for one in shaded]
         caption = (
-            f"{name}: the words of the same segment, each shaded by the attention that the slot pays to all its bytes "
-            "together; the darkest is the word it pays most. The encoder reads a segment in both directions, so a byte "
-            f"stands for what surrounds it, too. From {run.label}/listening.json."
+            f"{name}: the words from the same segment on, each shaded by the attention that the slot pays to a byte of "
+            "it on average, from none to the most. The encoder reads a segment in both directions, so a byte stands "
+            f"for what surrounds it, too. From {run.label}/listening.json."
         )
         parts.append(figure(texts, caption, kind="full"))
     return "\n".join(parts)
@@ -119,25 +119,25 @@ def draw_shares(axes: "Axes", found: Listened) -> None:
     axes.grid(axis="y", color=RULE[0])
 
 
-def draw_listener(axes: "Axes", one: Listener) -> None:
-    """A bar a token, and the slot itself before the rule."""
-    tokens = np.arange(1, len(one.weights) + 1)
+def draw_listener(axes: "Axes", one: Listener, first: int) -> None:
+    """A bar a token, of the `first` of them, and the slot itself before the rule."""
+    tokens, weights = np.arange(1, first + 1), one.weights[:first]
     gap = max(2.0, len(tokens) / 20)
-    axes.bar(tokens, one.weights, width=0.8, color=colour(one.kind))
+    axes.bar(tokens, weights, width=0.8, color=colour(one.kind))
     axes.bar([-gap], [one.itself], width=gap, color=colour(one.kind))
     axes.axvline(0, color=MUTED[0], linewidth=0.6)
     axes.set_xlim(-1.8 * gap, len(tokens) + 1)
     # Of a slot that holds, no token's bar is to look tall.
-    axes.set_ylim(0, 1.05 * max(one.itself, float(one.weights.max())))
+    axes.set_ylim(0, 1.05 * max(one.itself, float(weights.max())))
     ticks = [tick for tick in axes.get_xticks() if 0 < tick <= len(tokens)]
     axes.set_xticks([-gap, *ticks], ["itself", *(f"{tick:.0f}" for tick in ticks)])
     axes.grid(axis="y", color=RULE[0])
 
 
 def heard(one: Listener, words: tuple[tuple[str, int], ...]) -> list[float]:
-    """The attention that a slot pays to each word: the sum over its tokens."""
+    """The attention that a slot pays to each word: the mean over its tokens, or long words would seem to be dear."""
     ends = np.cumsum([length for _, length in words])
-    return [float(part.sum()) for part in np.split(one.weights, ends[:-1])]
+    return [float(part.mean()) for part in np.split(one.weights, ends[:-1])]
 
 
 def _text(one: Listener, words: tuple[tuple[str, int], ...]) -> str:
@@ -148,7 +148,7 @@ def _text(one: Listener, words: tuple[tuple[str, int], ...]) -> str:
         share = round(85 * weight / most)
         blank = text.isspace() or not share
         parts.append(escape(text) if blank else f'<mark style="--heard:{share}%">{escape(text)}</mark>')
-    said = f"Slot {one.slot}, which {NAMES[one.kind]}: {1 - one.itself:.2f} of its attention is on these tokens"
+    said = f"Slot {one.slot}, which {NAMES[one.kind]}"
     return f'<p class="said">{escape(said)}</p><p class="shaded">{"".join(parts)}</p>'
 
 

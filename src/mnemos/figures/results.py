@@ -69,7 +69,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Listener:
-    """One slot in one segment: its kind, its weight on itself, ‖v_bias‖, and its weight on each token [L]."""
+    """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
 
     slot: int
     kind: str
@@ -82,13 +82,14 @@ class Listener:
 class Listened:
     """What a model's slots listened to (see evaluate/listening.py).
 
-    shares: kind -> [S] by segment; examples of one segment, and its text as (text, tokens), None where it is no text;
-    about: what else listening.json says.
+    shares: kind -> [S] by segment; examples, and the text as (text, how many tokens), None where it is no text; first:
+    how many tokens are of the segment that examples are of; about: what else listening.json says.
     """
 
     shares: dict[str, np.ndarray]
     examples: tuple[Listener, ...]
     words: tuple[tuple[str, int], ...] | None
+    first: int
     about: dict[str, Any]
 
 

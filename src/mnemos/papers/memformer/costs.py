@@ -59,12 +59,14 @@ def figure5(claim: Claim, options: Options) -> Finding:
     held = {name: [memory_of(name, size) for size in SIZES] for name in ARMS[1:]}
     bytes_ = Table(
         f"MiB of a batch of {BATCH} in inference, beyond the weights",
-        ["memory", "XL state", "Memformer state", "XL forward", "Memformer forward", "XL over Memformer", "paper"],
+        ["memory", "XL state", "Memformer state", "ratio", "XL forward", "Memformer forward", "ratio of sums", "paper"],
     )
     for i, size in enumerate(SIZES):
         xl, ours = (held[name][i] for name in ARMS[1:])
-        cells = [None if x is None else x / 2**20 for x in (xl.state, ours.state, xl.peak, ours.peak)]
-        bytes_.add(f"{size:,}", *cells, xl.together / ours.together, PAPER if size == max(SIZES) else None)
+        state = xl.state / 2**20, ours.state / 2**20, xl.state / ours.state
+        peaks = [None if one.peak is None else one.peak / 2**20 for one in (xl, ours)]
+        theirs = PAPER if size == max(SIZES) else None
+        bytes_.add(f"{size:,}", *state, *peaks, xl.together / ours.together, theirs)
     growth = ", ".join(f"{name} ×{flops[name][-1] / flops[name][-2]:.2f}" for name in ARMS) if len(LENGTHS) > 1 else ""
     notes = [_ABOUT, f"FLOPs over the last doubling of the length: {growth}.", _HELD]
     path = png(options.out / "figure5.png", (10.0, 4.2), partial(_lay_out, flops=flops, held=held))
@@ -80,7 +82,8 @@ _ABOUT = (
 )
 _HELD = (
     "State: the bytes that are kept between two segments, the memory full. Forward: the most that the process takes "
-    "while it reads one more segment, without gradient. XL over Memformer: of both together."
+    "while it reads one more segment, without gradient. Ratios: Transformer-XL over Memformer, of states, and of state "
+    "and forward together."
 )
 
 
@@ -143,7 +146,7 @@ def _lay_out(figure: Any, flops: dict[str, list[int]], held: dict[str, list[Held
         mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
         for values, line in zip(mib, ("-", "--"), strict=True):
             right.plot(SIZES, values, color=arm(i), marker=MARKERS[i], markersize=5, linestyle=line)
-    heading(right, f"Memory of a batch of {BATCH}, MiB (dashed: state alone)", [])
+    heading(right, f"Memory of {BATCH} streams, MiB (dashed: state)", [])
     right.set_xlabel("size of the memory, tokens or slots")
     for axes in (left, right):
         axes.set_xscale("log", base=2)

@@ -70,7 +70,7 @@ def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
         model=replace(model, width=32, encoder_layers=1, decoder_layers=1, mlp=64, segment=SEGMENT, memory=memory),
         data=replace(data, segment=SEGMENT, longest=512 * SEGMENT),
         optim=replace(recipe.optim, rate=3e-3, schedule=replace(recipe.optim.schedule, warmup=min(100, steps // 10))),
-        train=replace(recipe.train, batch_size=8, rollout=RolloutConfig(steps=READ, horizon=horizon)),
+        train=replace(recipe.train, batch_size=8, eval_every=steps, rollout=RolloutConfig(steps=READ, horizon=horizon)),
     )
 
 

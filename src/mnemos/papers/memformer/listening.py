@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STEPS = 1000
-COLUMNS = 66  # letters of a line in figure7.png
+COLUMNS = 100  # letters of a line in figure7.png
 SHOWN = 12  # words in the table
 
 
@@ -75,15 +75,16 @@ def figure7(claim: Claim, options: Options) -> Finding:
     listeners = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
     tables = []
     for one in listeners:
-        table = Table(f"{heading(one)}: the words it listened to most", ["word", "% of its attention", "bytes"])
+        columns = ["word", "attention a byte, times even", "% of its attention", "bytes"]
+        table = Table(f"{heading(one)}: the words it listened to most", columns)
         pairs = sorted(zip(heard(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
         for weight, (word, length) in [pair for pair in pairs if not pair[1][0].isspace()][:SHOWN]:
-            table.add(word, 100 * weight, length)
+            table.add(word, weight * found.first, 100 * weight * length, length)
         tables.append(table)
     lines = len(_wrapped(found.words))
     size = (10.0, 0.35 + len(listeners) * (0.55 + 0.24 * lines))
     path = png(options.out / "figure7.png", size, partial(_texts, listeners=listeners, words=found.words))
-    notes = [f"{run}: {explained(found)} A word's share is the sum over its bytes.", _SAYS]
+    notes = [f"{run}: {explained(found)} Even: as much on every byte of a segment.", _SAYS]
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
 
@@ -123,10 +124,10 @@ def _panels(figure: Any, found: Listened) -> None:
     high = (inches - 0.55) / rows
     for i in range(count):
         row, column = divmod(i, 2)
-        bottom = inches - 0.55 - (row + 1) * high + 0.42
+        bottom = inches - 0.55 - (row + 1) * high + 0.55
         axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
         if i:
-            draw_listener(axes, found.examples[i - 1])
+            draw_listener(axes, found.examples[i - 1], found.first)
             axes.set_xlabel("byte of the segment" if found.words is not None else "token of the segment")
         else:
             draw_shares(axes, found)
@@ -153,9 +154,7 @@ def _shaded(axes: "Axes", one: Listener, words: tuple[tuple[str, int], ...]) -> 
     axes.set_axis_off()
     axes.set_xlim(0, COLUMNS)
     axes.set_ylim(len(lines) + 0.4, -1.9)
-    axes.text(
-        0, -0.9, f"Slot {one.slot}, which {NAMES[one.kind]}: {1 - one.itself:.2f} of it is on these words", fontsize=13
-    )
+    axes.text(0, -0.9, f"Slot {one.slot}, which {NAMES[one.kind]}", fontsize=13)
     for row, line in enumerate(lines):
         for word, column, text in line:
             if not text.isspace():
