@@ -117,8 +117,8 @@ def picture_arm(name: str, size: Pictures) -> Arm:
     if name == "Transformer decoder":
         return plain, RolloutConfig()
     if name.startswith("Transformer-XL"):
-        memory = round(_number(name) * size.length / 784)  # the same share of a picture
-        model = replace(plain, position="none", attention=RelativeConfig(memory=memory))
+        kept = round(_number(name) * size.length / 784)  # the same share of a picture
+        model = replace(plain, position="none", attention=RelativeConfig(memory=kept))
         return model, RolloutConfig(segment=size.side, horizon=1)
     encoder, decoder = (4, 8) if "4+8" in name else (4, 4) if "4+4" in name else (2, 6)
     slots = 0 if name == "w/o memory" else max(1, (_number(name) if "memory=" in name else 64) // size.fewer)
