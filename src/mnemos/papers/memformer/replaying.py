@@ -89,8 +89,8 @@ def table3(claim: Claim, options: Options) -> Finding:
 _ABOUT = (
     "The three ways give the same gradients, which is checked first. BPTT: back-propagation through time; GC: "
     "torch.utils.checkpoint around each segment; MRBP: mnemos.replay, whose first pass is encoder and writer alone. "
-    "Saved: bytes of tensors that autograd kept, at the worst moment, parameters apart (what checkpointing keeps cannot "
-    "be seen); states: those stored between the passes; process peak: beyond what was there before, weights and "
+    "Saved: bytes of tensors that autograd kept, at the worst moment, parameters apart (checkpointing hides what it "
+    "keeps); states: those stored between the passes; process peak: beyond what was there before, weights and "
     "gradients among it. The paper's are a GPU's, with weights and optimiser in them."
 )
 
