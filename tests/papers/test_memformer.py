@@ -156,7 +156,7 @@ def test_pictures_want_mnist(tmp_path):
 
 
 def test_small_twins_are_registered():
-    for name in ("digits-memformer", "mnist-memformer-small", "text-memformer", "recall-memformer"):
+    for name in ("digits-memformer", "mnist-memformer-small", "recall-memformer"):
         recipe = registry.load("recipe", name)()
         assert recipe.name == name
         assert dataclasses.is_dataclass(recipe.model)
