@@ -51,6 +51,7 @@ RECIPES = {
     "text-cached": "mnemos.train.starters:text_cached",
     "text-xl": "mnemos.train.starters:text_xl",
     "text-lstm": "mnemos.train.starters:text_lstm",
+    "text-memformer": "mnemos.train.starters:text_memformer",
     "copy": "mnemos.train.starters:copy",
     "copy-small": "mnemos.papers.linear_transformers.copying:copy_small",
     "recall": "mnemos.train.starters:recall",

@@ -101,7 +101,8 @@ def test_model_and_task_fit(name, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["text", "text-linear", "text-cached", "text-xl", "text-lstm", "recall", "digits", "copy"]
+    "name",
+    ["text", "text-linear", "text-cached", "text-xl", "text-lstm", "text-memformer", "recall", "digits", "copy"],
 )
 def test_a_starter_learns(name, tmp_path, folder):
     recipe = small(name, folder)

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
+import re
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -42,7 +43,7 @@ class TextConfig(DataConfig):
     held_out: float = 0.05
     longest: int = 65_536
 
-    def build(self) -> SegmentedTask:
+    def build(self) -> "TextTask":
         """The task: 256 byte values, segments of `segment`."""
         if not 0 < self.held_out < 0.5:
             raise InputError(f"text: expected held_out between 0 and 0.5, found {self.held_out}")
@@ -51,10 +52,25 @@ class TextConfig(DataConfig):
         if self.longest < 1:
             raise InputError(f"text: expected longest of at least 1 byte, found {self.longest}")
         train, valid, test = ([part for text in texts for part in self._parts(text)] for texts in (train, valid, test))
-        return SegmentedTask(train, valid, test, vocab_size=256, segment=self.segment)
+        return TextTask(train, valid, test, vocab_size=256, segment=self.segment)
 
     def _parts(self, text: Document) -> Iterator[Document]:
         return (text[start : start + self.longest] for start in range(0, len(text), self.longest))
+
+
+class TextTask(SegmentedTask):
+    """Documents whose tokens are bytes of text."""
+
+    def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
+        """Tokens as (text, how many tokens it is): words, runs of blanks, and every other sign alone; nothing is lost.
+
+        A letter of several bytes is part of a word. The start token reads ␀, and a byte that is no text �.
+        """
+        found = (match.group() for match in _WORD.finditer(bytes(tokens)))
+        return [(part.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(part)) for part in found]
+
+
+_WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
 
 
 def read_documents(path: str | Path | None) -> dict[str, Document]:

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from . import attention_maps, caches, costs, curves, gates, pictures, provenance, slots, table, transcripts
+from . import attention_maps, caches, costs, curves, gates, listening, pictures, provenance, slots, table, transcripts
 from .markup import escape, listed, paragraph, plural
 from .read import read
 from .results import Comparison
@@ -21,6 +21,7 @@ SECTIONS = (
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),
     ("slots", "What the slots hold", slots.section),
+    ("listening", "What the slots listen to", listening.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )

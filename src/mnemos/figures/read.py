@@ -11,6 +11,7 @@ import numpy as np
 from mnemos.types import InputError
 
 from .explained import read_explained
+from .listened import read_listened
 from .metrics import number, read_metrics
 from .pictures import read_written
 from .results import Comparison, Control, Row, Run, spread
@@ -70,6 +71,7 @@ def read_run(folder: Path, label: str) -> Run:
         caches=_caches(folder / "caches.safetensors"),
         explained=read_explained(folder),
         written=read_written(folder),
+        listened=read_listened(folder),
     )
 
 

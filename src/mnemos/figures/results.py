@@ -68,6 +68,32 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Listener:
+    """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
+
+    slot: int
+    kind: str
+    itself: float
+    bias: float
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class Listened:
+    """What a model's slots listened to (see evaluate/listening.py).
+
+    shares: kind -> [S] by segment; examples, and the text as (text, how many tokens), None where it is no text; first:
+    how many tokens are of the segment that examples are of; about: what else listening.json says.
+    """
+
+    shares: dict[str, np.ndarray]
+    examples: tuple[Listener, ...]
+    words: tuple[tuple[str, int], ...] | None
+    first: int
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder. `label` is how the report names the folder: a path relative to what was asked for."""
 
@@ -82,6 +108,7 @@ class Run:
     caches: dict[str, np.ndarray] | None
     explained: Explained | None = None
     written: Written | None = None
+    listened: Listened | None = None
 
     @property
     def seed(self) -> Any:

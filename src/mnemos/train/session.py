@@ -17,6 +17,7 @@ from mnemos.data.pixels import PixelTask
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
 from mnemos.evaluate.flops import forward_flops
+from mnemos.evaluate.listening import listen
 from mnemos.evaluate.metrics import bits, evaluate, perplexity, quality
 from mnemos.evaluate.pictures import write_pictures
 from mnemos.evaluate.probe import probe
@@ -117,6 +118,7 @@ def assess(folder: Path, result: dict[str, Any], quiet: bool = True) -> dict[str
         save(model.eval(), folder / "model")
     write_json(folder / "result.json", result)
     explain(model, task, folder)
+    listen(model, task, folder)
     if isinstance(task, PixelTask):
         write_pictures(model, task, folder)
     return result

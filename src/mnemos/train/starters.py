@@ -10,10 +10,12 @@ from mnemos.data.images import DigitsConfig, MNISTConfig
 from mnemos.data.recall import RecallConfig
 from mnemos.data.text import TextConfig
 from mnemos.memory.grc import GRC
+from mnemos.memory.slots import SlotsConfig
 from mnemos.models.lstm import LSTMConfig
+from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
-from .recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from .recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 
 _OPTIM = OptimConfig(rate=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
 _READER = TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256))
@@ -68,6 +70,25 @@ def text_lstm() -> Recipe:
         name="text-lstm",
         about="the same text with an LSTM of as many parameters",
         model=LSTMConfig(width=216, layers=2),
+    )
+
+
+def text_memformer() -> Recipe:
+    """The same with Memformer: 32 slots, written every 64 bytes, with exact gradients through 8 writes."""
+    return Recipe(
+        name="text-memformer",
+        about="the same text with Memformer: 32 slots written every 64 bytes, trained by replay through 8 of them",
+        model=MemformerConfig(
+            width=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            mlp=256,
+            segment=64,
+            memory=SlotsConfig(slots=32, temperature=0.125),
+        ),
+        data=TextConfig(segment=64),
+        optim=_OPTIM,
+        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(steps=8)),
     )
 
 

@@ -1,0 +1,149 @@
+"""Figure 4: how a slot that hears nothing drifts to its terminal state, measured with the library's own norm."""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos.figures.style import INK, MUTED, RULE, arm
+from mnemos.ops.slot_memory import biased_memory_norm
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table
+from ..reproduce import Options
+
+WIDTH = 128  # D
+STEPS = 1024  # writes that say nothing
+NOISE = 2**-23  # of a distance in units of ρ: what float32 still tells apart
+CIRCLE = 0.3  # ‖v_bias‖/ρ in the picture of the circle, and its writes
+TURNS = 16
+
+
+class Setting(NamedTuple):
+    """A radius ρ (None: √D), and ‖v_bias‖."""
+
+    name: str
+    radius: float | None
+    length: float
+
+
+_DEFAULT = math.sqrt(WIDTH)
+SETTINGS = (
+    Setting("ρ = √D, ‖v‖ = .03 ρ (our start)", None, 0.03 * _DEFAULT),
+    Setting("ρ = √D, ‖v‖ = ρ", None, _DEFAULT),
+    Setting("ρ = 1, ‖v‖ = 1.15 (the paper's)", 1.0, 1.15),
+    Setting("ρ = 1, ‖v‖ = 3.20 (the paper's)", 1.0, 3.20),
+)
+STARTS = {
+    "near": math.radians(30),
+    "across": math.radians(90),
+    "opposite": math.radians(175),
+}  # from the terminal state
+_LINES: dict[str, Any] = {"near": ":", "across": "--", "opposite": "-"}
+
+
+def figure4(claim: Claim, options: Options) -> Finding:
+    """Figure 4: the drift on a circle, as the paper draws it, and distances left by write, for its lengths and ours."""
+    if options.recipes_only:
+        return Finding([], [_ABOUT])
+    table = Table(
+        f"Distance to the terminal state that a slot keeps after writes that say nothing to it (D = {WIDTH})",
+        ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32's noise"],
+    )
+    found: dict[tuple[str, str], list[float]] = {}
+    for setting in SETTINGS:
+        for start, angle in STARTS.items():
+            radius = setting.radius or _DEFAULT
+            left = distances(drift(WIDTH, radius, setting.length, angle, STEPS), radius)
+            found[setting.name, start] = left
+            kept = [f"{100 * left[n] / left[0]:.3g}%" if left[n] > NOISE else "nothing" for n in (1, 8, 32)]
+            table.add(setting.name, start, *kept, _first(left, left[0] / 2), _first(left, NOISE))
+    path = png(options.out / "figure4.png", (10.0, 4.4), partial(_lay_out, found=found))
+    return Finding([table], [_ABOUT], [path])
+
+
+_ABOUT = (
+    "Each slot starts on the sphere of radius ρ, 30°, 90° or 175° from its end, and is given to biased_memory_norm "
+    "alone, write after write, in float64. Near the end the distance shrinks to 1/(1 + ‖v‖/ρ) a write; opposite the "
+    "end it first hardly moves, unless ‖v‖ is above ρ: then it jumps over the middle. Distances are straight lines, "
+    f"and {NOISE:.1e} of ρ is float32's noise; a dash: not within {STEPS} writes."
+)
+
+
+def drift(width: int, radius: float, length: float, angle: float, steps: int) -> Tensor:
+    """A slot [steps + 1, width], norm after norm, from `angle` (radians) off its terminal state, the first axis."""
+    bias = torch.zeros(1, width, dtype=torch.float64)
+    bias[0, 0] = length
+    slot = torch.zeros(1, 1, width, dtype=torch.float64)
+    slot[0, 0, :2] = radius * torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+    found = [slot]
+    for _ in range(steps):
+        found.append(biased_memory_norm(found[-1], bias, radius))
+    return torch.cat(found)[:, 0]
+
+
+def distances(slots: Tensor, radius: float) -> list[float]:
+    """Of each of a drift's slots to the terminal state, in units of the radius."""
+    end = torch.zeros_like(slots[0])
+    end[0] = radius
+    return ((slots - end).norm(dim=-1) / radius).tolist()
+
+
+def _first(values: list[float], bound: float) -> float | None:
+    """The first write after which at most `bound` is left."""
+    return next((n for n, value in enumerate(values) if value <= bound), None)
+
+
+def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
+    figure.text(0.02, 0.93, "On a circle", fontsize=15)
+    _circle(figure.add_axes((0.02, 0.03, 0.36, 0.87)))
+    axes = figure.add_axes((0.47, 0.13, 0.5, 0.6))
+    for i, setting in enumerate(SETTINGS):
+        for start in STARTS:
+            left = found[setting.name, start]
+            axes.plot(range(len(left)), [max(x, NOISE / 4) for x in left], color=arm(i), linestyle=_LINES[start])
+    axes.set_yscale("log")
+    axes.set_ylim(NOISE / 2, 3)
+    axes.set_xlim(0, 40)
+    axes.axhline(NOISE, color=MUTED[0], linewidth=0.8)
+    axes.text(39.7, NOISE * 1.3, "float32's noise", ha="right", fontsize=9, color=MUTED[0])
+    axes.grid(axis="y", color=RULE[0])
+    figure.text(0.47, 0.93, "Distance to the terminal state, in ρ", fontsize=15)
+    axes.set_xlabel("writes that say nothing")
+    from matplotlib.lines import Line2D
+
+    keys = [Line2D([], [], color=arm(i), label=setting.name) for i, setting in enumerate(SETTINGS)]
+    keys += [Line2D([], [], color=INK[0], linestyle=line, label=f"from {start}") for start, line in _LINES.items()]
+    figure.legend(handles=keys[:4], loc="lower left", bbox_to_anchor=(0.46, 0.75), ncol=2, frameon=False, fontsize=9)
+    axes.legend(handles=keys[4:], loc="upper right", frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.78))
+
+
+def _circle(axes: Any) -> None:
+    """Slots a and b of the paper's picture on a circle: equal writes, of which b's turn it less."""
+    from matplotlib.patches import Circle
+
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    axes.set_xlim(-1.5, 1.5)
+    axes.set_ylim(-1.45, 1.45)
+    axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=MUTED[0], linewidth=0.8))
+    for i, (name, angle) in enumerate((("$m_a$", math.radians(75)), ("$m_b$", math.radians(-172)))):
+        slots = drift(2, 1.0, CIRCLE, abs(angle), TURNS)
+        slots[:, 1] *= math.copysign(1, angle)
+        x, y = slots.T.tolist()
+        axes.plot(x, y, color=arm(i + 1), marker="o", markersize=5, linewidth=0)
+        axes.annotate(
+            "",
+            (x[0] + CIRCLE, y[0]),
+            (x[0], y[0]),
+            arrowprops={"arrowstyle": "->", "color": arm(i + 1), "linewidth": 1.4},
+        )
+        axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=arm(i + 1), fontsize=14)
+    axes.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
+    axes.text(1.14, 0, "T", va="center", fontsize=14)
+    axes.text(
+        0, -1.32, f"{TURNS} writes that say nothing, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0]
+    )

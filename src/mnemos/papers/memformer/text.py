@@ -1,0 +1,29 @@
+"""The small Memformer of figures 6, 7 and 8: trained here on text, the standard library's source or --data FOLDER."""
+
+from dataclasses import replace
+from typing import Any
+
+from mnemos.data.text import TextConfig
+from mnemos.train.recipe import Recipe
+from mnemos.train.starters import text_memformer
+
+from ..reproduce import Options
+
+
+def small(options: Options, steps: int) -> Recipe:
+    """The recipe text-memformer over the options' text, for as many updates as they say, or `steps`.
+
+    A hundredth of the documents is held out: these models are small, and what they are scored on need not be large.
+    """
+    recipe = text_memformer()
+    data: Any = recipe.data
+    assert isinstance(data, TextConfig)
+    data = replace(data, path=None if options.data is None else str(options.data), held_out=0.01)
+    count = options.steps or steps
+    train = replace(recipe.train, steps=count, eval_every=max(1, count // 4))
+    return replace(recipe, data=data, train=train)
+
+
+def source(options: Options) -> str:
+    """What is read, in words."""
+    return "the standard library's source" if options.data is None else f"the text in {options.data}"
