@@ -31,7 +31,7 @@ def tiny(monkeypatch) -> None:
     monkeypatch.setattr(language, "ROUNDS", 1)
     for module in (language, recipes):
         monkeypatch.setattr(module, "SMALL_LANGUAGE", sizes)
-    monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, batch_size=2, accelerator="cpu"))
+    monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, accelerator="cpu"))
 
 
 @pytest.mark.parametrize("name", TABLES)
