@@ -89,7 +89,6 @@ _MEMFORMER = "mnemos.papers.memformer"
 RECIPES |= {
     "mnist-memformer-small": f"{_MEMFORMER}.recipes:mnist-memformer-small",
     "digits-memformer": f"{_MEMFORMER}.recipes:digits-memformer",
-    "text-memformer": f"{_MEMFORMER}.recipes:text_memformer",
     "wikitext-memformer": f"{_MEMFORMER}.recipes:wikitext_memformer",
     "wikitext-xl": f"{_MEMFORMER}.recipes:wikitext_xl",
     "recall-memformer": f"{_MEMFORMER}.recall:recall_memformer",

@@ -57,7 +57,10 @@ def check_ways(model: nn.Module, segments: Sequence[Any]) -> None:
 
 
 def most_saved(run: Callable[[], Any]) -> int:
-    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart."""
+    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart.
+
+    What torch.utils.checkpoint computes anew it keeps out of sight: of that, the process's peak alone tells.
+    """
     held: dict[int, int] = {}
     sizes: dict[int, int] = {}
     most = total = 0

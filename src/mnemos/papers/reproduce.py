@@ -18,8 +18,9 @@ from .findings import Finding
 class Options:
     """How a claim is reproduced.
 
-    out: a folder of the paper's own; data: a folder with CIFAR-10 or MNIST (None: scikit-learn's digits); steps:
-    updates of each run (None: 500); run: a finished run to draw, instead of a new one;
+    out: a folder of the paper's own; data: a folder with CIFAR-10 or MNIST (None: scikit-learn's digits), of
+    recordings or of text, as the claim has it; steps: updates of each run (None: the claim's own number); run: a
+    finished run to draw, instead of a new one;
     recipes_only: nothing is trained or timed.
     """
 

@@ -192,12 +192,6 @@ def language_recipe(name: str, path: str | None = None) -> Recipe:
     return _recipe(f"text-{slug.replace('=', '-')}", about, arm, data, _SMALL_OPTIM, train)
 
 
-def text_memformer() -> Recipe:
-    """Memformer on bytes of any text, 1 + 4 layers of width 64."""
-    about = "bytes of any file or folder with Memformer: slots, written every 32 bytes, 8 segments an update, replayed"
-    return replace(language_recipe("Memformer 4+16"), name="text-memformer", about=about)
-
-
 def wikitext_memformer() -> Recipe:
     """Table 2 at the paper's settings."""
     return _wikitext("memformer", "Memformer 4+16")

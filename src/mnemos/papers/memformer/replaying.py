@@ -66,19 +66,18 @@ def table3(claim: Claim, options: Options) -> Finding:
     runs = {name: partial(WAYS[way], model, segments) for name, way in ROUTES.items()}
     with torch.no_grad():
         stored = HORIZON * state_bytes(model.advance(segments[0]))
-    columns = ["", "MiB saved", "MiB of states", "of BPTT's", "process peak MiB", "relative speed"]
+    columns = ["", "MiB saved", "MiB of states", "process peak MiB", "of BPTT's", "relative speed"]
     table = Table(_title(), [*columns, "paper MB", "paper of BPTT's", "paper relative speed"])
     saved = {name: most_saved(run) for name, run in runs.items()}
     peaks = {name: peak_of(run) for name, run in runs.items()}
     times = race(runs, ROUNDS)
-    for name in runs:
-        states = stored if ROUTES[name].startswith("replay") else 0
-        total, peak = saved[name] + states, peaks[name]
-        mb, speed = claim.values.get(name, (None, None))
+    for name, (mb, speed) in {**dict.fromkeys(runs, (None, None)), **claim.values}.items():
+        kept = None if name == "GC" else saved[name] / 2**20
+        states = stored / 2**20 if ROUTES[name].startswith("replay") else 0.0
+        peak, most = peaks[name], peaks["BPTT"]
+        space = (None, None) if peak is None or most is None else (peak / 2**20, peak / most)
         share = None if mb is None else mb / claim.values["BPTT"][0]
-        mib = None if peak is None else peak / 2**20
-        cells = (saved[name] / 2**20, states / 2**20, total / saved["BPTT"], mib, ratio(times, "BPTT", name).median)
-        table.add(name, *cells, mb, share, speed)
+        table.add(name, kept, states, *space, ratio(times, "BPTT", name).median, mb, share, speed)
     limit = 3 * HORIZON / (4 * HORIZON - 1)
     note = (
         f"Limits, with a forward of 1 and a backward of 2: checkpointing .75 of the speed, replay {limit:.3f} without "
@@ -90,8 +89,9 @@ def table3(claim: Claim, options: Options) -> Finding:
 _ABOUT = (
     "The three ways give the same gradients, which is checked first. BPTT: back-propagation through time; GC: "
     "torch.utils.checkpoint around each segment; MRBP: mnemos.replay, whose first pass is encoder and writer alone. "
-    "Saved: bytes of tensors that autograd kept, at the worst moment, parameters apart; states: those stored between "
-    "the passes. The paper's are a GPU's, with weights and optimiser in them."
+    "Saved: bytes of tensors that autograd kept, at the worst moment, parameters apart (checkpointing hides what it "
+    "keeps); states: those stored between the passes; process peak: beyond what was there before, weights and "
+    "gradients among it. The paper's are a GPU's, with weights and optimiser in them."
 )
 
 
