@@ -13,7 +13,7 @@ from mnemos.types import InputError
 # What kernels that round otherwise with and without gradient may differ by, of a tensor's norm; dropout drawn anew, or
 # an entry of a batch that was shuffled, differs by far more.
 _ROUNDING = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
-_HALF = 2e-2
+HALF = 2e-2  # and where a step computes in half precision, whatever the type of its state
 
 
 def differentiable(x: Any) -> bool:
@@ -68,10 +68,25 @@ def check_loss(loss: Any, t: int) -> None:
         raise InputError(f"step {t}: expected (loss, state) with loss a scalar tensor of floats, found {found}")
 
 
+def check_kinds(before: list[Any], after: list[Any], t: int) -> None:
+    """Raise InputError where a tensor of the state becomes none."""
+    for old, new in zip(before, after, strict=False):  # of other structures at the first step, which may be given None
+        if isinstance(old, Tensor) and not isinstance(new, Tensor):
+            raise InputError(
+                f"step {t}: expected a state of tensors where it had them, found {new!r:.40} for a tensor of shape "
+                f"{tuple(old.shape)}; keep it a tensor, and restart rows with resets"
+            )
+
+
 def check_attached(before: list[Any], after: list[Any], t: int) -> None:
-    """Raise InputError where gradient came in with the state and none of what comes out carries any."""
+    """Raise InputError where gradient came in with the state and nothing that the step made of it carries any.
+
+    What is returned as it came does not count, for it carries the gradient that it came with. One part without gradient
+    beside one that has it is no error: a state may keep what a segment was given.
+    """
     if any(isinstance(x, Tensor) and x.requires_grad for x in before):
-        floats = [x for x in after if differentiable(x)]
+        parts = {_part(x) for x in before if isinstance(x, Tensor)}
+        floats = [x for x in after if differentiable(x) and x.numel() and _part(x) not in parts]
         if floats and not any(x.requires_grad for x in floats):
             raise InputError(
                 f"step {t}: expected a state that carries gradient, found it detached; "
@@ -123,7 +138,7 @@ class Comparison:
                 if a.numel():
                     self._unseen.append((t, what, self._gap(a.detach(), b.detach())))
             elif isinstance(a, Tensor) or isinstance(b, Tensor) or not (a == b or a != a):
-                self._fail(t, what, f"{a!r:.40} instead of {b!r:.40}")
+                self._fail(t, what, f"{_kind(a)} instead of {_kind(b)}")
         if all(gap.device.type == "cpu" for _, _, gap in self._unseen):
             self.settle()
 
@@ -133,9 +148,13 @@ class Comparison:
             return torch.where((a != b).any(), math.inf, 0.0)
         tolerance = _tolerance(a) if self._tolerance is None else self._tolerance
         wide = a.dtype if a.dtype in _ROUNDING else torch.float32
-        # Infinities that agree differ by nothing; what is not a number has spoilt the gradient already, and visibly.
-        difference = torch.where(a == b, 0, a.to(wide) - b.to(wide)).norm().nan_to_num(0.0)
-        return difference / (tolerance * b.to(wide).norm().nan_to_num(1.0) + torch.finfo(wide).tiny)
+        # Of what is finite. What is not has to be the same in the same places: a state may hold infinities (a maximum
+        # of nothing), and one that is spoilt in both passes spoils the gradient visibly.
+        finite = a.isfinite() & b.isfinite()
+        other = ~(finite | (a == b) | (a.isnan() & b.isnan()))
+        difference = torch.where(finite, a.to(wide) - b.to(wide), 0).norm()
+        size = torch.where(finite, b.to(wide), 0).norm()
+        return torch.where(other.any(), math.inf, difference / (tolerance * size + torch.finfo(wide).tiny))
 
     def settle(self) -> None:
         """Raise InputError, with the first step that was replayed, where a difference is more than rounding."""
@@ -149,7 +168,7 @@ class Comparison:
         raise InputError(
             f"step {t}: expected its replay to give the {what} of the first pass, found it different "
             f"({difference}); draw from the global generators alone, let advance do to state and buffers what step "
-            "does, and name the module whose buffers change"
+            f"does, name the module whose buffers change, and give verify={HALF} if the step is in half precision"
         )
 
 
@@ -160,12 +179,12 @@ def _numbers(values: list[Tensor]) -> list[float]:
     return [float(x) for x in values]
 
 
-def _kind(x: Tensor) -> str:
-    return f"{x.dtype} of shape {tuple(x.shape)}"
+def _kind(x: Any) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.40}"
 
 
 def _tolerance(x: Tensor) -> float:
     kind = x.device.type
     if x.dtype in _ROUNDING and not (torch.is_autocast_enabled(kind) and x.dtype != torch.float64):
         return _ROUNDING[x.dtype]
-    return _HALF
+    return HALF

@@ -70,30 +70,40 @@ def _devices() -> Iterator[tuple[str, torch.device]]:
         yield f"{kind.type}:{index}", torch.device(kind.type, index)
 
 
+_ABSENT: Any = object()
+
+
 class Buffers:
     """What a module keeps between forwards: its buffers, and tensors that are plain attributes of it.
 
-    A running statistic or a cache that a module reads and writes is a state that the caller does not see. Only places
-    that hold a tensor when the rollout begins are looked at; all are compared at every step, and copied when changed.
+    A running statistic or a cache that a module reads and writes is a state that the caller does not see. Every place
+    that holds a tensor is looked at from when it first does; before, it held what it held when the rollout began. All
+    are compared at every step, and copied when changed.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
-        self.places: list[tuple[dict[str, Any], str]] = []
-        self.names: list[str | None] = []  # None: a plain attribute
+        self._holders: list[tuple[str, dict[str, Any], dict[str, Any]]] = []  # what it is called, now, at first
         for prefix, part in module.named_modules() if module is not None else ():
-            for key, holder in (("buffer", part._buffers), ("attribute", vars(part))):
-                for name, value in holder.items():
-                    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _plain(value):
-                        self.places.append((holder, name))
-                        self.names.append(f"{prefix}.{name}".lstrip(".") if key == "buffer" else None)
-        self.objects = [holder[name] for holder, name in self.places]
+            for kind, holder in (("buffer", part._buffers), ("attribute", vars(part))):
+                self._holders.append((f"{kind} {prefix}.".replace(" .", " "), holder, dict(holder)))
+        self._places: dict[tuple[int, str], tuple[str, dict[str, Any], Any]] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """Find the places that hold a tensor and are not known yet."""
+        for called, holder, at_first in self._holders:
+            for name, value in holder.items():
+                place = id(holder), name
+                if isinstance(value, Tensor) and place not in self._places and _plain(value):
+                    self._places[place] = called + name, holder, at_first.get(name, _ABSENT)
 
     @torch.no_grad()
     def taken(self, before: Sequence[Any] = ()) -> list[Any]:
         """Their values; what did not change since `before` is shared with it."""
+        self._look()
         found: list[Any] = []
-        for i, (holder, name) in enumerate(self.places):
-            value = holder.get(name)
+        for i, ((_, name), (_, holder, _)) in enumerate(self._places.items()):
+            value = holder.get(name, _ABSENT)
             if i < len(before) and _same(value, before[i]):
                 found.append(before[i])
             else:
@@ -103,25 +113,60 @@ class Buffers:
     @torch.no_grad()
     def put(self, values: Sequence[Any]) -> None:
         """Copy the values back, into the very tensors that were there when the rollout began, where they fit."""
-        for (holder, name), own, value in zip(self.places, self.objects, values, strict=True):
-            if not isinstance(value, Tensor):
+        self._look()  # a failing step may have made one
+        for ((_, name), (_, holder, own)), value in zip(self._places.items(), self._whole(values), strict=True):
+            if value is _ABSENT:
+                holder.pop(name, None)
+            elif not isinstance(value, Tensor) or value is own:
                 holder[name] = value
-            elif own.shape != value.shape or own.dtype != value.dtype or own.device != value.device:
+            elif not isinstance(own, Tensor) or not _plain(own) or _kind(own) != _kind(value):
                 holder[name] = value.clone()
             else:
                 holder[name] = own
                 if not torch.equal(own, value):
                     own.copy_(value)
 
+    def changed(self, values: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
+        """(name, value now, value then) of what is not as it was when `values` were taken."""
+        now = self.taken(values)
+        for (called, _, _), found, then in zip(self._places.values(), now, self._whole(values), strict=True):
+            if found is not then:
+                yield called, None if found is _ABSENT else found, None if then is _ABSENT else then
+
+    def _whole(self, values: Sequence[Any]) -> list[Any]:
+        """Values that were taken, with those of the places that held no tensor then."""
+        return [*values, *(own for _, _, own in list(self._places.values())[len(values) :])]
+
 
 def _plain(value: Tensor) -> bool:
-    return value.layout == torch.strided and not value.is_meta and not value.is_inference()
+    strange = value.layout != torch.strided or value.is_meta or value.is_inference()
+    return not strange and not isinstance(value, nn.Parameter)
+
+
+def _kind(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.device
 
 
 def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return a is b
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    return _kind(a) == _kind(b) and torch.equal(a, b)
+
+
+def compact(leaves: list[Any], incoming: list[Any]) -> list[Any]:
+    """Leaves that keep alive no more than themselves: a part of an activation is copied.
+
+    A stretch of a buffer that the incoming state lies in as well is not: such a memory is appended to, and shared.
+    """
+    shared = {x.untyped_storage().data_ptr() for x in incoming if isinstance(x, Tensor)}
+
+    def small(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            return x
+        storage = x.untyped_storage()
+        return x if storage.nbytes() <= x.numel() * x.element_size() or storage.data_ptr() in shared else x.clone()
+
+    return [small(x) for x in leaves]
 
 
 class Store:

@@ -1,6 +1,5 @@
 """Memory replay back-propagation (Memformer, Algorithm 1), for any recurrent model."""
 
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,16 +12,16 @@ from torch.utils import _pytree as pytree
 
 from mnemos.types import InputError, State, reset
 
-from . import checks
+from . import arguments, checks
 from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
-from .moments import Buffers, Moment, Store, generators, put_generators
+from .moments import Buffers, Moment, Store, compact, generators, put_generators
 
 
 @dataclass(frozen=True)
 class Rollout:
     """What a rollout left: all of it detached; the gradients are in the parameters' .grad.
 
-    loss: Σ_t weights[t] · losses[t]. losses [S]. state: that after the last step.
+    loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their types. state: that after the last step.
     state_grad: the gradient with respect to the state given, of its structure, None where no gradient came (and for no
     state); scaled as every .grad is where a scaler scales.
     """
@@ -73,7 +72,7 @@ def replay(
     requires_grad, or made of parameters, as well as one that the step makes of parameters itself.
     advance(segment, state) -> state: the critical path alone, for the first pass; it must do to the state what `step`
     does and draw a prefix of the random numbers that `step` draws.
-    weights [S]: of the losses; the mean if None.
+    weights [S]: of the losses, numbers without gradient; the mean if None.
     resets: for every step None or a mask [B]: rows of the incoming state that are made fresh first (zeros,
     `mnemos.reset`), so that no gradient crosses. The state's tensors must lead with the batch.
     truncate_every=k: no gradient crosses from step t to t − 1 where t % k == 0. Each k steps are then a replay of their
@@ -81,61 +80,45 @@ def replay(
     checkpoints: states kept at a time. "all": S. An integer n ≥ 2: n a level, of log_n(S) levels, each of which costs
     one more first pass. "sqrt": √S, two levels.
     offload: True keeps stored states in the host's memory (for a GPU), a folder keeps them in files below it, one a
-    state, gone at the end; a transfer each way a state.
+    state, gone at the end; a transfer each way a state. Generators' states and buffers stay where they are.
     verify: a replay must give the state (and, without advance, the loss) that the first pass gave, or else an error
     names the step: what is random outside those generators would give wrong gradients silently. A number is the
-    difference allowed, of a tensor's norm; True allows rounding. Costs some passes over the state a step.
-    module: the model, with whatever wraps it: its buffers are put back before every replay and updated once, its
-    gradients are put back after an error, and DistributedDataParallel or `fully_shard` in it reduce gradients once a
-    rollout. Found by itself where `step` is a module or a module's method.
+    difference allowed, of a tensor's norm; True allows rounding: that of half precision where the state's type or
+    autocast around this call tells of it, so give 2e-2 where the step has autocast inside. Costs some passes over the
+    state a step.
+    module: the model, with whatever wraps it: its buffers, and tensors that are plain attributes of it, are put back
+    before every replay, compared as the state is and updated once, its gradients are put back after an error, and
+    DistributedDataParallel or `fully_shard` in it reduce gradients once a rollout. Found by itself where `step` is a
+    module or a module's method, or a `functools.partial` of one.
     scaler: a GradScaler, or `backward`: what to call instead of Tensor.backward (Fabric's); either may scale, for
     .grad's are scaled alike. no_sync: a context that keeps gradients from being reduced, where `module` is wrapped by
     what this function does not know.
 
     Cost, where a forward is 1 and a backward 2: 4S − 1 without advance (plain back-propagation: 3S), 3S + f·(S − 1)
-    with an advance that is a share f of a forward. Memory: one step's graph, and the stored states.
+    with an advance that is a share f of a forward. Memory: one step's graph, and the stored states, each with a copy
+    of what the step changed of `module`'s buffers, and about 5 KB for every generator that it draws from.
 
-    Raises InputError, naming the step, for a state that changes its structure or batch, is detached, or was changed in
-    place, for a replay that differs from the first pass, and for a loss that is no scalar; and for impossible
-    arguments. Errors of `step` itself carry the step's index as a note. After an error generators are as before the
+    Raises InputError, naming the step, for a state that changes its structure or batch, has a tensor no more, was
+    detached or changed in place, for a replay that differs from the first pass, and for a loss that is no scalar; and
+    for impossible arguments. Errors of `step` itself, or of its backward pass, carry its index as a note. After an error generators are as before the
     call, and so are the buffers and gradients of `module` (which are copied for it where there are any), but for what
     `fully_shard` holds back unreduced. A loss that is not finite is no error: scalers live with it.
     """
     walk = _Walk(step, segments, state, advance, weights, resets, verify, module)
-    walk.keep = _kept(checkpoints)
-    walk.backward = _backward(scaler, backward)
+    walk.keep = arguments.kept(checkpoints)
+    walk.backward = arguments.scaled(scaler, backward)
     walk.suspended = no_sync or suspension(walk.module)
-    if truncate_every is not None and (not isinstance(truncate_every, int) or truncate_every < 1):
-        raise InputError(f"replay: expected truncate_every of at least 1, found {truncate_every!r}")
+    every = arguments.horizon(truncate_every, len(walk.segments))
     before = Gradients(walk.module, [x for x in walk.given if isinstance(x, Tensor) and x.is_leaf and x.requires_grad])
     walk.store = Store(offload)
     try:
-        return walk.run(truncate_every or len(walk.segments))
+        return walk.run(every)
     except BaseException:
         before.put_back()
         walk.put(walk.start)
         raise
     finally:
         walk.store.close()
-
-
-def _kept(checkpoints: int | str) -> Callable[[int], int]:
-    """How many states of so many steps are kept at a time."""
-    if checkpoints == "all":
-        return lambda steps: steps
-    if checkpoints == "sqrt":
-        return lambda steps: max(2, math.isqrt(steps - 1) + 1)
-    if not isinstance(checkpoints, int) or checkpoints < 2:
-        raise InputError(f'replay: expected checkpoints "all", "sqrt" or an integer from 2 on, found {checkpoints!r}')
-    return lambda steps: checkpoints
-
-
-def _backward(scaler: Any, backward: Callable[[Tensor], Any] | None) -> Callable[[Tensor], Any]:
-    if scaler is not None and backward is not None:
-        raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
-    if scaler is not None:
-        return lambda root: scaler.scale(root).backward()
-    return backward or Tensor.backward
 
 
 class _Walk:
@@ -164,13 +147,9 @@ class _Walk:
         if not len(self.segments):
             raise InputError("replay: expected at least one segment, found none")
         count = len(self.segments)
-        self.weights = [1 / count] * count if weights is None else [float(w) for w in weights]
-        for name, value in (("weights", self.weights), ("resets", resets)):
-            if value is not None and len(value) != count:
-                raise InputError(f"replay: expected {name} for {count} segments, found {len(value)}")
-        self.resets = [None] * count if resets is None else resets
-        owner = step if isinstance(step, nn.Module) else getattr(step, "__self__", None)
-        self.module = owner if module is None and isinstance(owner, nn.Module) else module
+        self.weights = arguments.numbers(weights, count)
+        self.resets = arguments.each("resets", resets, count)
+        self.module = arguments.owner(step) if module is None else module
         self.verify = verify is not False
         self.compared = checks.Comparison(None if isinstance(verify, bool) else verify)
         broadcast_buffers(self.module)
@@ -251,7 +230,7 @@ class _Walk:
 
     def _moment(self, leaves: list[Any], structure: Any, before: Moment, incoming: list[Any]) -> Moment:
         return Moment(
-            self.store.keep(_compact(leaves, incoming)),
+            self.store.keep(compact(leaves, incoming)),
             structure,
             generators(before.generators),
             self.buffers.taken(before.buffers),
@@ -266,28 +245,29 @@ class _Walk:
         reduced = self.suspended is not None and final
         with self.suspended() if self.suspended is not None and not final else nullcontext():
             state = self._reset(t, pytree.tree_unflatten(leaves, moment.structure))
+            versions, given = checks.versions_of(leaves), pytree.tree_leaves(state)
             loss, state = self._called(t, self.step, state)
             outgoing, structure = self._leaves(t, state, leaves)
-            checks.check_attached(leaves, outgoing, t)
+            checks.check_untouched(leaves, versions, outgoing, t)
+            checks.check_attached(given, outgoing, t)
             self.losses = self._noted(self.losses, t, loss)
             if later is None:
                 later = _Later([], [None] * len(outgoing), [])
                 self.end = Moment(
-                    _compact(_detached(outgoing), leaves),
+                    compact(_detached(outgoing), leaves),
                     structure,
                     generators(moment.generators),
                     self.buffers.taken(moment.buffers),
                 )
             elif self.verify:
-                self._compare(t, outgoing, later)
+                self._compare(t, loss.detach(), outgoing, later)
             if t == self.first:
                 self.compared.settle()  # before the last gradients are added, and reduced
             root = joint(self.weights[t], loss, outgoing, later.gradients, reduced)
-            del loss, state, outgoing
+            del loss, state, outgoing, given
             if root is not None:
                 self.differentiated = True
-                with without_autocast():
-                    self.backward(root)
+                self._differentiate(t, root)
             elif reduced:
                 raise InputError(
                     f"step {t}: expected a loss or a state that requires gradient, as its backward pass reduces the "
@@ -310,18 +290,28 @@ class _Walk:
             return views
         return [x.detach().requires_grad_() if checks.differentiable(x) and not x.requires_grad else x for x in views]
 
-    def _compare(self, t: int, outgoing: list[Any], later: _Later) -> None:
+    def _differentiate(self, t: int, root: Tensor) -> None:
+        try:
+            with without_autocast():
+                self.backward(root)
+        except Exception as error:
+            error.add_note(f"in the backward pass of step {t} of the rollout")
+            if "through the graph a second time" in str(error):
+                error.add_note("one graph is shared by several steps: make a segment's tensors inside the step")
+            raise
+
+    def _compare(self, t: int, loss: Tensor, outgoing: list[Any], later: _Later) -> None:
         self.compared.add(t, "state", outgoing, later.leaves)
-        if self.passed is not None and self.losses is not None:
-            self.compared.add(t, "loss", [self.losses[t]], [self.passed[t]])
-        buffers = zip(self.buffers.names, self.buffers.taken(later.buffers), later.buffers, strict=True)
-        for name, found, expected in buffers:
-            if name is not None and found is not expected:
-                self.compared.add(t, f"buffer {name}", [found], [expected])
+        if self.passed is not None:
+            self.compared.add(t, "loss", [loss], [self.passed[t].to(loss)])  # of its own type, as of its own step
+        for name, found, expected in self.buffers.changed(later.buffers):
+            self.compared.add(t, name, [found], [expected])
 
     def _noted(self, losses: Tensor | None, t: int, loss: Tensor) -> Tensor:
+        """With the loss of step t; in the widest type that a loss had yet."""
         if losses is None:
             losses = torch.zeros(len(self.segments), dtype=loss.dtype, device=loss.device)
+        losses = losses.to(torch.promote_types(losses.dtype, loss.dtype))
         losses[t] = loss.detach()
         return losses
 
@@ -352,7 +342,7 @@ class _Walk:
             raise
         if function is self.step:
             if not isinstance(found, tuple) or len(found) != 2:
-                raise InputError(f"step {t}: expected (loss, state), found {type(found).__name__}")
+                raise InputError(f"step {t}: expected (loss, state), found {_said(found)}")
             checks.check_loss(found[0], t)
             return found[0].reshape(()), found[1]
         return found
@@ -364,25 +354,14 @@ class _Walk:
         if self.structure is None:
             self.structure = structure
         checks.check_structure(structure, self.structure, t)
+        checks.check_kinds(incoming, leaves, t)
         checks.check_rows(self.segments[t], incoming, leaves, t)
         return leaves, structure
 
 
+def _said(found: Any) -> str:
+    return f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+
+
 def _detached(leaves: list[Any]) -> list[Any]:
     return [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-
-
-def _compact(leaves: list[Any], incoming: list[Any]) -> list[Any]:
-    """Leaves that keep alive no more than themselves: a part of an activation is copied.
-
-    A stretch of a buffer that the incoming state lies in as well is not: such a memory is appended to, and shared.
-    """
-    shared = {x.untyped_storage().data_ptr() for x in incoming if isinstance(x, Tensor)}
-
-    def small(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.layout != torch.strided:
-            return x
-        storage = x.untyped_storage()
-        return x if storage.nbytes() <= x.numel() * x.element_size() or storage.data_ptr() in shared else x.clone()
-
-    return [small(x) for x in leaves]

@@ -19,6 +19,7 @@ from mnemos.data.batch import Batch, Task, pieces
 from mnemos.evaluate.metrics import scored
 from mnemos.memory.stored import accumulate, stored
 from mnemos.replay import replay
+from mnemos.replay.checks import HALF
 from mnemos.types import InputError, State, detach, leaves, map_state, reset
 
 from .recipe import RolloutConfig, TrainConfig
@@ -80,6 +81,8 @@ class Rollout:
         self._config: RolloutConfig = config.rollout
         self._splits = config.accumulate > 1 or config.rollout.steps > 1 or config.rollout.segment > 0
         self._caches = bool(stored(model))
+        # Fabric's autocast is within the wrapped model, where replay does not see it.
+        self._verify = HALF if config.precision.endswith("mixed") else True
         self._stores = any(True for _ in model.buffers())
 
     def batches(self, task: Task, update: int, config: TrainConfig) -> list[Batch]:
@@ -153,6 +156,7 @@ class Rollout:
                 truncate_every=self._config.horizon or None,
                 checkpoints=self._config.checkpoints,
                 offload=self._config.offload,
+                verify=self._verify,
                 module=self._model if self._stores else None,
                 backward=self._fabric.backward,
                 # The last step that is run ends the update's gradients, but only in the last micro-batch.

@@ -1,0 +1,67 @@
+"""What the arguments of `replay` mean, and what is wrong with them."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from mnemos.types import InputError
+
+
+def kept(checkpoints: int | str) -> Callable[[int], int]:
+    """How many states of so many steps are kept at a time."""
+    if checkpoints == "all":
+        return lambda steps: steps
+    if checkpoints == "sqrt":
+        return lambda steps: max(2, math.isqrt(steps - 1) + 1)
+    if not isinstance(checkpoints, int) or checkpoints < 2:  # True is 1
+        raise InputError(f'replay: expected checkpoints "all", "sqrt" or an integer from 2 on, found {checkpoints!r}')
+    return lambda steps: checkpoints
+
+
+def horizon(truncate_every: int | None, steps: int) -> int:
+    """How many steps gradient flows through."""
+    if truncate_every is None:
+        return steps
+    if not isinstance(truncate_every, int) or isinstance(truncate_every, bool) or truncate_every < 1:
+        raise InputError(f"replay: expected truncate_every of at least 1, found {truncate_every!r}")
+    return truncate_every
+
+
+def scaled(scaler: Any, backward: Callable[[Tensor], Any] | None) -> Callable[[Tensor], Any]:
+    """What runs a backward pass."""
+    if scaler is not None and backward is not None:
+        raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
+    if scaler is not None:
+        return lambda root: scaler.scale(root).backward()
+    return backward or Tensor.backward
+
+
+def each(name: str, values: Iterable[Any] | None, count: int) -> list[Any]:
+    """One for each of `count` segments."""
+    found = [None] * count if values is None else list(values)
+    if len(found) != count:
+        raise InputError(f"replay: expected {name} for {count} segments, found {len(found)}")
+    return found
+
+
+def numbers(weights: Iterable[Any] | None, count: int) -> list[float]:
+    """The losses' weights, as numbers."""
+    found = each("weights", [1 / count] * count if weights is None else weights, count)
+    if any(isinstance(weight, Tensor) and weight.requires_grad for weight in found):
+        raise InputError(
+            "replay: expected weights without gradient, found some that require it; "
+            "multiply the loss by them inside the step"
+        )
+    return [float(weight) for weight in found]
+
+
+def owner(step: Callable[..., Any]) -> nn.Module | None:
+    """The module whose step it is, if it is one's."""
+    called: Any = step
+    while isinstance(called, functools.partial):
+        called = called.func
+    found = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
+    return found if isinstance(found, nn.Module) else None
