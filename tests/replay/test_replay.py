@@ -213,8 +213,24 @@ def test_segments_are_anything_and_read_one_at_a_time():
     expected = gradients(model)
     replay(model, iter(pieces), begin())
     agree(gradients(model), expected, 1e-12)
+    replay(model, iter(pieces), begin(), weights=(0.25 for _ in pieces), resets=(None for _ in pieces))
+    agree(gradients(model), expected, 1e-12)
     replay(lambda x, s: model(x["x"], s), [{"x": x} for x in pieces], begin())
     agree(gradients(model), expected, 1e-12)
+
+
+def test_losses_of_several_types():
+    """Each is compared in its own, and none is rounded to another's."""
+    model, pieces = cell(dropout=0.0), segments(4)
+
+    def step(x, state):
+        loss, state = model(x, state)
+        return loss.to({2: torch.float64, 4: torch.bfloat16}.get(int(state["seen"][0][0]), torch.float32)), state
+
+    _, losses, _ = plain(step, pieces)
+    out = replay(step, pieces)
+    assert out.losses.dtype == torch.float64
+    agree(list(out.losses), [loss.double() for loss in losses], 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +241,9 @@ def test_segments_are_anything_and_read_one_at_a_time():
         ({"truncate_every": 0}, "truncate_every"),
         ({"offload": "no such folder"}, "a folder, found 'no such folder'"),
         ({"weights": [1.0]}, "weights for 7 segments, found 1"),
+        ({"truncate_every": True}, "truncate_every of at least 1, found True"),
         ({"resets": [None]}, "resets for 7 segments, found 1"),
+        ({"weights": torch.ones(7, requires_grad=True)}, "weights without gradient, .* inside the step"),
         ({"scaler": 1, "backward": print}, "scaler or a backward"),
     ],
 )

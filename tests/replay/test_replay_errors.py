@@ -29,6 +29,9 @@ BAD = {
     "several losses": (lambda loss, s: (loss.expand(2), s), r"step 2: .* scalar tensor"),
     "a number": (lambda loss, s: (float(loss), s), r"step 2: .* found float"),
     "no state": (lambda loss, s: loss, r"step 2: expected \(loss, state\), found Tensor"),
+    "more": (lambda loss, s: (loss, s, 1), r"step 2: expected \(loss, state\), found 3 values"),
+    "None": (lambda loss, s: (loss, {**s, "h": None}), r"step 2: .* found None for a tensor of shape \(3, 5\)"),
+    "one number": (lambda loss, s: (loss, {**s, "h": 2.5}), r"step 2: .* found 2.5 for a tensor of shape \(3, 5\)"),
     "an object": (lambda loss, s: (loss, {**s, "h": {1, 2}}), r"step 2: .* found a set in it"),
     "a random state": (
         lambda loss, s: (loss, {**s, "h": s["h"] + _other()}),
@@ -107,6 +110,80 @@ def test_a_state_changed_in_place():
 
     with pytest.raises(InputError, match=r"step 0: .* changed in place"):
         replay(counting, segments(), begin())
+
+
+@pytest.mark.parametrize(("options", "at"), [({}, 6), ({"advance": True}, 6), ({"truncate_every": 1}, 0)])
+def test_a_state_changed_in_place_where_only_the_replay_sees_it(options, at):
+    model = cell()
+
+    def step(x, state):
+        loss, new = model(x, state)
+        if at == 0 or x.shape[1] == 3:  # the last, which no first pass runs
+            state["seen"][0].add_(1)
+        return loss, new
+
+    with pytest.raises(InputError, match=rf"step {at}: .* changed in place"):
+        replay(step, segments(), begin(), **({"advance": model.advance} if "advance" in options else options))
+    if at:
+        with pytest.raises(InputError, match=r"step 0: .* changed in place"):
+            replay(step, segments(1), begin())
+
+
+@pytest.mark.parametrize("resets", [None, [torch.tensor([True, False, True])] * 7])
+def test_a_detached_state_beside_a_part_that_is_handed_on(resets):
+    model, beside = cell(), torch.ones(3, 2, dtype=torch.float64)
+
+    def step(x, state):
+        loss, new = model(x, state[0])
+        return loss, ({**new, "h": new["h"].detach()}, state[1], torch.ones(3, 0))
+
+    with pytest.raises(InputError, match=r"step 6: .* found it detached"):
+        replay(step, segments(), (begin(), beside, torch.ones(3, 0)), resets=resets)
+
+    def attached(x, state):  # a part may be without gradient: the last that a segment held
+        loss, new = model(x + state[2], state[0])
+        return loss, (new, state[1], x[:, -1:])
+
+    replay(attached, segments(), (begin(), beside, torch.ones(3, 1, 5, dtype=torch.float64)), resets=resets)
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+def test_an_infinity_in_the_state_hides_nothing(value):
+    model = cell(dropout=0.0)
+
+    def advance(x, state):
+        return {**model.advance(x, {**state, "h": state["h"].nan_to_num(0.0, 0.0, 0.0)})}
+
+    def spoilt(factor, column):
+        def advanced(x, state):
+            h = advance(x, state)["h"] * factor
+            return {**advance(x, state), "h": torch.cat([h[:, :column], torch.full_like(h[:, :1], value), h[:, 3:]], 1)}
+
+        return advanced
+
+    def step(x, state):
+        new = spoilt(1.0, 2)(x, state)
+        return new["h"][:, 3:].square().mean(), new
+
+    replay(step, segments(), begin(), advance=spoilt(1.0, 2), verify=1e-10)
+    with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
+        replay(step, segments(), begin(), advance=spoilt(1.01, 2))
+
+    def elsewhere(x, state):
+        h = spoilt(1.0, 2)(x, state)["h"]
+        return {**advance(x, state), "h": h[:, [0, 2, 1, 3, 4]]}
+
+    with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
+        replay(step, segments(), begin(), advance=elsewhere)
+
+
+def test_an_error_of_a_backward_pass_names_the_step():
+    model, encoder = cell(), nn.Linear(5, 5).double()
+    shared = encoder(torch.stack(segments()[:6])).tanh()
+    said = "a second time(.|\n)*backward pass of step 4 (.|\n)*make a segment's tensors inside the step"
+    with pytest.raises(RuntimeError, match=said):
+        replay(model, shared, begin(), module=model)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_an_advance_that_is_another_model():

@@ -1,5 +1,6 @@
 """Models that are not ours, compiled steps, reduced precision, modules with a memory of their own."""
 
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -142,6 +143,50 @@ def test_buffers_are_read_as_they_stood_and_updated_once(reads, options):
     replay(lambda x, s: model(x, s), segments(), begin(), module=model, **options)
     assert int(model.norm.num_batches_tracked) == before + 7
     assert model.norm.running_mean is own
+
+
+class Remembering(nn.Module):
+    """A tensor that is a plain attribute, None or missing at first."""
+
+    def __init__(self, first) -> None:
+        super().__init__()
+        self.cell = cell(dropout=0.0)
+        if first != "missing":
+            self.last = first
+
+    def advance(self, x, state):
+        return self.cell.advance(x, state)
+
+    def forward(self, x, state, scale=1.0):
+        loss, state = self.cell(x, state)
+        last = getattr(self, "last", None)
+        self.last = state["h"].detach()
+        return scale * (loss if last is None else loss * (last * state["h"]).sum()), state
+
+
+@pytest.mark.parametrize("first", [torch.zeros(3, 5, dtype=torch.float64), None, "missing"], ids=["zeros", "None", ""])
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"truncate_every": 3}])
+def test_a_plain_attribute_is_read_as_it_stood(first, options):
+    model = Remembering(first)
+    plain(model, segments(), begin(), every=options.get("truncate_every", 10**9))
+    expected, last = gradients(model), model.last
+    model = Remembering(first)
+    replay(model, segments(), begin(), **options)
+    agree((gradients(model), model.last), (expected, last), 1e-12)
+
+    model = Remembering(first)
+    with pytest.raises(InputError, match=r"step \d: .* the attribute last of the first pass"):
+        replay(model, segments(), begin(), advance=model.advance)
+    assert getattr(model, "last", "missing") is first
+
+
+def test_the_module_of_a_partial_step_is_found():
+    model = Remembering(None)
+    plain(model, segments(), begin(), weights=[2 / 7] * 7)
+    expected = gradients(model)
+    model = Remembering(None)
+    replay(functools.partial(functools.partial(model.forward), scale=2.0), segments(), begin())
+    agree(gradients(model), expected, 1e-12)
 
 
 @pytest.mark.parametrize("preset", ["mnemos", "paper"])

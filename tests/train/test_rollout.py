@@ -19,6 +19,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.train import devices
 from mnemos.train.learner import Learner
 from mnemos.train.loop import train
+from mnemos.types import InputError, map_state
 
 WIDE = {"precision": "64-true"}
 
@@ -206,6 +207,21 @@ def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
     assert calls == [False] * 12 * 3  # updates, steps but the last
     if not dropout:
         close(advanced, bptt, 1e-12)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_a_replay_may_round_as_its_precision_does(tmp_path, monkeypatch, precision):
+    """Whose autocast is inside the step: advance may take other kernels there, in float32 none that differ so."""
+    original = Swift.advance
+
+    def advance(self, x, state=None, mask=None):
+        return map_state(lambda x: x * (1 + 2e-3) if x.is_floating_point() else x, original(self, x, state, mask))
+
+    monkeypatch.setattr(Swift, "advance", advance)
+    model = {**STILL, "cached": False, "advances": True}
+    refused = pytest.raises(InputError, match=r"step \d: .* the state of the first pass")
+    with contextlib.nullcontext() if precision == "bf16-mixed" else refused:
+        run(tmp_path / "run", True, model, precision, segment=3)
 
 
 @contextlib.contextmanager

@@ -100,9 +100,10 @@ def replay(
 
     Raises InputError, naming the step, for a state that changes its structure or batch, has a tensor no more, was
     detached or changed in place, for a replay that differs from the first pass, and for a loss that is no scalar; and
-    for impossible arguments. Errors of `step` itself, or of its backward pass, carry its index as a note. After an error generators are as before the
-    call, and so are the buffers and gradients of `module` (which are copied for it where there are any), but for what
-    `fully_shard` holds back unreduced. A loss that is not finite is no error: scalers live with it.
+    for impossible arguments. Errors of `step` itself, or of its backward pass, carry its index as a note. After an
+    error generators are as before the call, and so are the buffers and gradients of `module` (which are copied for it
+    where there are any), but for what `fully_shard` holds back unreduced. A loss that is not finite is no error:
+    scalers live with it.
     """
     walk = _Walk(step, segments, state, advance, weights, resets, verify, module)
     walk.keep = arguments.kept(checkpoints)
