@@ -33,7 +33,7 @@ MODEL = MemformerConfig(
     decoder_reads=True,  # the question comes in the segment that is read: what is encoded before it says nothing
 )
 OPTIM = OptimConfig(rate=3e-3, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
-TRAIN = TrainConfig(steps=540, batch_size=128, eval_every=1000, checkpoint_every=100, log_every=20)
+TRAIN = TrainConfig(steps=640, batch_size=128, eval_every=1000, checkpoint_every=100, log_every=20)
 
 
 def recall_memformer() -> Recipe:
