@@ -156,6 +156,7 @@ def test_recall_grows_from_near_to_far():
     distances = far(task.train_batch(5, 64, 0).inputs, half)
     assert min(distances) == 4
     assert max(distances) == 20
+    assert set(far(task.train_batch(10, 64, 0).inputs, settings)) == {100}
 
 
 def test_recall_without_distance_is_what_it_was():
