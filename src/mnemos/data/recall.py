@@ -27,8 +27,9 @@ class RecallConfig(DataConfig):
     have all `distance` of them between fact and questions. With `shortest`, training draws how many, from `shortest` to
     `distance`, evenly in the logarithm, and the rest stand before the fact: T is the same, the questions stand where
     they always do, and a memory that forgets learns what is near before what is far. 0: as the held-out ones are.
-    With `grow`, only the first so many updates do, in shorter rows, whose largest distance grows from `shortest` on by the
-    same factor every update: what is near is learned at a fraction of the cost. All later ones are at the full distance.
+    With `grow`, only the first so many updates do, in shorter rows, whose largest distance grows from `shortest` on by
+    the same factor every update: what is near is learned at a fraction of the cost. All later ones are at the full
+    distance.
     """
 
     name: ClassVar[str] = "recall"
