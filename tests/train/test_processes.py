@@ -97,7 +97,8 @@ def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, rows, rol
     train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}
     code, said = launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
     assert code == 0, said
-    assert "Warning" not in said
+    # With `advance` every parameter of the toy is used in a step, and DDP says so once: other models need its search.
+    assert "Warning" not in said.replace("Warning: find_unused_parameters=True", "")
     agree(tmp_path / "two", tmp_path / "one", *((1e-12, 1e-6) if strategy == "ddp" else (2e-6, 1e-5)))
 
 

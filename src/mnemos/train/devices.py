@@ -74,7 +74,8 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
     for block in getattr(model, "blocks", ()):
         fully_shard(block, mesh=mesh["data_parallel"])
     fully_shard(model, mesh=mesh["data_parallel"])
-    register_fsdp_forward_method(model, "advance")  # does nothing where there is none
+    if hasattr(model, "advance"):
+        register_fsdp_forward_method(model, "advance")
     return module
 
 
