@@ -13,8 +13,9 @@ from test_loop import STILL, final, lines, one_thread  # noqa: F401
 from train_standins import LENGTH, Swift, Toy, Toys
 
 from mnemos.attention.linear import LinearConfig
-from mnemos.data.batch import IGNORE, Batch
+from mnemos.data.batch import IGNORE, Batch, pieces
 from mnemos.data.recall import RecallConfig
+from mnemos.evaluate.metrics import evaluate
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train import devices
 from mnemos.train.learner import Learner
@@ -207,6 +208,35 @@ def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
     assert calls == [False] * 12 * 3  # updates, steps but the last
     if not dropout:
         close(advanced, bptt, 1e-12)
+
+
+@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (True, 2), (True, 1), (False, 0), (False, 1)])
+def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, horizon):
+    """It is read by the model's `advance`, with the same loss and gradients; and so it is where a split is scored."""
+    found, evaluated, reads = {}, {}, []
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda self, *given, **named: reads.append(0) or original(self, *given, **named))
+    for advances in (False, True):
+        model = {**STILL, "cached": False, "late": False, "advances": advances}
+        recipe = toys(True, model, segment=3, replay=replay, horizon=horizon).recipe()
+        task = recipe.data.build()
+        batch = task.train_batch(0, 4, 0)
+        for piece in (0, 1, 3):
+            batch.targets[:, 3 * piece : 3 * piece + 3] = IGNORE
+        monkeypatch.setattr(task, "train_batch", lambda *_, batch=batch: batch)
+        learner = Learner(devices.connect(recipe.train), recipe, task)
+        reads.clear()
+        update = learner.update()
+        weights = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+        found[advances] = {key: update[key] for key in ("loss", "grad_norm")}, weights, len(reads)
+        reads.clear()
+        evaluated[advances] = evaluate(learner.model, pieces([batch], 3)), len(reads)
+    (told, weights, once), (expected, wanted, _) = found[True], found[False]
+    assert told == pytest.approx(expected, rel=1e-12)
+    close(weights, wanted, 1e-12)
+    assert once == 1
+    assert evaluated[True] == (pytest.approx(evaluated[False][0], rel=1e-12), 1)
+    assert evaluated[False][1] == 4
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])

@@ -23,12 +23,14 @@ def evaluate(
     loss: mean negative log-likelihood, in nats a target. A classifier of more than five classes has "top5" too: how
     often the right one is among its five first guesses. A model with an error rate has that too (see `error`). In eval
     mode and without gradient; the model is then as it was. Where batches say which rows start afresh (`reset`), the
-    state is carried from one to the next; so rows may come in `pieces`. `total` sums a tensor over the processes that
-    share the batches. Raises InputError where nothing is counted.
+    state is carried from one to the next; so rows may come in `pieces`, and one without a counted target is read by the
+    model's `advance`, where it has one. `total` sums a tensor over the processes that share the batches, which then run
+    the same parts of the model for every one. Raises InputError where nothing is counted.
     """
     state: State = None
     sums = [0.0, 0, 0, 0]
     ranked = False
+    skips = total is None and hasattr(model, "advance")
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             batch = fed(batch, model)
@@ -36,6 +38,9 @@ def evaluate(
                 state = None
             elif state is not None:
                 state = make_fresh(state, batch.reset)
+            if skips and not counted(batch.targets):
+                state = model.advance(batch.inputs, state, mask=batch.mask)
+                continue
             logits, state = model(batch.inputs, state, mask=batch.mask)
             for i, value in enumerate(scored(model, logits, batch)):
                 sums[i] += value.item()

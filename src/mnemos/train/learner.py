@@ -59,7 +59,7 @@ class Learner:
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build()
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        scored = Scored(self.model)
+        scored = Scored(self.model, alone=fabric.world_size == 1)
         self._wrapped = fabric.setup_module(scored)
         # One kernel over all gradients cannot be told to skip a step, nor does every device have it for shards.
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"

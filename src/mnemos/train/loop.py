@@ -169,7 +169,7 @@ class _Session:
 
         with generators.kept(), self.fabric.autocast():
             parts = pieces(self._shares(split), self.recipe.train.rollout.segment)
-            found = evaluate(self.learner.model, parts, total)
+            found = evaluate(self.learner.model, parts, total if self.fabric.world_size > 1 else None)
         return {key: value for key, value in found.items() if key != "count"}
 
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.data.batch import Batch, Task, pieces
-from mnemos.evaluate.metrics import scored
+from mnemos.evaluate.metrics import counted, scored
 from mnemos.memory.stored import accumulate, stored
 from mnemos.replay import replay
 from mnemos.replay.checks import HALF
@@ -41,11 +41,16 @@ class Carry:
 
 
 class Scored(nn.Module):
-    """Model and loss in one forward: what DDP and FSDP wrap."""
+    """Model and loss in one forward: what DDP and FSDP wrap.
 
-    def __init__(self, model: nn.Module) -> None:
+    A step without a counted target needs its state alone: a model with `advance` reads it so, unless other processes,
+    whose rows may have one, wait for the rest of the model (`alone` is False).
+    """
+
+    def __init__(self, model: nn.Module, alone: bool) -> None:
         super().__init__()
         self.model = model
+        self._skips = alone and hasattr(model, "advance")
 
     def forward(self, batches: Sequence[Batch], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
         """(weight × sum of the negative log-likelihoods, right guesses) of batches that follow one another.
@@ -57,7 +62,7 @@ class Scored(nn.Module):
             state = carry.state
             if state is not None and batch.reset is not None:
                 state = reset(state, batch.reset)
-            if advance:
+            if advance or (self._skips and not counted(batch.targets)):
                 carry.state = self.model.advance(batch.inputs, state, mask=batch.mask)  # type: ignore[operator]
                 continue
             logits, carry.state = self.model(batch.inputs, state, mask=batch.mask)
@@ -66,7 +71,8 @@ class Scored(nn.Module):
             rights.append(right)
         if advance:
             return ()
-        found = torch.stack(losses).sum() * carry.weight, torch.stack(rights).sum()
+        none = [torch.zeros((), device=batch.inputs.device)]
+        found = torch.stack(losses or none).sum() * carry.weight, torch.stack(rights or none).sum()
         if not carry.shown:
             return found
         # DDP looks for what has a gradient in what a forward returns. This is never used, but it leads there.
@@ -125,7 +131,8 @@ class Rollout:
             carry = Carry(state, weight)
             with self._silent(not (last and start + horizon >= len(batches))):
                 loss, right = self._wrapped(batches[start : start + horizon], carry)
-                self._fabric.backward(loss)
+                if loss.requires_grad:
+                    self._fabric.backward(loss)
             state = detach(carry.state)
             found.append(torch.stack([loss.detach(), right.to(loss.dtype)]))
         return torch.stack(found).sum(0), state
