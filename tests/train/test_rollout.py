@@ -215,7 +215,7 @@ def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, hori
     """It is read by the model's `advance`, with the same loss and gradients; and so it is where a split is scored."""
     found, evaluated, reads = {}, {}, []
     original = Toy.forward
-    monkeypatch.setattr(Toy, "forward", lambda self, *given, **named: reads.append(0) or original(self, *given, **named))
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
     for advances in (False, True):
         model = {**STILL, "cached": False, "late": False, "advances": advances}
         recipe = toys(True, model, segment=3, replay=replay, horizon=horizon).recipe()

@@ -30,7 +30,7 @@ def evaluate(
     state: State = None
     sums = [0.0, 0, 0, 0]
     ranked = False
-    skips = total is None and hasattr(model, "advance")
+    advance: Any = getattr(model, "advance", None) if total is None else None
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             batch = fed(batch, model)
@@ -38,8 +38,8 @@ def evaluate(
                 state = None
             elif state is not None:
                 state = make_fresh(state, batch.reset)
-            if skips and not counted(batch.targets):
-                state = model.advance(batch.inputs, state, mask=batch.mask)
+            if advance is not None and not counted(batch.targets):
+                state = advance(batch.inputs, state, mask=batch.mask)
                 continue
             logits, state = model(batch.inputs, state, mask=batch.mask)
             for i, value in enumerate(scored(model, logits, batch)):
