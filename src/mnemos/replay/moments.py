@@ -71,6 +71,7 @@ def _devices() -> Iterator[tuple[str, torch.device]]:
 
 
 _ABSENT: Any = object()
+_LINE = 64  # bytes, of a cache line
 
 
 class Buffers:
@@ -153,20 +154,53 @@ def _same(a: Any, b: Any) -> bool:
     return _kind(a) == _kind(b) and torch.equal(a, b)
 
 
-def compact(leaves: list[Any], incoming: list[Any]) -> list[Any]:
-    """Leaves that keep alive no more than themselves: a part of an activation is copied.
+def compact(leaves: list[Any], incoming: list[Any], shelf: "Shelf | None" = None) -> list[Any]:
+    """Leaves that keep alive no more than themselves: a part of an activation is copied, to the shelf if there is one.
 
     A stretch of a buffer that the incoming state lies in as well is not: such a memory is appended to, and shared.
     """
     shared = {x.untyped_storage().data_ptr() for x in incoming if isinstance(x, Tensor)}
 
-    def small(x: Any) -> Any:
+    def small(place: int, x: Any) -> Any:
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             return x
         storage = x.untyped_storage()
-        return x if storage.nbytes() <= x.numel() * x.element_size() or storage.data_ptr() in shared else x.clone()
+        if storage.data_ptr() in shared:
+            return x
+        if shelf is not None and shelf.suits(x):
+            return shelf.put(place, x)
+        return x if storage.nbytes() <= x.numel() * x.element_size() else x.clone()
 
-    return [small(x) for x in leaves]
+    return [small(place, x) for place, x in enumerate(leaves)]
+
+
+class Shelf:
+    """Room for the states of one pass, side by side.
+
+    On the host's heap, many small tensors that stay, made between large ones that come and go, leave holes that nothing
+    else fits in. Pages that are not written to yet take no memory.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._rooms: dict[int, list[Tensor]] = {}  # by the leaf's place in the state: what is free
+
+    @staticmethod
+    def suits(x: Tensor) -> bool:
+        """Whether x is plain, on the host, and contiguous once copied: kernels round as strides have it."""
+        return type(x) is Tensor and x.device.type == "cpu" and torch.empty_like(x, device="meta").is_contiguous()
+
+    def put(self, place: int, x: Tensor) -> Tensor:
+        """A copy of x. There is room for as many like the first: a state that grows lies elsewhere."""
+        if place not in self._rooms:
+            # Each as aligned as a tensor of its own: products may round otherwise.
+            numbers = -(-x.numel() * x.element_size() // _LINE) * _LINE // x.element_size()
+            room = x.new_empty(self._count, numbers)[:, : x.numel()]
+            self._rooms[place] = list(room.view(self._count, *x.shape).unbind())
+        room = self._rooms[place]
+        if not room or _kind(room[-1]) != _kind(x):
+            return x.clone()
+        return room.pop().copy_(x)
 
 
 class Store:
@@ -180,6 +214,10 @@ class Store:
                 raise InputError(f"replay: expected offload to be True, False or a folder, found {str(offload)!r}")
             self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
         self._count = 0
+
+    def shelf(self, count: int) -> Shelf | None:
+        """Room for so many states; none where they are not to stay in memory."""
+        return Shelf(count) if self._folder is None else None
 
     def keep(self, leaves: list[Any]) -> Any:
         """Put the leaves of a state away."""

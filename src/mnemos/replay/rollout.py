@@ -14,7 +14,7 @@ from mnemos.types import InputError, State, reset
 
 from . import arguments, checks
 from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
-from .moments import Buffers, Moment, Store, compact, generators, put_generators
+from .moments import Buffers, Moment, Shelf, Store, compact, generators, put_generators
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class _Walk:
         """The moments before the steps `starts`, the first of which is the given one."""
         self.put(moment)
         kept, leaves, structure = [moment], Store.fetch(moment.leaves), moment.structure
-        state = pytree.tree_unflatten(leaves, structure)
+        state, shelf = pytree.tree_unflatten(leaves, structure), self.store.shelf(len(starts) - 1)
         for t in range(starts[0], starts[-1]):
             versions, incoming = checks.versions_of(leaves), leaves
             state = self._reset(t, state)
@@ -226,12 +226,14 @@ class _Walk:
                 leaves = _detached(leaves)  # a step may enable gradient for itself
                 state = pytree.tree_unflatten(leaves, structure)
             if t + 1 in starts:
-                kept.append(self._moment(leaves, structure, kept[-1], incoming))
+                kept.append(self._moment(leaves, structure, kept[-1], incoming, shelf))
         return kept
 
-    def _moment(self, leaves: list[Any], structure: Any, before: Moment, incoming: list[Any]) -> Moment:
+    def _moment(
+        self, leaves: list[Any], structure: Any, before: Moment, incoming: list[Any], shelf: Shelf | None
+    ) -> Moment:
         return Moment(
-            self.store.keep(compact(leaves, incoming)),
+            self.store.keep(compact(leaves, incoming, shelf)),
             structure,
             generators(before.generators),
             self.buffers.taken(before.buffers),
