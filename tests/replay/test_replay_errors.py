@@ -199,6 +199,56 @@ def test_an_advance_that_is_another_model():
         replay(model, segments(), advance=lambda x, s: {**model.advance(x, s), "more": 1})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named", "said"),
+    [
+        ((None, segments()), {}, "step to be a function of"),
+        ((segments(), cell()), {}, "step to be a function of"),
+        ((cell(), None), {}, "segments to go through, as in replay.step, segments., found None"),
+        ((cell(), cell().forward), {}, "segments to go through"),
+        ((cell(), segments()), {"advance": 3}, "advance to be a function"),
+        ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found a method"),
+        ((cell(), segments()), {"verify": "no"}, "verify to be True, False or a difference from 0 on, found 'no'"),
+        ((cell(), segments()), {"verify": -1.0}, "verify to be"),
+        ((cell(), segments()), {"offload": "no/such/folder"}, "a folder that exists, found 'no/such/folder'"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(arguments, named, said):
+    with pytest.raises(InputError, match=said):
+        replay(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda x, state: cell()(x, state), r"advance to return the new state alone, found \(loss, state\)"),
+        (lambda x, state: None, "advance to return the new state, found None"),
+    ],
+)
+@pytest.mark.parametrize("state", [None, begin()])
+def test_an_advance_that_returns_something_else(returned, said, state):
+    with pytest.raises(InputError, match=f"step 0: expected {said}"):
+        replay(cell(), segments(), state, advance=returned)
+
+
+def test_what_to_do_about_a_difference_is_what_can_be_done():
+    model = cell()
+
+    def noisy(x, state):
+        loss, state = model(x, state)
+        return loss, {**state, "h": state["h"] + torch.rand((), generator=generator)}
+
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(InputError, match=r"\); draw from the global generators alone$"):
+        replay(noisy, segments(), begin(), module=model)
+    with pytest.raises(InputError, match=r"alone, or name the module whose buffers change$"):
+        replay(noisy, segments(), begin())
+    slightly = lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * 1.001}  # noqa: E731
+    model.eval()
+    with pytest.raises(InputError, match=r"or let advance do to .* does, or give verify=0\.02 if .* half precision$"):
+        replay(model, segments(), begin(), advance=slightly)
+
+
 def test_verification_is_as_strict_as_asked():
     model = cell(dropout=0.0)
 

@@ -14,16 +14,23 @@ from mnemos.types import InputError, check_heads
 
 @dataclass(frozen=True)
 class SlotsConfig:
-    """What a memory of slots is like. As in the paper: radius 1, self_logit None."""
+    """What a memory of slots is like. As in the paper: radius=1; it does not say the bias.
 
-    slots: int = 64  # K
-    temperature: float = 0.25  # τ of the writer: 0.25 for images, 0.125 for text
-    heads: int = 0  # of the writer; 0: as many as the model has
-    radius: float | None = None  # ρ, the length of a slot; None: √D
-    bias: float = 0.03  # ‖v_bias‖/ρ at the start: the share of its distance to the end that a slot loses a write
-    self_logit: float | None = None  # added to a slot's score of itself, learned from this start; None: nothing is
-    forgetting: bool = True  # False: v_bias is where slots start, and no longer added
-    write: bool = True  # False: slots stay what they are at the start, the same for every row
+    slots: K. temperature: τ of the writer, the paper's .25 for images, .125 for text. heads: of the writer; 0: as many
+    as the model has. radius: ρ, the length of a slot; None: √D, whose entries are of size one. bias: ‖v_bias‖/ρ at the
+    start, the share of its distance to its end that a slot loses a write. self_logit: added to a slot's score of
+    itself, learned from this start; None: nothing is. forgetting=False: v_bias is where slots start, and no longer
+    added. write=False: slots stay what they are at the start, the same for every row.
+    """
+
+    slots: int = 64
+    temperature: float = 0.25
+    heads: int = 0
+    radius: float | None = None
+    bias: float = 0.03
+    self_logit: float | None = None
+    forgetting: bool = True
+    write: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self, "memory")

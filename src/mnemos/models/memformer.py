@@ -20,7 +20,14 @@ from .transformer import check_tokens
 
 @dataclass(frozen=True)
 class MemformerConfig(ModelConfig):
-    """The size and the parts of a `Memformer`; memory.slots 0: none."""
+    """The size and the parts of a `Memformer`.
+
+    mlp: hidden width of the MLPs. segment: L, tokens between two writes. memory: its slots; of 0 slots there is none.
+    decoder_reads: the decoder reads the slots too, not the encoded segment alone. cls: so many learned tokens behind
+    each segment, which the writer sees and the decoder does not. bos: the token that a fresh row's decoder finds
+    encoded; None: one of the model's own. buckets of relative positions, the last for all from max_distance on.
+    tied: the head shares the embedding's weights.
+    """
 
     name: ClassVar[str] = "memformer"
     vocab_size: int = 256
@@ -28,17 +35,17 @@ class MemformerConfig(ModelConfig):
     encoder_layers: int = 4
     decoder_layers: int = 8
     heads: int = 4
-    mlp: int = 256  # hidden width of the MLP
-    segment: int = 28  # L, tokens between two writes
+    mlp: int = 256
+    segment: int = 28
     memory: SlotsConfig = field(default_factory=SlotsConfig)
-    decoder_reads: bool = False  # the decoder reads the slots too, not the encoded segment alone
-    cls: int = 0  # learned tokens behind each segment that the writer sees, and the decoder does not
-    bos: int | None = None  # the token that a fresh row's decoder finds encoded; None: one of the model's own
-    buckets: int = 32  # of relative positions
-    max_distance: int = 128  # from which on distances share a bucket
+    decoder_reads: bool = False
+    cls: int = 0
+    bos: int | None = None
+    buckets: int = 32
+    max_distance: int = 128
     activation: Activation = "gelu"
     dropout: float = 0.0
-    tied: bool = False  # the head shares the embedding's weights
+    tied: bool = False
 
     def build(self) -> "Memformer":
         """The model, freshly initialised."""
@@ -81,7 +88,8 @@ class Memformer(nn.Module):
     an encoder layer for the slots' keys and values. Rows may stand at different places of their segments: a call then
     takes more, shorter steps.
 
-    `Memformer(MemformerConfig(...))` or `Memformer(width=64, ...)` with the configuration's fields.
+    `Memformer(MemformerConfig(...))` or `Memformer(width=64, ...)` with the fields of `mnemos.models.MemformerConfig`,
+    which says what each is.
     Raises InputError for impossible shapes, tokens out of the vocabulary, and a state of another model or batch.
     """
 

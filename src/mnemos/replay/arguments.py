@@ -10,6 +10,37 @@ from torch import Tensor, nn
 from mnemos.types import InputError
 
 
+def check(step: Any, advance: Any, module: Any, verify: Any) -> None:
+    """Raise InputError for what is of the wrong kind."""
+    for name, value in (("step", step), ("advance", advance)):
+        if not callable(value) and not (name == "advance" and value is None):
+            raise InputError(f"replay: expected {name} to be a function of (segment, state), found {value!r:.60}")
+    if module is not None and not isinstance(module, nn.Module):
+        raise InputError(f"replay: expected module to be a torch.nn.Module, found {value_kind(module)}")
+    if not isinstance(verify, bool | int | float) or verify < 0:
+        raise InputError(f"replay: expected verify to be True, False or a difference from 0 on, found {verify!r:.60}")
+
+
+def sequence(segments: Any) -> Any:
+    """The segments, which can then be counted and asked for by number."""
+    if hasattr(segments, "__getitem__") and hasattr(segments, "__len__"):
+        found = segments
+    elif isinstance(segments, Iterable):
+        found = list(segments)
+    else:
+        raise InputError(
+            f"replay: expected segments to go through, as in replay(step, segments), found {value_kind(segments)}"
+        )
+    if not len(found):
+        raise InputError("replay: expected at least one segment, found none")
+    return found
+
+
+def value_kind(value: Any) -> str:
+    """What something is, in a word."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def kept(checkpoints: int | str) -> Callable[[int], int]:
     """How many states of so many steps are kept at a time."""
     if checkpoints == "all":

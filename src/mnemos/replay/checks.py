@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mnemos.types import InputError
@@ -68,6 +68,14 @@ def check_loss(loss: Any, t: int) -> None:
         raise InputError(f"step {t}: expected (loss, state) with loss a scalar tensor of floats, found {found}")
 
 
+def check_advanced(found: Any, t: int) -> None:
+    """Raise InputError where `advance` returns nothing, or what `step` returns."""
+    if found is None:
+        raise InputError(f"step {t}: expected advance to return the new state, found None; return it")
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and not found[0].dim():
+        raise InputError(f"step {t}: expected advance to return the new state alone, found (loss, state)")
+
+
 def check_kinds(before: list[Any], after: list[Any], t: int) -> None:
     """Raise InputError where a tensor of the state becomes none."""
     for old, new in zip(before, after, strict=False):  # of other structures at the first step, which may be given None
@@ -122,12 +130,18 @@ def versions_of(leaves: list[Any]) -> list[int | None]:
 class Comparison:
     """The differences between replays and the first pass. Looking at them makes a GPU wait: there it is done later.
 
-    tolerance: of a tensor's norm; None: by type, roughly the rounding of a long sum in it.
+    tolerance: of a tensor's norm; None: by type, roughly the rounding of a long sum in it. advances: the first pass is
+    `advance`'s. module: the one whose buffers are looked after.
     """
 
-    def __init__(self, tolerance: float | None) -> None:
+    def __init__(self, tolerance: float | None, advances: bool, module: nn.Module | None) -> None:
         self._tolerance = tolerance
-        self._unseen: list[tuple[int, str, Tensor]] = []
+        self._cures = ["draw from the global generators alone"]
+        if advances:
+            self._cures.append("let advance do to state and buffers what step does")
+        if module is None:
+            self._cures.append("name the module whose buffers change")
+        self._unseen: list[tuple[int, str, Tensor, float]] = []  # step, what, difference, what is allowed
 
     def add(self, t: int, what: str, found: Sequence[Any], expected: Sequence[Any]) -> None:
         """Step t's replay gave `found` where the first pass had `expected`. Raises InputError where they differ."""
@@ -136,40 +150,40 @@ class Comparison:
                 if a.shape != b.shape or a.dtype != b.dtype:
                     self._fail(t, what, f"{_kind(a)} instead of {_kind(b)}")
                 if a.numel():
-                    self._unseen.append((t, what, self._gap(a.detach(), b.detach())))
+                    allowed = _tolerance(a) if self._tolerance is None else self._tolerance
+                    self._unseen.append((t, what, _gap(a.detach(), b.detach(), allowed), allowed))
             elif isinstance(a, Tensor) or isinstance(b, Tensor) or not (a == b or a != a):
                 self._fail(t, what, f"{_kind(a)} instead of {_kind(b)}")
-        if all(gap.device.type == "cpu" for _, _, gap in self._unseen):
+        if all(gap.device.type == "cpu" for _, _, gap, _ in self._unseen):
             self.settle()
-
-    def _gap(self, a: Tensor, b: Tensor) -> Tensor:
-        """The difference in units of what is allowed."""
-        if not differentiable(a):
-            return torch.where((a != b).any(), math.inf, 0.0)
-        tolerance = _tolerance(a) if self._tolerance is None else self._tolerance
-        wide = a.dtype if a.dtype in _ROUNDING else torch.float32
-        # Of what is finite. What is not has to be the same in the same places: a state may hold infinities (a maximum
-        # of nothing), and one that is spoilt in both passes spoils the gradient visibly.
-        finite = a.isfinite() & b.isfinite()
-        other = ~(finite | (a == b) | (a.isnan() & b.isnan()))
-        difference = torch.where(finite, a.to(wide) - b.to(wide), 0).norm()
-        size = torch.where(finite, b.to(wide), 0).norm()
-        return torch.where(other.any(), math.inf, difference / (tolerance * size + torch.finfo(wide).tiny))
 
     def settle(self) -> None:
         """Raise InputError, with the first step that was replayed, where a difference is more than rounding."""
         unseen, self._unseen = self._unseen, []
-        for (t, what, _), gap in zip(unseen, _numbers([gap for _, _, gap in unseen]), strict=True):
+        for (t, what, _, allowed), gap in zip(unseen, _numbers([gap for _, _, gap, _ in unseen]), strict=True):
             if gap > 1:
-                self._fail(t, what, f"{gap:.3g} times what rounding allows")
+                self._fail(t, what, f"{gap:.3g} times what rounding allows", gap * allowed < HALF)
 
-    @staticmethod
-    def _fail(t: int, what: str, difference: str) -> None:
+    def _fail(self, t: int, what: str, difference: str, rounded: bool = False) -> None:
+        cures = [*self._cures, f"give verify={HALF} if the step is in half precision"] if rounded else self._cures
         raise InputError(
             f"step {t}: expected its replay to give the {what} of the first pass, found it different "
-            f"({difference}); draw from the global generators alone, let advance do to state and buffers what step "
-            f"does, name the module whose buffers change, and give verify={HALF} if the step is in half precision"
+            f"({difference}); {', or '.join(cures)}"
         )
+
+
+def _gap(a: Tensor, b: Tensor, allowed: float) -> Tensor:
+    """The difference in units of what is allowed."""
+    if not differentiable(a):
+        return torch.where((a != b).any(), math.inf, 0.0)
+    wide = a.dtype if a.dtype in _ROUNDING else torch.float32
+    # Of what is finite. What is not has to be the same in the same places: a state may hold infinities (a maximum
+    # of nothing), and one that is spoilt in both passes spoils the gradient visibly.
+    finite = a.isfinite() & b.isfinite()
+    other = ~(finite | (a == b) | (a.isnan() & b.isnan()))
+    difference = torch.where(finite, a.to(wide) - b.to(wide), 0).norm()
+    size = torch.where(finite, b.to(wide), 0).norm()
+    return torch.where(other.any(), math.inf, difference / (allowed * size + torch.finfo(wide).tiny))
 
 
 def _numbers(values: list[Tensor]) -> list[float]:

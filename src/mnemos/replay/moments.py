@@ -195,8 +195,8 @@ class Shelf:
         if place not in self._rooms:
             # Each as aligned as a tensor of its own: products may round otherwise.
             numbers = -(-x.numel() * x.element_size() // _LINE) * _LINE // x.element_size()
-            room = x.new_empty(self._count, numbers)[:, : x.numel()]
-            self._rooms[place] = list(room.view(self._count, *x.shape).unbind())
+            rows = x.new_empty(self._count, numbers)[:, : x.numel()]
+            self._rooms[place] = list(rows.view(self._count, *x.shape).unbind())
         room = self._rooms[place]
         if not room or _kind(room[-1]) != _kind(x):
             return x.clone()
@@ -211,7 +211,9 @@ class Store:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if not isinstance(offload, bool):
             if not os.path.isdir(offload):
-                raise InputError(f"replay: expected offload to be True, False or a folder, found {str(offload)!r}")
+                raise InputError(
+                    f"replay: expected offload to be True, False or a folder that exists, found {str(offload)!r}"
+                )
             self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
         self._count = 0
 

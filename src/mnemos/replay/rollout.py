@@ -79,7 +79,7 @@ def replay(
     own, so that 1 is the plain truncated loop.
     checkpoints: states kept at a time. "all": S. An integer n ≥ 2: n a level, of log_n(S) levels, each of which costs
     one more first pass. "sqrt": √S, two levels.
-    offload: True keeps stored states in the host's memory (for a GPU), a folder keeps them in files below it, one a
+    offload: True keeps stored states in the host's memory (for a GPU), a folder that exists in files below it, one a
     state, gone at the end; a transfer each way a state. Generators' states and buffers stay where they are.
     verify: a replay must give the state (and, without advance, the loss) that the first pass gave, or else an error
     names the step: what is random outside those generators would give wrong gradients silently. A number is the
@@ -98,13 +98,14 @@ def replay(
     with an advance that is a share f of a forward. Memory: one step's graph, and the stored states, each with a copy
     of what the step changed of `module`'s buffers, and about 5 KB for every generator that it draws from.
 
-    Raises InputError, naming the step, for a state that changes its structure or batch, has a tensor no more, was
-    detached or changed in place, for a replay that differs from the first pass, and for a loss that is no scalar; and
-    for impossible arguments. Errors of `step` itself, or of its backward pass, carry its index as a note. After an
-    error generators are as before the call, and so are the buffers and gradients of `module` (which are copied for it
-    where there are any), but for what `fully_shard` holds back unreduced. A loss that is not finite is no error:
-    scalers live with it.
+    Raises InputError, naming the step, for a state that changes its structure, or whose batch is not the segment's, for
+    one that has a tensor no more, was detached or changed in place, for a replay that differs from the first pass, and
+    for a loss that is no scalar; and for impossible arguments. Errors of `step` itself, or of its backward pass, carry
+    its index as a note. After an error generators are as before the call, and so are the buffers and gradients of
+    `module` (copied for it where there are any), but for what `fully_shard` holds back unreduced. A loss that is not
+    finite is no error: scalers live with it.
     """
+    arguments.check(step, advance, module, verify)
     walk = _Walk(step, segments, state, advance, weights, resets, verify, module)
     walk.keep = arguments.kept(checkpoints)
     walk.backward = arguments.scaled(scaler, backward)
@@ -144,15 +145,15 @@ class _Walk:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise InputError("replay: expected gradient to be enabled, found it switched off; leave no_grad first")
         self.step, self.advance = step, advance
-        self.segments = segments if hasattr(segments, "__getitem__") else list(segments)
-        if not len(self.segments):
-            raise InputError("replay: expected at least one segment, found none")
+        self.segments = arguments.sequence(segments)
         count = len(self.segments)
         self.weights = arguments.numbers(weights, count)
         self.resets = arguments.each("resets", resets, count)
         self.module = arguments.owner(step) if module is None else module
         self.verify = verify is not False
-        self.compared = checks.Comparison(None if isinstance(verify, bool) else verify)
+        self.compared = checks.Comparison(
+            None if isinstance(verify, bool) else verify, advance is not None, self.module
+        )
         broadcast_buffers(self.module)
         self.buffers = Buffers(self.module)
         self.given, structure = pytree.tree_flatten(state)
@@ -348,6 +349,7 @@ class _Walk:
                 raise InputError(f"step {t}: expected (loss, state), found {_said(found)}")
             checks.check_loss(found[0], t)
             return found[0].reshape(()), found[1]
+        checks.check_advanced(found, t)
         return found
 
     def _leaves(self, t: int, state: State, incoming: list[Any]) -> tuple[list[Any], Any]:
