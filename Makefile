@@ -23,15 +23,18 @@ demo: $(READY)
 	$(BIN)/mnemos compare demo demo-cached demo-wider --out runs/demo
 	$(BIN)/mnemos report runs/demo
 
-# Two test processes share the cores: torch must not start threads of its own beside them.
+# Two test processes share the cores: torch must not start threads of its own beside them. Each takes a stretch of the
+# tests, so that what a file sets up is set up once, and the first to be done takes over from the other.
+TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(TESTS)
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(TESTS) -m 'not slow'
 
 clean:
 	rm -rf .venv build dist

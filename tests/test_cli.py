@@ -274,10 +274,15 @@ def test_help_is_quick():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "to_group"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
+    ("moment", "number", "to_group"),
+    [
+        ("starting", signal.SIGINT, True),
+        ("training", signal.SIGINT, True),
+        ("training", signal.SIGINT, False),
+        ("training", signal.SIGTERM, False),
+    ],
 )
-@pytest.mark.parametrize("moment", ["starting", "training"])
-def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(tmp_path, number, to_group, moment):
+def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(tmp_path, moment, number, to_group):
     folder = tmp_path / "run"
     fields = [*QUICK, "--train.steps", "300"]
     command = [sys.executable, "-m", "mnemos", "compare", "demo", "demo-wider", "--out", str(folder), *fields]
