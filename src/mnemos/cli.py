@@ -95,10 +95,15 @@ def _list(arguments: list[str]) -> int:
     _Parser("list", "What there is: recipes, models, attentions, tasks.").parse_args(arguments)
     for kind in registry.KINDS:
         print(f"{kind}s" if kind != "data" else "tasks (data)")
-        for name in registry.names(kind):
+        names = registry.names(kind)
+        width = max(map(len, names))
+        for name in names:
             entry = registry.load(kind, name)
             about = entry().about if kind == "recipe" else (entry.__doc__ or "").strip().splitlines()[0]
-            print(f"  {name:16} {about}")
+            print(f"  {name:{width}}  {about}")
+    print(
+        "\nmnemos train demo: a minute on two cores. mnemos show RECIPE: all that it sets. mnemos VERB --help: its options."
+    )
     return 0
 
 
