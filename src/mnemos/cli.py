@@ -101,9 +101,7 @@ def _list(arguments: list[str]) -> int:
             entry = registry.load(kind, name)
             about = entry().about if kind == "recipe" else (entry.__doc__ or "").strip().splitlines()[0]
             print(f"  {name:{width}}  {about}")
-    print(
-        "\nmnemos train demo: a minute on two cores. mnemos show RECIPE: all that it sets. mnemos VERB --help: its options."
-    )
+    print("\nBegin with mnemos train demo, a minute on two cores; mnemos show RECIPE says all that a recipe sets.")
     return 0
 
 
