@@ -71,7 +71,7 @@ def replay(
     state: any pytree of tensors (and numbers), or None for the step to make one. Gradient reaches a state given with
     requires_grad, or made of parameters, as well as one that the step makes of parameters itself.
     advance(segment, state) -> state: the critical path alone, for the first pass; it must do to the state what `step`
-    does and draw a prefix of the random numbers that `step` draws. A step then begins where the `advance` before it left
+    does and draw a prefix of the random numbers that `step` draws. A step then begins where the advance before it left
     the generators, not a `step`: with dropout, gradients are exact for another draw than the plain loop's.
     weights [S]: of the losses, numbers without gradient; the mean if None.
     resets: for every step None or a mask [B]: rows of the incoming state that are made fresh first (zeros,
