@@ -118,7 +118,12 @@ def _ranked(c: Comparison, rows: list[Row]) -> str:
     """The best arm against each other one, where no arm is the memory's counterpart."""
     best = (max if c.higher_is_better else min)(rows, key=lambda row: row.mean)
     others = [row for row in rows if row is not best]
-    parts = [f"{_word(difference(best, o, c.higher_is_better))} {o.name} ({mean_and_spread(o)})" for o in others]
+    named: dict[str, list[str]] = {}
+    for other in others:
+        named.setdefault(_word(difference(best, other, c.higher_is_better)), []).append(
+            f"{other.name} ({mean_and_spread(other)})"
+        )
+    parts = [f"{word} {listed(names)}" for word, names in named.items()]
     return f"{_reached(c, best)} It is {listed(parts)}. No two arms here differ by a memory alone."
 
 
