@@ -207,7 +207,7 @@ def test_an_advance_that_is_another_model():
         ((cell(), None), {}, "segments to go through, as in replay.step, segments., found None"),
         ((cell(), cell().forward), {}, "segments to go through"),
         ((cell(), segments()), {"advance": 3}, "advance to be a function"),
-        ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found a method"),
+        ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found method"),
         ((cell(), segments()), {"verify": "no"}, "verify to be True, False or a difference from 0 on, found 'no'"),
         ((cell(), segments()), {"verify": -1.0}, "verify to be"),
         ((cell(), segments()), {"offload": "no/such/folder"}, "a folder that exists, found 'no/such/folder'"),

@@ -16,7 +16,7 @@ def check(step: Any, advance: Any, module: Any, verify: Any) -> None:
         if not callable(value) and not (name == "advance" and value is None):
             raise InputError(f"replay: expected {name} to be a function of (segment, state), found {value!r:.60}")
     if module is not None and not isinstance(module, nn.Module):
-        raise InputError(f"replay: expected module to be a torch.nn.Module, found {value_kind(module)}")
+        raise InputError(f"replay: expected module to be a torch.nn.Module, found {_kind(module)}")
     if not isinstance(verify, bool | int | float) or verify < 0:
         raise InputError(f"replay: expected verify to be True, False or a difference from 0 on, found {verify!r:.60}")
 
@@ -29,16 +29,11 @@ def sequence(segments: Any) -> Any:
         found = list(segments)
     else:
         raise InputError(
-            f"replay: expected segments to go through, as in replay(step, segments), found {value_kind(segments)}"
+            f"replay: expected segments to go through, as in replay(step, segments), found {_kind(segments)}"
         )
     if not len(found):
         raise InputError("replay: expected at least one segment, found none")
     return found
-
-
-def value_kind(value: Any) -> str:
-    """What something is, in a word."""
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def kept(checkpoints: int | str) -> Callable[[int], int]:
@@ -96,3 +91,8 @@ def owner(step: Callable[..., Any]) -> nn.Module | None:
         called = called.func
     found = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
     return found if isinstance(found, nn.Module) else None
+
+
+def _kind(value: Any) -> str:
+    """What something is, in a word."""
+    return "None" if value is None else type(value).__name__
