@@ -202,7 +202,7 @@ def _reproduce(arguments: list[str]) -> int:
 
     parser = _Parser("reproduce", "A paper's table or figure beside ours.")
     parser.add_argument("target", nargs="?", metavar="PAPER[/CLAIM]", help="without one: lists them")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="a folder of CIFAR-10, MNIST, recordings or text")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="a folder of CIFAR-10, MNIST or recordings; text")
     parser.add_argument("--steps", type=int, metavar="N", help="updates of each run")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (%(default)s)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where it goes; by default runs/reproduce/PAPER")

@@ -48,6 +48,7 @@ def test_a_paper_is_all_its_claims(two_claims, tmp_path):
         (["--seeds", "0"], "--seeds must be at least 1"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--data", "nowhere"], "--data nowhere: expected a folder"),
+        (["--data", __file__], "expected a folder with CIFAR-10 or MNIST, found a file"),
         (["--out", __file__], "found a file"),
         (["--run", "nowhere"], "nowhere: expected a run"),
         (["--sedes", "3"], "unrecognized arguments: --sedes 3"),

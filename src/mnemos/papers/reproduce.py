@@ -68,8 +68,8 @@ def _check(options: Options) -> None:
         raise InputError(f"--seeds must be at least 1, found {options.seeds}")
     if options.steps is not None and options.steps < 1:
         raise InputError(f"--steps must be at least 1, found {options.steps}")
-    if options.data is not None and not options.data.is_dir():
-        raise InputError(f"--data {options.data}: expected a folder with CIFAR-10 or MNIST, found none")
+    if options.data is not None and not options.data.exists():
+        raise InputError(f"--data {options.data}: expected a folder of data (or a file of text), found none")
     if options.out.exists() and not options.out.is_dir():
         raise InputError(f"--out {options.out}: expected a folder, found a file; name another")
 

@@ -13,6 +13,8 @@ def task(options: Options) -> tuple[str, dict[str, Any]]:
     """Which small recipes the options choose ("digits", "mnist", "cifar"), and the fields of their data."""
     if options.data is None:
         return "digits", {}
+    if not options.data.is_dir():
+        raise InputError(f"--data {options.data}: expected a folder with CIFAR-10 or MNIST, found a file")
     for folder in (options.data, options.data / "mnist"):
         try:
             find_mnist(folder, "train")
