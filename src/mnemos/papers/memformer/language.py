@@ -121,7 +121,7 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
     table = Table(
         f"Perplexity a byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.width}, segments of "
         f"{SMALL_LANGUAGE.segment}",
-        ["", "here", "perplexity", "GFLOP a segment", "seconds of training", "paper perplexity"],
+        ["", "here", "perplexity", "GFLOP, first segment", "seconds of training", "paper perplexity"],
     )
     for name, recipe in recipes.items():
         row = trained.rows[name]
