@@ -288,8 +288,9 @@ def test_bf16_stays_close_and_slots_stay_float32(kind):
 
 
 @pytest.mark.slow
-def test_compiled_equals_eager():
-    network = model("reads").train()
+@pytest.mark.parametrize("kind", ["paper", "reads"])
+def test_compiled_equals_eager(kind):
+    network = model(kind).train()
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(network), backend="aot_eager")
     state = other = None

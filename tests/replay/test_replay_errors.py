@@ -210,7 +210,6 @@ def test_an_advance_that_is_another_model():
         ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found method"),
         ((cell(), segments()), {"verify": "no"}, "verify to be True, False or a difference from 0 on, found 'no'"),
         ((cell(), segments()), {"verify": -1.0}, "verify to be"),
-        ((cell(), segments()), {"offload": "no/such/folder"}, "a folder that exists, found 'no/such/folder'"),
     ],
 )
 def test_arguments_of_the_wrong_kind(arguments, named, said):

@@ -20,6 +20,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.train import devices
 from mnemos.train.learner import Learner
 from mnemos.train.loop import train
+from mnemos.train.rollout import Carry, Scored
 from mnemos.types import InputError, map_state
 
 WIDE = {"precision": "64-true"}
@@ -237,6 +238,24 @@ def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, hori
     assert once == 1
     assert evaluated[True] == (pytest.approx(evaluated[False][0], rel=1e-12), 1)
     assert evaluated[False][1] == 4
+
+
+@pytest.mark.parametrize(("alone", "forwards"), [(True, 0), (False, 1)])
+def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
+    """Another's rows may have a target: it would wait for this one's share of the weights."""
+    reads = []
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
+    model = toys(True, {**STILL, "cached": False, "advances": True}).recipe().model.build()
+    inputs = torch.ones(2, 3, dtype=torch.int64)
+    batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), Carry(None)
+    loss, right = Scored(model, alone)([batch], carry)
+    assert (loss.item(), right.item(), len(reads)) == (0, 0, forwards)
+    assert carry.state.seen.tolist() == [3, 3]
+    sums = []
+    with contextlib.suppress(InputError):  # nothing is counted
+        evaluate(model, [batch], None if alone else lambda x: sums.append(0) or x)
+    assert len(reads) == 2 * forwards
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
