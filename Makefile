@@ -34,7 +34,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(TESTS) -m 'not slow'
+	$(TESTS) -m 'not slow' --cases 2
 
 clean:
 	rm -rf .venv build dist

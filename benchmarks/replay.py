@@ -93,7 +93,9 @@ def truncated(model: Recurrent, pieces: Pieces) -> None:
             state = state.detach()
 
 
-def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest: int) -> list[dict[str, Any]]:
+def memory(
+    model: Recurrent, batch: int, tokens: int, counts: list[int], longest: int, rounds: int
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, way in {"nothing kept": truncated, **WAYS}.items():
         for count in counts:
@@ -104,10 +106,11 @@ def memory(model: Recurrent, batch: int, tokens: int, counts: list[int], longest
             if not rows:
                 run()  # gradients, and what a process takes once
             saved = None if "checkpoint" in name else most_saved(run)  # whose second forward keeps by hooks of its own
-            peak = peak_of(run) or 0
+            peaks = sorted(peak_of(run) or 0 for _ in range(rounds))  # they differ by some percent
+            peak = statistics.median(peaks)
             kept = count if "sqrt" not in name else 2 * int(count**0.5 + 1)
             states = kept * batch * model.start.numel() * 4
-            rows.append({"way": name, "segments": count, "saved": saved, "peak": peak})
+            rows.append({"way": name, "segments": count, "saved": saved, "peak": peak, "peaks": peaks})
             rows[-1]["states"] = states if "replay" in name else 0
             print(f"{name:24} {count:4} segments: saved {(saved or 0) / 2**20:8.2f} MiB, peak "
                   f"{peak / 2**20:8.2f} MiB, of it stored states {rows[-1]['states'] / 2**20:6.2f}",
@@ -226,6 +229,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--segments", type=int, default=16, help="of a timed rollout")
     parser.add_argument("--counts", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--peaks", type=int, default=5, help="measurements of a peak, of which the median counts")
     parser.add_argument("--only", choices=["speed", "memory"], help="of the two")
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--tokens", type=int, default=1_000_000)
@@ -252,7 +256,7 @@ def main() -> None:
             model = Recurrent(**shape)
             check_ways(model, Pieces(3, batch, 64))
             result["memory"] = {"shape": {**shape, "batch": batch, "tokens": 64}}
-            result["memory"]["ways"] = memory(model, batch, 64, options.counts, 32)
+            result["memory"]["ways"] = memory(model, batch, 64, options.counts, 32, options.peaks)
     if options.out:
         options.out.write_text(json.dumps({**result, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
 

@@ -1,8 +1,35 @@
 """What the tests of several rooms are given. Stand-ins that more than one room's tests use lie beside this file."""
 
+from collections import Counter, defaultdict
+
 import pytest
 import torch
 from native_kernels import NAMES, VARIANTS, run_variant
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cases", type=int, help="of each test's parametrised cases, so many (by default all of them)")
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has left out what is slow
+def pytest_collection_modifyitems(config, items):
+    """With `--cases`: the first of a test's cases, the last, and evenly between them, so that `make check` is quick."""
+    most = config.getoption("cases")
+    if most is None:
+        return
+    if most < 1:
+        raise pytest.UsageError(f"--cases must be 1 or more, found {most}")
+    name = [item.nodeid.partition("[")[0] for item in items]
+    count = Counter(name)
+    seen: dict[str, int] = defaultdict(int)
+    kept, left = [], []
+    for test, item in zip(name, items, strict=True):
+        place, last = seen[test], count[test] - 1
+        seen[test] += 1
+        chosen = place in {round(k * last / max(1, most - 1)) for k in range(most)}
+        (kept if chosen else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda i: NAMES[i])

@@ -83,6 +83,7 @@ def test_forked_batched_saved_and_gone_on_with(kind, tmp_path):
     assert torch.equal(back.write(5, generator=seeded())[0], both_after.write(5, generator=seeded())[0])
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps_equal_the_parallel_pass_to_rounding():
     torch.manual_seed(0)
     network = Transformer(

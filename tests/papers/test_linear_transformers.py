@@ -102,7 +102,26 @@ def test_writing_is_timed_at_places_and_joined_by_lines():
     assert whole(lambda place: 1.0 + place, 5, 3) == pytest.approx(sum(1.0 + place for place in range(5)))
     network = Transformer(TINY, attention=attention("softmax", 783)).eval()
     assert with_state(network, 2, 0, 256) > 0
+    assert with_state(network, 3, 9, 256) > 0
     assert without_state(network, 2, 7, 256) > 0
+
+
+def test_a_timed_step_goes_on_from_one_reading():
+    network = Transformer(TINY, attention=attention("linear", 783)).eval()
+    seen = []
+
+    def step(tokens, state):
+        seen.append(tokens.shape)
+        logits, after = network(tokens, state)
+        assert logits.shape[0] == 3
+        return logits, after
+
+    read = []
+    hook = network.register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
+    assert with_state(network, 3, 12, 256, step=step) > 0
+    hook.remove()
+    assert read == [(1, 7), *seen]
+    assert seen == [(3, 1)] * 6
 
 
 def test_speech_needs_recordings(tmp_path):

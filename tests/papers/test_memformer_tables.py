@@ -34,6 +34,7 @@ def tiny(monkeypatch) -> None:
     monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, accelerator="cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_recipes_only_trains_nothing(name, tmp_path, capsys, tiny):
     (found,) = reproduce(f"memformer/{name}", Options(tmp_path, recipes_only=True))
@@ -73,6 +74,7 @@ def test_table2(tmp_path, tiny):
     assert len(perplexities["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_table3(tmp_path, monkeypatch):
     monkeypatch.setattr(replaying, "ROUNDS", 1)
     tiny = {"width": 8, "encoder_layers": 1, "decoder_layers": 2, "heads": 2, "mlp": 8, "segment": 8}

@@ -81,6 +81,7 @@ def test_tones_are_learnt(spoken, tmp_path, arm):
     assert any(one["said"] == one["heard"] for one in result["transcriptions"])
 
 
+@pytest.mark.slow
 def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
     arms = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
     found = compare(arms, tmp_path / "all", seeds=1, quiet=True)

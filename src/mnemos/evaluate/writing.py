@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos.models.modes import evaluating
 from mnemos.models.stream import Step
-from mnemos.types import State
+from mnemos.types import State, select
 
 STEPS = 5  # timed up to a place, of which the median counts
 
@@ -18,14 +18,16 @@ def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: 
     """Seconds of a step that reads token `place` (from 0) of `batch` rows, with everything before it in the state.
 
     Timed are the last `STEPS` steps up to it; one more goes before them, as the first after a long read makes room.
+    What is before them is read once, by one row, whose state all rows then go on from.
     """
     step = step or model
     with torch.inference_mode(), evaluating(model):
         tokens = _tokens(batch, place + 1, vocab_size)
         first = max(0, place - STEPS)
         state: State = None
-        for part in tokens[:, :first].split(1024, 1) if first else ():
+        for part in tokens[:1, :first].split(1024, 1) if first else ():
             _, state = model(part, state)
+        state = None if state is None else select(state, torch.zeros(batch, dtype=torch.long))
         times = []
         for i in range(first, place + 1):
             start = time.perf_counter()
