@@ -40,6 +40,7 @@ def test_buckets_are_t5s(both, n, far):
 
 def test_before_and_behind_are_told_apart_in_both_directions():
     layer = PositionBias(1, 8, 20, both=True)
+    torch.nn.init.normal_(layer.bias)
     place = torch.arange(12)
     bias = layer(place - place[:, None])[0]  # [query, key]
     assert bias[5, 3] == bias[7, 5] == layer(torch.tensor([[-2]]))[0]  # the key stands two before
@@ -49,10 +50,25 @@ def test_before_and_behind_are_told_apart_in_both_directions():
     assert layer.bias.grad.nonzero().tolist() == [[2, 0]], "distance −2 has a bucket of its own, in the first half"
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_it_starts_with_heads_that_look_near_and_one_that_looks_everywhere(both):
+    layer = PositionBias(3, 32, 128, both)
+    away = torch.arange(128 if both else 1)  # keys behind the query count where both directions do
+    distance = torch.cat([-torch.arange(128).flip(0), away])
+    bias = layer(distance[None])[:, 0]
+    wanted = -torch.tensor([4.0, 2.0, 0.0])[:, None] * distance.abs().log1p()
+    near = distance.abs() < (8 if both else 16)  # buckets of their own
+    torch.testing.assert_close(bias[:, near], wanted[:, near])
+    assert (bias >= wanted - 1e-5).all()  # a shared bucket has the bias of its nearest distance
+    assert (bias[:2, distance == -127] < -8).all()
+    assert not bias[2].any()
+
+
 def test_softmax_attention_with_a_bias_is_the_formula_whole_and_split():
     torch.manual_seed(0)
     layer = SoftmaxAttention(6, 2, causal=True).double()
     positions = PositionBias(2, 6, 9).double()
+    torch.nn.init.normal_(positions.bias)
     x = torch.randn(2, 7, 6, dtype=torch.float64)
     place = torch.arange(7)
     bias = positions(place - place[:, None])[None]
