@@ -10,7 +10,7 @@ help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     trains a Transformer with a memory beside its twins without, about four minutes'
 	@echo 'make test     the whole test suite'
-	@echo 'make check    lint, types and fast tests'
+	@echo 'make check    lint, types and two cases of each fast test, about two minutes'
 
 install: $(READY)
 
