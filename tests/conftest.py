@@ -1,6 +1,6 @@
 """What the tests of several rooms are given. Stand-ins that more than one room's tests use lie beside this file."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pytest
 import torch
@@ -19,17 +19,13 @@ def pytest_collection_modifyitems(config, items):
         return
     if most < 1:
         raise pytest.UsageError(f"--cases must be 1 or more, found {most}")
-    name = [item.nodeid.partition("[")[0] for item in items]
-    count = Counter(name)
-    seen: dict[str, int] = defaultdict(int)
-    kept, left = [], []
-    for test, item in zip(name, items, strict=True):
-        place, last = seen[test], count[test] - 1
-        seen[test] += 1
-        chosen = place in {round(k * last / max(1, most - 1)) for k in range(most)}
-        (kept if chosen else left).append(item)
-    config.hook.pytest_deselected(items=left)
-    items[:] = kept
+    tests = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    step = max(1, most - 1)
+    kept = {cases[round(k * (len(cases) - 1) / step)] for cases in tests.values() for k in range(most)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda i: NAMES[i])

@@ -1,6 +1,7 @@
 """Relative positions as a bias of the scores (T5, Raffel et al. 2020), learned for buckets of distances and heads."""
 
 import math
+from bisect import bisect_left
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,8 @@ class PositionBias(nn.Module):
         table = torch.tensor(buckets_of)
         self.register_buffer("table", torch.cat([table, table + each]) if both else table, persistent=False)
         self.table: Tensor
-        # From noise, a learning rate of 10⁻³ takes a thousand updates to prefer what is near, which text needs first.
-        nearest = torch.tensor([sum(other < b for other in buckets_of) for b in range(each)])
+        # Adam moves a bias by its rate an update at most: from noise, a head took hundreds to prefer what is near.
+        nearest = torch.tensor([bisect_left(buckets_of, b) for b in range(each)])
         slope = torch.tensor([-4.0 / 2**h for h in range(heads - 1)] + [0.0])
         self.bias = nn.Parameter((nearest.log1p()[:, None] * slope).repeat(1 + both, 1))
 
