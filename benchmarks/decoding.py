@@ -1,4 +1,4 @@
-"""Decoding token by token: `mnemos.decoder` beside the model itself, softmax with a cache, a peer, and bare reading.
+"""Decoding token by token: `mnemos.fused_step` beside the model itself, softmax with a cache, a peer, and bare reading.
 
     python benchmarks/decoding.py [--batches 1 16 64 256] [--rounds 9] [--stream 10000] [--out FILE]
 
@@ -32,7 +32,7 @@ import mnemos
 from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.evaluate.bench import race, ratio
+from mnemos.measure.timing import race, ratio
 from mnemos.models.blocks import sinusoids
 from mnemos.train.run import provenance
 from mnemos.types import map_state
@@ -45,7 +45,7 @@ Run = Callable[[], Any]
 
 def build(attention: Any, norm: str = "pre") -> Transformer:
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "width": WIDTH, "layers": LAYERS, "heads": HEADS, "mlp": MLP}
+    sizes = {"vocab_size": VOCABULARY, "dim": WIDTH, "layers": LAYERS, "num_heads": HEADS, "mlp": MLP}
     return Transformer(attention=attention, norm=norm, max_length=1024, **sizes).eval()
 
 
@@ -79,7 +79,7 @@ def check() -> None:
         model = build(LinearConfig(), norm)
         exact = build(LinearConfig(), norm).double()
         exact.load_state_dict(model.state_dict())
-        step, x = mnemos.decoder(model), tokens(rows, 50)
+        step, x = mnemos.fused_step(model), tokens(rows, 50)
         assert step.fused, step.why
         theirs = peer(model) if norm == "post" and importlib.util.find_spec("fast_transformers") else None
         wanted, _ = exact(x)
@@ -136,7 +136,7 @@ def token(rows: int, rounds: int) -> dict[str, Any]:
     """A token's time at one batch."""
     model, softmax = build(LinearConfig()), build(SoftmaxConfig())
     parameters = list(model.parameters())
-    runs = {"fused": streaming(mnemos.decoder(model), rows), "plain": streaming(model, rows)}
+    runs = {"fused": streaming(mnemos.fused_step(model), rows), "plain": streaming(model, rows)}
     runs["reading the weights"] = lambda: [p.sum() for p in parameters]
     if importlib.util.find_spec("fast_transformers"):
         runs["fast-transformers"] = recurrent(peer(), rows)
@@ -154,7 +154,7 @@ def token(rows: int, rounds: int) -> dict[str, Any]:
 
 def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
     """A token's time after so many others."""
-    step, x, state, states = mnemos.decoder(build(LinearConfig())), tokens(rows), None, {}
+    step, x, state, states = mnemos.fused_step(build(LinearConfig())), tokens(rows), None, {}
     for age in range(1, min(stream, max(AGES)) + 1):
         _, state = step(x, state)
         if age in AGES:

@@ -35,11 +35,10 @@ import torch
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC
-from mnemos.adapt import libraries
-from mnemos.evaluate.bench import race, ratio
-from mnemos.evaluate.flops import count_flops
-from mnemos.evaluate.roofline import Machine, measure, operations
+from mnemos import GRC, libraries
+from mnemos.measure.flops import count_flops
+from mnemos.measure.roofline import Machine, measure, operations
+from mnemos.measure.timing import race, ratio
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache import cost
 from mnemos.train.run import provenance

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.evaluate.bench import race, ratio
+from mnemos.measure.timing import race, ratio
 from mnemos.ops import linear_attention
 from mnemos.train.run import provenance
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.evaluate.bench import ratio
-from mnemos.evaluate.peak import peak_of
+from mnemos.measure.peak import peak_of
+from mnemos.measure.timing import ratio
 from mnemos.ops import linear_attention
-from mnemos.ops.linear_attention import triton
+from mnemos.ops.linear import triton
 from mnemos.train.run import provenance
 
 HEADS, LEAST_MS = 16, 5.0  # a measurement lasts as many calls as take LEAST_MS

@@ -16,21 +16,21 @@ from typing import Any
 import torch
 
 from mnemos.config import write_json
-from mnemos.evaluate.bench import race, ratio
-from mnemos.evaluate.flops import count_flops
-from mnemos.evaluate.rollouts import state_bytes
+from mnemos.measure.flops import count_flops
+from mnemos.measure.gradients import state_bytes
+from mnemos.measure.timing import race, ratio
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer, MemformerConfig
 from mnemos.train.run import provenance
 from mnemos.types import leaves
 
-PAPER = {"encoder_layers": 4, "decoder_layers": 16, "segment": 128, "heads": 8, "vocab_size": 256}
+PAPER = {"encoder_layers": 4, "decoder_layers": 16, "segment": 128, "num_heads": 8, "vocab_size": 256}
 
 
 def build(width: int, slots: int, **fields: Any) -> Memformer:
     torch.manual_seed(0)
     memory = SlotsConfig(slots=slots, temperature=0.125)
-    return MemformerConfig(**PAPER, width=width, mlp=4 * width, memory=memory, **fields).build().eval()
+    return MemformerConfig(**PAPER, dim=width, mlp=4 * width, memory=memory, **fields).build().eval()
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def main() -> None:
         options.out,
         {
             "benchmark": "memformer_cost",
-            "shape": {**PAPER, "width": options.width},
+            "shape": {**PAPER, "dim": options.width},
             "rows": found,
             "at_width_512": full,
             "provenance": provenance(0, "cpu"),

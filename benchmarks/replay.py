@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos.attention import LinearConfig
-from mnemos.evaluate.peak import peak_of
-from mnemos.evaluate.rollouts import WAYS, check_ways, most_saved
+from mnemos.measure.gradients import WAYS, check_ways, most_saved
+from mnemos.measure.peak import peak_of
 from mnemos.train.run import provenance
 
 VOCABULARY = 64
@@ -185,7 +185,7 @@ def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -
     """One rollout of a linear Transformer over `tokens` tokens."""
     torch.manual_seed(0)
     model = mnemos.Transformer(
-        vocab_size=VOCABULARY, width=128, layers=2, heads=4, mlp=512, attention=LinearConfig(), position="none"
+        vocab_size=VOCABULARY, dim=128, layers=2, num_heads=4, mlp=512, attention=LinearConfig(), position="none"
     )
 
     def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -15,7 +15,7 @@ What theory says, per slot, with b_t = W_cS·S̄ + b_c and R = diag(g_r):
 
   linear: C_t = A_t·C_{t−1} + diag(g_u)·b_t with A_t = diag(1 − g_u) + diag(g_u)·W_cC·R. The max norm of A_t is at most
   max_i (1 − g_u,i + g_u,i·Σ_j |W_cC,ij|·g_r,j), so rows of W_cC that sum to q < 1 in absolute value suffice:
-  |C_t| ≤ max(|C_0|, max|b|/(1 − q)). Gates that stand still leave it unstable exactly where A has an eigenvalue outside
+  |C_t| ≤ max(|C_0|, max|b|/(1 − q)). GateWeights that stand still leave it unstable exactly where A has an eigenvalue outside
   the unit circle; with g_u the same in all channels, where an eigenvalue z of W_cC·R has |1 − g_u + g_u·z| > 1: a
   real z > 1 for every g_u, however small, while the complex z of the same size is damped by it. Default initialisation
   (uniform, ±1/√(2·Dm)) puts the eigenvalues of W_cC in a disc of radius 1/√6 = 0.41 whatever Dm is: it is unstable from
@@ -36,7 +36,7 @@ from torch import Tensor
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory.gated_cache import promote
-from mnemos.ops.gated_cache import Gates, gated_update, resample
+from mnemos.ops.gated_cache import GateWeights, gated_update, resample
 from mnemos.train.run import provenance
 
 PRESETS = ("paper", "official", "mnemos")
@@ -149,10 +149,10 @@ def stacked(layers: Sequence[GatedCacheAttention]) -> tuple[Tensor, ...]:
     )
 
 
-def update(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, Gates]:
+def update(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeights]:
     """C_t [L, B, Tm, Dm] and the gates of L lanes: source [L, B, Tm, Dm], cache [L, Tm, Dm], p from `stacked`."""
 
-    def one(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, Gates]:
+    def one(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeights]:
         return gated_update(source, cache, p[0:2], p[2:4], p[4:6], p[6:8] or None)  # type: ignore[arg-type]
 
     return torch.func.vmap(one)(source, cache, *p)
@@ -192,7 +192,7 @@ def effective_rank(cache: Tensor) -> Tensor:
     return torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
 
 
-def radius(gates: Gates, candidate: Tensor) -> Tensor:
+def radius(gates: GateWeights, candidate: Tensor) -> Tensor:
     """The spectral radius of A, its gates' mean over the batch, the largest over the slots: [L]."""
     d = candidate.shape[1]
     half = candidate[:, None, None, :, d:]  # [L, 1, 1, Dm, Dm]

@@ -23,9 +23,9 @@ from mnemos.models.transformer import HeadConfig
 from mnemos.train.run import provenance
 
 SHAPES = {
-    "demo": {"batch": 64, "tokens": 24, "width": 64, "layers": 2, "heads": 4, "mlp": 128},
-    "small": {"batch": 16, "tokens": 256, "width": 256, "layers": 4, "heads": 8, "mlp": 1024},
-    "long": {"batch": 4, "tokens": 1024, "width": 256, "layers": 4, "heads": 8, "mlp": 1024},
+    "demo": {"batch": 64, "tokens": 24, "dim": 64, "layers": 2, "num_heads": 4, "mlp": 128},
+    "small": {"batch": 16, "tokens": 256, "dim": 256, "layers": 4, "num_heads": 8, "mlp": 1024},
+    "long": {"batch": 4, "tokens": 1024, "dim": 256, "layers": 4, "num_heads": 8, "mlp": 1024},
 }
 VOCABULARY, CLASSES = 64, 10
 
@@ -36,9 +36,9 @@ class Around(nn.Module):
     def __init__(self, ours: Transformer, encoder: nn.Module, tokens: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding.from_pretrained(ours.embedding.weight.detach().clone(), freeze=False)
-        self.register_buffer("positions", sinusoids(tokens, ours.config.width))
+        self.register_buffer("positions", sinusoids(tokens, ours.config.dim))
         self.encoder = encoder
-        self.norm, self.head = nn.LayerNorm(ours.config.width), nn.Linear(ours.config.width, CLASSES)
+        self.norm, self.head = nn.LayerNorm(ours.config.dim), nn.Linear(ours.config.dim, CLASSES)
         self.norm.load_state_dict(ours.final_norm.state_dict())
         self.head.load_state_dict(ours.head.state_dict())
 
@@ -59,7 +59,7 @@ class Ours(nn.Module):
 
 def torch_encoder(ours: Transformer) -> nn.Module:
     c = ours.config
-    layer = nn.TransformerEncoderLayer(c.width, c.heads, c.mlp, 0.0, "gelu", batch_first=True, norm_first=True)
+    layer = nn.TransformerEncoderLayer(c.dim, c.num_heads, c.mlp, 0.0, "gelu", batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, c.layers, enable_nested_tensor=False)
     for block, peer in zip(ours.blocks, encoder.layers, strict=True):
         peer.self_attn.in_proj_weight.data.copy_(block.attention.qkv.weight)
@@ -80,9 +80,9 @@ class HuggingFace(nn.Module):
 
         c = ours.config
         config = ViTConfig(
-            hidden_size=c.width,
+            hidden_size=c.dim,
             num_hidden_layers=c.layers,
-            num_attention_heads=c.heads,
+            num_attention_heads=c.num_heads,
             intermediate_size=c.mlp,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
@@ -120,7 +120,7 @@ class HuggingFace(nn.Module):
 
 def contestants(shape: dict[str, int]) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
     torch.manual_seed(0)
-    fields = {k: shape[k] for k in ("width", "layers", "heads", "mlp")}
+    fields = {k: shape[k] for k in ("dim", "layers", "num_heads", "mlp")}
     head = HeadConfig(classes=CLASSES, pool="mean")
     ours = Transformer(vocab_size=VOCABULARY, max_length=shape["tokens"], causal=False, head=head, **fields)
     models = {

@@ -11,8 +11,8 @@ NAMES = ("baseline", "avx2", "avx512")
 
 def run_variant(number, monkeypatch):
     """From here on, the kernels of that kind, whoever asks for them."""
-    from mnemos.models import decoder
-    from mnemos.ops.linear_attention import native
+    from mnemos.generate import fused
+    from mnemos.ops.linear import native
 
-    for module in (native, decoder):
+    for module in (native, fused):
         monkeypatch.setattr(module, "_variant", lambda _: number)

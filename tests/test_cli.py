@@ -14,7 +14,7 @@ from mnemos import registry
 from mnemos.cli import main
 
 QUICK = "--train.steps 20 --train.batch-size 8 --train.eval-every 10 --train.log-every 5 --train.checkpoint-every 10"
-QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.width 16 --train.accelerator cpu"
+QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
 QUICK = QUICK.split()
 
 
@@ -83,7 +83,7 @@ def test_every_verb_has_help_of_its_own(verb, capsys):
 )
 def test_after_a_recipe_help_is_of_its_fields(words, capsys):
     assert main([*words, "--help"]) == 0
-    assert "--model.width" in capsys.readouterr().out
+    assert "--model.dim" in capsys.readouterr().out
 
 
 def test_list_names_every_entry(capsys):
@@ -95,19 +95,19 @@ def test_list_names_every_entry(capsys):
 
 
 def test_a_task_is_read_in_rollouts(tmp_path, capsys):
-    small = "--model.width 16 --model.mlp 16 --model.layers 1 --model.vocab-size 81 --model.max-length 79"
+    small = "--model.dim 16 --model.mlp 16 --model.layers 1 --model.vocab-size 81 --model.max-length 79"
     small += " --data.distance 40 --data.shortest 4 --data.rows 8 --train.steps 2 --train.batch-size 4"
-    rolled = "--train.rollout.segment 16 --train.rollout.horizon 3 --train.rollout.checkpoints 2"
+    rolled = "--train.rollout.segment_length 16 --train.rollout.horizon 3 --train.rollout.checkpoints 2"
     run = str(tmp_path / "run")
     assert main(["train", "recall", *small.split(), *rolled.split(), "--out", run]) == 0
-    assert json.loads((tmp_path / "run/result.json").read_text())["rollout_steps"] == 5
+    assert json.loads((tmp_path / "run/result.json").read_text())["rollout_segments"] == 5
     assert main(["report", run]) == 0
     said = "an update is a rollout of 5 steps of 16 tokens, its gradient cut after every 3 steps, replayed"
     assert said in (tmp_path / "run/report.html").read_text()
     assert main(["eval", run]) == 0
     capsys.readouterr()
     text = ["train", "text", "--data.path", __file__, "--out", str(tmp_path / "other")]
-    assert "use train.rollout.steps" in refused(capsys, *text, "--train.rollout.segment", "16")
+    assert "use train.rollout.segments" in refused(capsys, *text, "--train.rollout.segment_length", "16")
 
 
 @pytest.mark.parametrize("name", registry.names("recipe"))
@@ -128,8 +128,8 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["trian", "demo"], "known: list"),
         (["train"], "name of a recipe"),
         (["train", "dmeo"], "did you mean 'demo'"),
-        (["train", "demo", "--modl.width", "7"], "did you mean --model.width"),
-        (["train", "demo", "--model.width", "seven"], "--model.width"),
+        (["train", "demo", "--modl.dim", "7"], "did you mean --model.dim"),
+        (["train", "demo", "--model.dim", "seven"], "--model.dim"),
         (["train", "demo", "--optim.name", "sgd"], "'adamw'"),
         (["train", "demo-cached", "--model.cache.preset", "papre"], "'paper'"),
         (["show", "demo-cached", "--model.cache.ratio", "2"], "ratio"),
@@ -159,7 +159,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_p
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (["--model.heads", "3"], "heads may be"),
+        (["--model.num-heads", "3"], "num_heads may be"),
         (["--model.vocab-size", "5"], "model.vocab_size 16"),
         (["--model.head.classes", "4"], "10 classes"),
         (["--model.max-length", "10"], "max_length"),
@@ -305,8 +305,8 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(tmp_path, mo
 
 
 def test_a_model_that_cannot_be_leaves_no_folder(capsys, tmp_path):
-    assert "heads may be" in refused(
-        capsys, "train", "demo", "--out", str(tmp_path / "run"), *QUICK, "--model.heads", "3"
+    assert "num_heads may be" in refused(
+        capsys, "train", "demo", "--out", str(tmp_path / "run"), *QUICK, "--model.num-heads", "3"
     )
     assert not (tmp_path / "run").exists()
 

@@ -49,7 +49,7 @@ def make(case: str) -> torch.nn.Module:
 
 
 # Sizes of a model of tokens, whatever it has of them.
-SMALL = {"vocab_size": 13, "width": DIM, "layers": 2, "heads": HEADS, "mlp": 16, "max_length": TOKENS}
+SMALL = {"vocab_size": 13, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16, "max_length": TOKENS}
 SMALL |= {"encoder_layers": 1, "decoder_layers": 2, "segment": 4}
 
 
@@ -105,7 +105,7 @@ def layer(request: pytest.FixtureRequest) -> torch.nn.Module:
 def test_split_and_resume_equals_whole(layer, training):
     layer.train(training)
     x = tokens()
-    with gated_cache.hold(layer):
+    with gated_cache.hold_caches(layer):
         whole, end = layer(x)
         if layer.splits == "never":
             assert end is None, "a layer that cannot be resumed returns no state"
@@ -134,7 +134,7 @@ def test_the_future_cannot_change_the_past(layer, training):
     for j in range(TOKENS):
         other = x.clone()
         other[:, j] += 1
-        with gated_cache.hold(layer):
+        with gated_cache.hold_caches(layer):
             before, after = layer(x)[0], layer(other)[0]
         if layer.causal:
             close(before[:, :j], after[:, :j])
@@ -146,7 +146,7 @@ def test_rows_are_independent_or_declared_not_to_be(layer):
     x = tokens()
     other = x.clone()
     other[1] += 1
-    with gated_cache.hold(layer):
+    with gated_cache.hold_caches(layer):
         same = torch.allclose(layer(x)[0][0], layer(other)[0][0], rtol=1e-9, atol=1e-9)
     assert same == layer.rows_independent
 
@@ -193,7 +193,7 @@ def test_every_parameter_gets_a_gradient(layer):
 def test_gradients_are_the_derivatives(layer):
     layer.train()
     x = tokens(t=7)[:2].requires_grad_()
-    with gated_cache.hold(layer):
+    with gated_cache.hold_caches(layer):
         _, state = layer(tokens(3, 4)[:2])
         assert torch.autograd.gradcheck(lambda x: layer(x, state)[0], x, fast_mode=True)
 
@@ -214,7 +214,7 @@ def test_gradient_through_the_state_equals_the_whole(layer):
         x = tokens().requires_grad_()
         layer.zero_grad()
         state, loss = None, 0.0
-        with gated_cache.hold(layer):
+        with gated_cache.hold_caches(layer):
             for a, b in itertools.pairwise([0, *cuts, TOKENS]):
                 y, state = layer(x[:, a:b], state)
                 loss = loss + y.square().sum()
@@ -252,7 +252,7 @@ def test_saved_and_loaded_before_the_first_forward(layer):
 def test_bf16_autocast_stays_close(layer):
     layer.float().train()
     x = tokens().float()
-    with gated_cache.hold(layer):
+    with gated_cache.hold_caches(layer):
         y = layer(x)[0]
         with torch.autocast("cpu", torch.bfloat16):
             low, state = layer(x)
@@ -376,7 +376,7 @@ def test_model_causality(model):
     for j in range(TOKENS):
         other = x.clone()
         other[:, j] = (other[:, j] + 1) % 13
-        with gated_cache.hold(model):
+        with gated_cache.hold_caches(model):
             close(model(x)[0][:, :j], model(other)[0][:, :j])
 
 

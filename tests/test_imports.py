@@ -10,8 +10,20 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 # From the top of the house to its door. The registry holds names, imports nothing, and so stands near the top; image
 # models are hosts that `adapt` gives a cache, so adapt stands above models.
-ROOMS = ["types", "registry", "config", "replay", "native", "ops", "memory", "attention", "adapt", "models", "data"]
-ROOMS += ["evaluate", "train", "figures", "papers", "cli", "__main__"]
+ROOMS = [
+    "types",
+    "libraries",
+    "registry",
+    "config",
+    "memory_replay",
+    "native",
+    "ops",
+    "memory",
+    "attention",
+    "adapt",
+    "models",
+]
+ROOMS += ["generate", "data", "measure", "evaluate", "train", "figures", "papers", "cli", "__main__"]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
 
 

@@ -7,7 +7,7 @@ at once: loading the submodule `replay` sets that name to the module, and the fu
 import importlib
 from typing import Any
 
-from .replay import replay as replay
+from .memory_replay import replay as replay
 
 __version__ = "0.1.0"
 
@@ -18,20 +18,34 @@ _NAMES = {
     "MemformerConfig": "mnemos.models.memformer",
     "SlotsConfig": "mnemos.memory.slots",
     "State": "mnemos.types",
-    "Stream": "mnemos.models.stream",
+    "Stream": "mnemos.generate.stream",
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
-    "cache": "mnemos.adapt.cache",
-    "decoder": "mnemos.models.decoder",
+    "cache": "mnemos.adapt.attach",
+    "fused_step": "mnemos.generate.fused",
     "detach": "mnemos.types",
     "join": "mnemos.types",
     "load": "mnemos.models.store",
     "reset": "mnemos.types",
     "save": "mnemos.models.store",
     "select": "mnemos.types",
-    "uncache": "mnemos.adapt.cache",
+    "uncache": "mnemos.adapt.attach",
 }
-_ROOMS = {"adapt", "attention", "data", "evaluate", "figures", "memory", "models", "ops", "registry", "train", "types"}
+_ROOMS = {
+    "adapt",
+    "attention",
+    "data",
+    "evaluate",
+    "figures",
+    "generate",
+    "measure",
+    "memory",
+    "models",
+    "ops",
+    "registry",
+    "train",
+    "types",
+}
 
 __all__ = sorted([*_NAMES, *_ROOMS, "replay", "__version__"])
 

@@ -29,7 +29,7 @@ USAGE = """mnemos: memory for transformers
   mnemos reproduce PAPER[/CLAIM]               a paper's table or figure beside ours    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
-Fields are those of the recipe, for example --model.width 128 --train.steps 500;
+Fields are those of the recipe, for example --model.dim 128 --train.steps 500;
 `mnemos train RECIPE --help` lists them all, `mnemos VERB --help` what else a verb takes.
 """
 
@@ -141,7 +141,7 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _sample(arguments: list[str]) -> int:
-    from .figures.pictures import write_grids
+    from .figures.image_grids import write_grids
     from .train.sample import Sampling, sample_run
 
     default = Sampling()

@@ -53,7 +53,7 @@ RECIPES = {
     "text-lstm": "mnemos.train.starters:text_lstm",
     "text-memformer": "mnemos.train.starters:text_memformer",
     "copy": "mnemos.train.starters:copy",
-    "copy-small": "mnemos.papers.linear_transformers.copying:copy_small",
+    "copy-small": "mnemos.papers.linear_transformers.copy_claim:copy_small",
     "recall": "mnemos.train.starters:recall",
     "digits": "mnemos.train.starters:digits",
     "mnist": "mnemos.train.starters:mnist",
@@ -69,7 +69,7 @@ for _names, _arms in (
     ("imagenet-swin-t imagenet-22k-swin-t", " -cached"),
 ):
     RECIPES |= {_n + _a: f"{_VISION}:{_n}{_a}" for _n in _names.split(" ") for _a in _arms.split(" ")}
-_IMAGES = "mnemos.papers.linear_transformers.images"
+_IMAGES = "mnemos.papers.linear_transformers.image_recipes"
 RECIPES |= {
     "mnist-pixels": f"{_IMAGES}:mnist_pixels",
     "mnist-pixels-softmax": f"{_IMAGES}:mnist_pixels_softmax",
@@ -82,7 +82,7 @@ RECIPES |= {
     "digits-pixels": f"{_IMAGES}:digits_pixels",
     "photos-pixels": f"{_IMAGES}:photos_pixels",
 }
-_SPEECH = "mnemos.papers.linear_transformers.speech"
+_SPEECH = "mnemos.papers.linear_transformers.speech_recipes"
 for _arm in ("softmax", "linear", "lsh", "bilstm"):
     RECIPES |= {f"{_n}-{_arm}": f"{_SPEECH}:{_n}-{_arm}" for _n in ("speech", "spoken-digits")}
 _MEMFORMER = "mnemos.papers.memformer"
@@ -91,7 +91,7 @@ RECIPES |= {
     "digits-memformer": f"{_MEMFORMER}.recipes:digits-memformer",
     "wikitext-memformer": f"{_MEMFORMER}.recipes:wikitext_memformer",
     "wikitext-xl": f"{_MEMFORMER}.recipes:wikitext_xl",
-    "recall-memformer": f"{_MEMFORMER}.recall:recall_memformer",
+    "recall-memformer": f"{_MEMFORMER}.recall_claim:recall_memformer",
 }
 _ARMS = " -8-slots -2+6 -2+6-32-slots -2+6-16-slots -2+6-1-slot -4+4 -no-memory -temperature-1 -no-forgetting -one-head"
 for _n, _arms in (("mnist-memformer", _ARMS), ("mnist", "-lstm -transformer -xl-56 -xl-224 -xl-784")):

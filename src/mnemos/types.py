@@ -31,8 +31,8 @@ def check_heads(dim: int, num_heads: int) -> None:
     """Raise InputError unless `num_heads` heads share `dim` channels evenly."""
     if num_heads < 1 or dim < 1 or dim % num_heads:
         near = [h for h in range(1, dim + 1) if dim % h == 0]
-        hint = f"; heads may be {', '.join(map(str, near))}" if near else ""
-        raise InputError(f"width must be divisible by heads, found width {dim} and {num_heads} heads{hint}")
+        hint = f"; num_heads may be {', '.join(map(str, near))}" if near else ""
+        raise InputError(f"dim must be divisible by num_heads, found dim {dim} and num_heads {num_heads}{hint}")
 
 
 def angle_dtype(device: Any) -> torch.dtype:

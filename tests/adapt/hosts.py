@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.adapt import libraries
+from mnemos import libraries
 
 # Families of hosts whose forwards differ, for tests that would take too long over all.
 FEW = ("torch_encoder", "timm_vit", "hf_pvt", "hf_bert", "hf_bigbird", "hf_reformer")

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mnemos
-from mnemos.adapt import libraries
-from mnemos.adapt.attention_cache import remember
-from mnemos.memory.attention_cache import AttentionCache, TokenCache
-from mnemos.memory.stored import accumulate, hold, stored
+from mnemos import libraries
+from mnemos.adapt.attention_cache import cache_attention
+from mnemos.memory.stored import accumulate_caches, hold_caches, stored
+from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.models.vision import PVTConfig, ViTConfig
 from mnemos.types import InputError
 
 CONFIGS = {
-    "vit": ViTConfig(image=12, patch=4, width=12, depth=2, heads=3),
-    "pvt": PVTConfig(image=16, widths=(8, 12), depths=(1, 1), heads=(2, 3)),
-    "pvt2": PVTConfig(version=2, image=16, widths=(8, 12), depths=(1, 1), heads=(2, 3)),
+    "vit": ViTConfig(image=12, patch=4, dim=12, depth=2, num_heads=3),
+    "pvt": PVTConfig(image=16, dims=(8, 12), depths=(1, 1), num_heads=(2, 3)),
+    "pvt2": PVTConfig(version=2, image=16, dims=(8, 12), depths=(1, 1), num_heads=(2, 3)),
 }
 
 
@@ -154,7 +154,7 @@ def test_it_is_committed_once_a_forward_of_the_whole_model(name, tmp_path):
     model(batch(name, 1))
     pending = [cache.pending.clone() for cache in stored(model)]
     assert all(cache.cache.abs().max() == 0 for cache in stored(model))
-    with hold(model):
+    with hold_caches(model):
         model(batch(name, 2))
 
     def fail(*_: object) -> None:
@@ -186,7 +186,7 @@ def test_recomputation_and_micro_batches(name):
         whole(x)[0].square().sum().backward()
         checkpoint(lambda v: checked(v)[0], z, use_reentrant=False).square().sum().backward()
         torch.testing.assert_close(x.grad, z.grad)
-        with accumulate(parts):
+        with accumulate_caches(parts):
             for part in batch(name, seed, 4).split(2):
                 parts(part)
     for model in (whole, checked, parts):
@@ -215,7 +215,7 @@ def test_hugging_faces_vit():
     config = Config(image_size=12, patch_size=4, hidden_size=12, num_hidden_layers=2, num_attention_heads=3)
     model = ViTForImageClassification(config)
     plain = copy.deepcopy(model)
-    assert len(remember(model, AttentionCache(), images(side=12).float()[:1])) == 2
+    assert len(cache_attention(model, AttentionCache(), images(side=12).float()[:1])) == 2
     x = images(1, side=12).float()
     torch.testing.assert_close(model.train(False)(x).logits, plain.eval()(x).logits)
     model.train()(x)
@@ -234,13 +234,13 @@ def test_models_that_have_caches_or_no_known_attention_are_refused_and_unchanged
     for model in (build("vit"), nn.TransformerEncoderLayer(8, 2, batch_first=True)):
         before = list(model.state_dict())
         with pytest.raises(InputError, match="cache"):
-            remember(model, AttentionCache(), torch.zeros(1, 4, 8))
+            cache_attention(model, AttentionCache(), torch.zeros(1, 4, 8))
         assert list(model.state_dict()) == before
 
 
 def test_an_example_that_does_not_fit_changes_nothing():
     model = build("pvt", None)
     with pytest.raises(InputError, match="example"):
-        remember(model.host, AttentionCache(), torch.zeros(1, 3, 5))
+        cache_attention(model.host, AttentionCache(), torch.zeros(1, 3, 5))
     assert not stored(model)
     assert not any(m._forward_pre_hooks for m in model.modules())

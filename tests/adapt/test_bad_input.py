@@ -216,7 +216,7 @@ def test_a_vision_transformer_that_is_told_what_is_padding():
     for mask in (kept, torch.zeros(2, 1, 7, 7).double().masked_fill(~kept, -torch.inf), valid[:, None, None]):
         left = []
         for call in (lambda m=mask: attention(x, attn_mask=m), lambda: attention(x[:1]), lambda: attention(x[1:, :4])):
-            mnemos.memory.empty(attention)
+            mnemos.memory.clear_caches(attention)
             call()
             left.append(caches(attention)[0].pending.clone())
         close(left[0], (left[1] + left[2]) / 2)

@@ -104,7 +104,7 @@ CHANGES = {
     "replaced": replaced,
     "through .data": through_data,
     "another type and back": rounded,
-    "emptied": lambda model, name: mnemos.memory.empty(model),
+    "emptied": lambda model, name: mnemos.memory.clear_caches(model),
 }
 
 

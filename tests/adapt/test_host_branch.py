@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos import GRC, InputError
 from mnemos.adapt import HostBranch
 from mnemos.adapt.host import Host, Place, tokens_in
-from mnemos.memory.gated_cache import hold
+from mnemos.memory.gated_cache import hold_caches
 from mnemos.ops.gated_cache.reference import (
     reference_attend,
     reference_mix,
@@ -212,7 +212,7 @@ def test_inputs_of_any_layout_are_read_right():
     branch = build(*SIZES, {"preset": "mnemos", "length": 5})
     x, y = calls(15, 21, 7, 1)
     expected = branch(x, y)
-    with hold(branch):
+    with hold_caches(branch):
         for spread in (lambda z: z.transpose(0, 1).contiguous().transpose(0, 1), lambda z: z.mT.contiguous().mT):
             for mode in (torch.enable_grad(), torch.no_grad()):
                 with mode:

@@ -58,7 +58,7 @@ def test_what_stands_in_the_padding_changes_nothing(name, preset):
         model.train(training)
         results = []
         for one in (inputs, other):
-            with mnemos.memory.hold(model):
+            with mnemos.memory.hold_caches(model):
                 results.append(run(model, one))
         close(*results)
     left = []

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos import GRC
-from mnemos.memory.gated_cache import accumulate, caches, hold
+from mnemos.memory.gated_cache import accumulate_caches, caches, hold_caches
 
 HUGGING_FACE = [name for name in ZOO if name.startswith("hf_") and not name.startswith(("hf_pvt", "hf_reformer"))]
 
@@ -151,7 +151,7 @@ def test_reversible_layers_commit_once(preset):
     generator = torch.Generator().manual_seed(3)
     branch = caches(model)[1]
     moved = [(p, torch.randn(p.shape, generator=generator, dtype=p.dtype)) for p in branch.parameters()]
-    with hold(model):
+    with hold_caches(model):
         model.zero_grad()
         loss(model, example("hf_reformer")).backward()
         slope = sum((p.grad * step).sum() for p, step in moved)
@@ -172,7 +172,7 @@ def test_micro_batches_are_as_many_updates_or_one(name):
     batch = example(name, rows=6)
     pieces = [batch.rows(0, 1), batch.rows(1, 4), batch.rows(4, 6)]
     loss(whole, batch).backward()
-    with accumulate(parts):
+    with accumulate_caches(parts):
         for piece in pieces:
             loss(parts, piece).backward()
     for piece in pieces:
@@ -199,7 +199,7 @@ def test_micro_batches_that_are_recomputed_count_once(name):
         checked.set_grad_checkpointing()
     batch = example(name, rows=6)
     for model in (plain, checked):
-        with accumulate(model):
+        with accumulate_caches(model):
             first = loss(model, batch.rows(0, 1))
             if model is checked:
                 first.backward()  # of the one alone: twice each would be the same mean
@@ -219,7 +219,7 @@ def test_evaluation_and_probes_write_nothing(name, preset):
         with mode:
             run(model, example(name, seed=4))
     model.train()
-    with hold(model):
+    with hold_caches(model):
         loss(model, example(name, seed=5)).backward()
     assert same(contents(model), stored)
     run(model, example(name, seed=6))

@@ -12,7 +12,7 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC
-from mnemos.memory.gated_cache import accumulate, caches
+from mnemos.memory.gated_cache import accumulate_caches, caches
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,7 +52,7 @@ def steps(model: Any, own: nn.Module, name: str, more: str, rank: int | None, wo
         optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
         if more == "micro":  # of two a process, those of one update
-            with accumulate(own):
+            with accumulate_caches(own):
                 for a, b in ((start, start + 1), (start + 1, stop)):
                     value = loss(model, batch.rows(a, b)) * world / ALL
                     value.backward()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos import GRC
-from mnemos.memory.gated_cache import accumulate, caches, hold
+from mnemos.memory.gated_cache import accumulate_caches, caches, hold_caches
 
 
 def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64, layers: str = "") -> nn.Module:
@@ -238,10 +238,10 @@ def test_a_compiled_model_can_be_held_and_can_accumulate(fresh_compiler):
     with torch.no_grad():
         for each, called in ((model, model), (own, compiled)):
             run(called, batch)
-            with accumulate(each):
+            with accumulate_caches(each):
                 for start in (0, 2):
                     run(called, batch.rows(start, start + 2))
-            with hold(each):
+            with hold_caches(each):
                 run(called, batch)
             run(called, batch)
     for a, b in zip(caches(model.eval()), caches(own.eval()), strict=True):

@@ -77,7 +77,7 @@ def test_training_reaches_every_parameter_and_fills_every_cache(name, preset):
     model = build(name).train()
     mnemos.cache(model, GRC(preset=preset), **given(name))
     open_caches(model)
-    mnemos.memory.empty(model)
+    mnemos.memory.clear_caches(model)
     loss(model, example(name, seed=1))
     loss(model, example(name)).backward()
     for branch in caches(model):

@@ -10,7 +10,7 @@ from torch import nn
 import mnemos
 from mnemos import GRC
 from mnemos.adapt.report import Report
-from mnemos.evaluate.flops import count_flops
+from mnemos.measure.flops import count_flops
 from mnemos.memory.gated_cache import caches
 
 

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from mnemos.adapt import libraries
+from mnemos import libraries
 from mnemos.types import InputError
 
 

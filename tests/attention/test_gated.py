@@ -225,7 +225,7 @@ def test_widths_that_do_not_divide_are_rounded_down():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: GatedCacheAttention(10, 3), "divisible by heads"),
+        (lambda: GatedCacheAttention(10, 3), "divisible by num_heads"),
         (lambda: GatedCacheAttention(12, 3), "length"),
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, ratio=0.1)), "leaves no channel"),
         (lambda: GatedCacheAttention(12, 3, SoftmaxAttention(12, 4), GRC(length=4)), "must match"),

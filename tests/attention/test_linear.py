@@ -8,13 +8,9 @@ import torch
 import mnemos
 from mnemos import config, registry
 from mnemos.attention.linear import LinearAttention, LinearConfig
-from mnemos.ops.linear_attention import CompensatedState, linear_attention, native
-from mnemos.ops.linear_attention.feature_maps import favor, random_projection
-from mnemos.ops.linear_attention.reference import (
-    reference_bidirectional,
-    reference_causal,
-    reference_linear_attention,
-)
+from mnemos.ops.linear import CompensatedState, linear_attention, native
+from mnemos.ops.linear.feature_maps import favor, random_projection
+from mnemos.ops.linear.reference import reference_bidirectional, reference_causal, reference_linear_attention
 from mnemos.types import InputError
 
 
@@ -165,7 +161,7 @@ def test_configuration():
 
 
 def test_wrong_input_is_refused_in_one_line():
-    with pytest.raises(InputError, match="divisible by heads, found width 12 and 5 heads") as error:
+    with pytest.raises(InputError, match="divisible by num_heads, found dim 12 and num_heads 5") as error:
         LinearAttention(12, 5)
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="did you mean 'relu'"):

@@ -8,7 +8,7 @@ import torch
 
 from mnemos import config, registry
 from mnemos.attention import LSHAttention, LSHConfig
-from mnemos.evaluate.flops import forward_flops
+from mnemos.measure.flops import forward_flops
 from mnemos.ops import lsh
 from mnemos.ops.lsh import dense
 from mnemos.ops.lsh.reference import reference_lsh_attention
@@ -165,7 +165,7 @@ def test_equals_hugging_face_where_a_chunk_holds_all(causal):
 
     One round of theirs: with more, the first chunk of a round looks back into the last chunk of the round before.
     """
-    from mnemos.adapt import libraries
+    from mnemos import libraries
 
     libraries.torchvision()
     reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
@@ -205,7 +205,7 @@ def test_wrong_settings_are_refused_in_one_line(wrong):
 
 
 def test_wrong_states_are_refused():
-    with pytest.raises(InputError, match="divisible by heads"):
+    with pytest.raises(InputError, match="divisible by num_heads"):
         LSHAttention(12, 5)
     for state in (layer().initial_state(3), layer(rounds=2).initial_state(2)):
         with pytest.raises(InputError, match="expected a state"):

@@ -204,7 +204,7 @@ def test_a_cache_beside_the_memory_or_instead_of_it():
 
 
 def test_refuses_what_does_not_fit():
-    with pytest.raises(InputError, match="heads may be"):
+    with pytest.raises(InputError, match="num_heads may be"):
         RelativeAttention(10, 3)
     for settings in ({"memory": -1}, {"clamp": -1}):
         with pytest.raises(InputError, match="at least 0"):

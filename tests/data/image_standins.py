@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mnemos.adapt.libraries import timm
+from mnemos.libraries import timm
 from mnemos.types import InputError
 
 REAL = Path(__file__).parents[2] / "../shared/data"

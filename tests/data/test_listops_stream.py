@@ -6,7 +6,7 @@ import pytest
 
 from mnemos.data import listops_stream
 from mnemos.data.listops_generate import Rules
-from mnemos.data.listops_stream import Position, Stream, generate
+from mnemos.data.listops_stream import Position, SampleStream, generate
 from mnemos.types import InputError
 
 SHORT = Rules(4, 25, 3, 4, 0.5)
@@ -28,9 +28,9 @@ def test_samples_do_not_depend_on_the_number_of_workers(rules):
 
 
 def test_samples_do_not_depend_on_how_they_are_taken():
-    with Stream(SHORT, 7) as stream:
+    with SampleStream(SHORT, 7) as stream:
         whole = stream.take(3000)
-    with Stream(SHORT, 7, workers=2) as stream:
+    with SampleStream(SHORT, 7, workers=2) as stream:
         pieces = [stream.take(n) for n in (1, 999, 1, 1500, 499)]
     assert texts(whole) == [text for piece in pieces for text in texts(piece)]
 
@@ -44,22 +44,22 @@ def test_no_sample_comes_twice():
 @pytest.mark.parametrize("done", [0, 5, 1234, 2999])
 def test_resumes_where_it_stopped(done, workers):
     expected = texts(generate(SHORT, 3, 3000))
-    with Stream(SHORT, 3) as stream:
+    with SampleStream(SHORT, 3) as stream:
         if done:
             assert texts(stream.take(done)) == expected[:done]
         position = stream.position
     assert len(position.seen) == 16 * done
-    with Stream(SHORT, 3, workers, position=Position(*position)) as stream:
+    with SampleStream(SHORT, 3, workers, position=Position(*position)) as stream:
         assert texts(stream.take(3000 - done)) == expected[done:]
         resumed = stream.position
-    with Stream(SHORT, 3) as stream:
+    with SampleStream(SHORT, 3) as stream:
         stream.take(3000)
         assert stream.position == resumed
 
 
 def test_gives_up_where_there_are_no_more(monkeypatch):
     monkeypatch.setattr(listops_stream, "PATIENCE", 3)
-    with Stream(Rules(0, 2, 1), 0) as stream:
+    with SampleStream(Rules(0, 2, 1), 0) as stream:
         assert sorted(stream.take(10).labels) == list(range(10))
         with pytest.raises(InputError, match="expected 1 more distinct samples, found 0") as error:
             stream.take(1)
@@ -79,7 +79,7 @@ def test_gives_up_where_there_are_no_more(monkeypatch):
 )
 def test_rules_that_cannot_be_met(rules, words):
     with pytest.raises(InputError, match=words) as error:
-        Stream(rules, 0)
+        SampleStream(rules, 0)
     assert "\n" not in str(error.value)
 
 
@@ -87,17 +87,17 @@ def test_the_longest_sample_there_is_can_be_had():
     rows = generate(Rules(5, 7, 2, 4, 0.0), 0, 50)
     assert set(rows.lengths) == {6}
     with pytest.raises(InputError, match="longer than 6 tokens"):
-        Stream(Rules(6, 9, 2, 4, 0.0), 0)
+        SampleStream(Rules(6, 9, 2, 4, 0.0), 0)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(-1, 1), (0, 0)])
 def test_wrong_seed_and_workers(seed, workers):
     with pytest.raises(InputError, match="seed >= 0 and workers >= 1"):
-        Stream(SHORT, seed, workers)
+        SampleStream(SHORT, seed, workers)
 
 
 def test_closing_ends_the_processes():
-    with Stream(SHORT, 0, workers=2) as stream:
+    with SampleStream(SHORT, 0, workers=2) as stream:
         stream.take(10)
         processes = list(stream._workers)
         assert [process.poll() for process in processes] == [None, None]
@@ -105,7 +105,7 @@ def test_closing_ends_the_processes():
 
 
 def test_a_worker_ends_by_itself_when_nobody_reads():
-    stream = Stream(SHORT, 0, workers=2)
+    stream = SampleStream(SHORT, 0, workers=2)
     stream.take(1)
     for process in stream._workers:
         process.stdout.close()
@@ -114,7 +114,7 @@ def test_a_worker_ends_by_itself_when_nobody_reads():
 
 
 def test_a_dead_worker_is_an_error_not_a_short_answer():
-    with Stream(Rules(), 0, workers=2) as stream:
+    with SampleStream(Rules(), 0, workers=2) as stream:
         stream.take(1)
         for process in stream._workers:
             process.kill()
@@ -125,12 +125,12 @@ def test_a_dead_worker_is_an_error_not_a_short_answer():
 def test_workers_are_used_where_they_pay(monkeypatch):
     used = []
 
-    class Spy(Stream):
+    class Spy(SampleStream):
         def __init__(self, rules, seed, workers):
             used.append(workers)
             super().__init__(Rules(0, 20, 3), seed)
 
-    monkeypatch.setattr(listops_stream, "Stream", Spy)
+    monkeypatch.setattr(listops_stream, "SampleStream", Spy)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     for rules in (SHORT, Rules(500_000, 600_000)):
         generate(rules, 0, 100)

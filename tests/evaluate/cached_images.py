@@ -13,9 +13,9 @@ from mnemos.data.pictures import ArrayPictures
 from mnemos.evaluate.branches import watched
 from mnemos.models.vision import PVTConfig, SwinConfig, ViTConfig
 
-VIT = ViTConfig(image=16, patch=4, width=16, depth=3, heads=2, classes=4)
-PVT = PVTConfig(image=16, widths=(8, 12), depths=(1, 1), heads=(1, 2), classes=4)
-SWIN = SwinConfig(image=16, patch=2, window=4, width=8, depths=(2, 1), heads=(1, 2), classes=4)
+VIT = ViTConfig(image=16, patch=4, dim=16, depth=3, num_heads=2, classes=4)
+PVT = PVTConfig(image=16, dims=(8, 12), depths=(1, 1), num_heads=(1, 2), classes=4)
+SWIN = SwinConfig(image=16, patch=2, window=4, dim=8, depths=(2, 1), num_heads=(1, 2), classes=4)
 COLOURS = Colours((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 
 

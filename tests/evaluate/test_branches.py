@@ -7,9 +7,9 @@ from cached_images import PVT, SWIN, VIT, cached, layers, seen
 
 import mnemos
 from mnemos import GRC
-from mnemos.adapt.libraries import transformers
-from mnemos.evaluate.branches import Seen, maps, watched
+from mnemos.evaluate.branches import BranchOutputs, maps, watched
 from mnemos.evaluate.places import Places, places
+from mnemos.libraries import transformers
 
 
 def hugging_face_swin(image, window):
@@ -130,7 +130,7 @@ def test_numbers_of_maps():
     # The same image for every picture, and against o_self in each.
     o_mem = torch.randn(1, 17, 16).expand(5, -1, -1)
     with torch.no_grad():
-        numbers, own, memory = maps(layer, place, Seen(o_self, o_self, o_mem))
+        numbers, own, memory = maps(layer, place, BranchOutputs(o_self, o_self, o_mem))
     torch.testing.assert_close(own, o_self[:, 1:].mean(-1).view(5, 4, 4))
     assert numbers["memory_own"] == pytest.approx(0, abs=1e-6)
     assert numbers["self_own"] > 0.8
@@ -142,6 +142,6 @@ def test_numbers_of_maps():
     # As much of its own as all have in common.
     wide = Places((40, 40), 0, torch.arange(1600)[None])
     o_mem = (torch.randn(1, 1600, 1) + torch.randn(3, 1600, 1)).expand(-1, -1, 16)
-    assert maps(layer, wide, Seen(o_mem, o_mem, o_mem))[0]["memory_own"] == pytest.approx(0.5, abs=0.04)
-    against = maps(layer, place, Seen(o_self, o_self, -2 * o_self))[0]
+    assert maps(layer, wide, BranchOutputs(o_mem, o_mem, o_mem))[0]["memory_own"] == pytest.approx(0.5, abs=0.04)
+    against = maps(layer, place, BranchOutputs(o_self, o_self, -2 * o_self))[0]
     assert against["correlation"] == pytest.approx([-1] * 5)

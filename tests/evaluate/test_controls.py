@@ -19,7 +19,7 @@ HEAD = HeadConfig(classes=3)
 def model(cache: GRC | None) -> Transformer:
     torch.manual_seed(0)
     network = Transformer(
-        vocab_size=7, width=8, layers=2, heads=2, mlp=8, max_length=6, causal=False, head=HEAD, cache=cache
+        vocab_size=7, dim=8, layers=2, num_heads=2, mlp=8, max_length=6, causal=False, head=HEAD, cache=cache
     )
     network(torch.randint(7, (4, 6)))
     return network
@@ -93,7 +93,7 @@ def test_the_effective_rank():
 
 def test_a_streams_memory_is_the_one_that_is_controlled():
     torch.manual_seed(0)
-    network = Transformer(vocab_size=7, width=8, layers=1, heads=2, mlp=8, cache=GRC(length=2, scope="stream"))
+    network = Transformer(vocab_size=7, dim=8, layers=1, num_heads=2, mlp=8, cache=GRC(length=2, scope="stream"))
     x = torch.randint(7, (3, 13))
     fresh = [torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)]
     segments = [Batch(x[:, i : i + 6], x[:, i + 1 : i + 7], None, fresh[i > 0]) for i in (0, 6)]

@@ -78,7 +78,7 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(tmp_path, monke
 
 @pytest.mark.slow
 def test_files_stay_small(tmp_path):
-    config = ViTConfig(image=96, patch=8, width=8, depth=13, heads=2, classes=4)
+    config = ViTConfig(image=96, patch=8, dim=8, depth=13, num_heads=2, classes=4)
     task = photos(96, sizes=(300, 8, 16))
     found = explain(cached(config), task, tmp_path)
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 4e6
@@ -101,8 +101,8 @@ def test_without_pictures_the_cost_alone(tmp_path):
     head = HeadConfig(classes=10)
     for causal in (False, True):
         model = mnemos.Transformer(
-            width=12,
-            heads=2,
+            dim=12,
+            num_heads=2,
             mlp=12,
             max_length=30,
             causal=causal,
@@ -176,7 +176,7 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
     torch.manual_seed(0)
     head = HeadConfig(classes=10)
     model = mnemos.Transformer(
-        vocab_size=17, width=8, heads=2, mlp=8, max_length=64, causal=False, cache=GRC(length=16), head=head
+        vocab_size=17, dim=8, num_heads=2, mlp=8, max_length=64, causal=False, cache=GRC(length=16), head=head
     )
     model(pixels)
     found = explain(model, task, tmp_path)

@@ -5,7 +5,7 @@ import torch
 
 from mnemos import GRC, Transformer
 from mnemos.attention import LinearAttention, SoftmaxAttention
-from mnemos.evaluate.flops import count_flops, forward_flops, step_flops
+from mnemos.measure.flops import count_flops, forward_flops, step_flops
 from mnemos.models.blocks import MLP
 from mnemos.models.recurrent import BiLSTMConfig
 from mnemos.ops import linear_attention
@@ -89,7 +89,7 @@ def test_in_place_products_count():
 
 
 def test_counting_moves_nothing():
-    model = Transformer(vocab_size=9, width=16, mlp=16, max_length=12, dropout=0.1, cache=GRC(length=3)).train()
+    model = Transformer(vocab_size=9, dim=16, mlp=16, max_length=12, dropout=0.1, cache=GRC(length=3)).train()
     before = copy.deepcopy(model.state_dict())
     x = torch.randint(9, (2, 12))
     torch.manual_seed(5)
@@ -125,7 +125,7 @@ def test_torchs_fast_path_hides_nothing():
 @pytest.mark.parametrize("stack", [1, 3])
 def test_an_lstm_is_counted(stack):
     """A step of a layer, in each direction: four gates of a product with the input and one with the hidden state."""
-    model = BiLSTMConfig(vocab_size=3, bands=5, stack=stack, width=6, layers=2).build()
+    model = BiLSTMConfig(vocab_size=3, bands=5, stack=stack, dim=6, layers=2).build()
     x, steps = torch.randn(2, 9, 5), 9 // stack
     first, second, head = 4 * 6 * (5 * stack + 6), 4 * 6 * (12 + 6), 12 * 4
     forward = 2 * 2 * steps * (2 * first + 2 * second + head)

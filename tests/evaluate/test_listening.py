@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mnemos.data.text import TextTask
-from mnemos.evaluate.listening import HOLDS, OVERWRITES, documents, kinds, listen, summary
+from mnemos.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds, listen, summary
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
 from mnemos.models.transformer import Transformer
@@ -19,7 +19,7 @@ def text_task(segment=8):
 
 def model(**memory):
     torch.manual_seed(0)
-    config = {"width": 16, "encoder_layers": 1, "decoder_layers": 1, "heads": 2, "mlp": 16, "segment": 4}
+    config = {"dim": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 16, "segment": 4}
     return Memformer(**config, memory=SlotsConfig(slots=5, **memory))
 
 
@@ -40,7 +40,7 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
     task, arrays = text_task()
     network = model()
     found = listen(network, task, tmp_path)
-    assert json.loads((tmp_path / "listening.json").read_text()) == found
+    assert json.loads((tmp_path / "write_attention.json").read_text()) == found
     own = [[] for _ in range(8)]
     for text in arrays:
         tokens = torch.tensor([[0, *text[:-1].tolist()]])
@@ -99,7 +99,7 @@ def test_only_the_middle_half_of_what_a_document_has_counts():
 
 def test_models_that_write_no_slots_are_left_alone(tmp_path):
     task = text_task()[0]
-    for network in (Transformer(width=8, heads=2, mlp=8, layers=1), model(write=False), torch.nn.Linear(2, 2)):
+    for network in (Transformer(dim=8, num_heads=2, mlp=8, layers=1), model(write=False), torch.nn.Linear(2, 2)):
         assert listen(network, task, tmp_path) is None
     assert not list(tmp_path.iterdir())
 

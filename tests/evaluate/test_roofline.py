@@ -5,8 +5,8 @@ from torch.nn import functional as F
 import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
-from mnemos.evaluate.flops import count_flops
-from mnemos.evaluate.roofline import Machine, Work, measure, operations
+from mnemos.measure.flops import count_flops
+from mnemos.measure.roofline import Machine, Work, measure, operations
 from mnemos.ops.gated_cache import cost
 
 N, K, M = 5, 7, 11

@@ -29,7 +29,7 @@ def recipe(name, seed, steps):
             "mlp": 210 if "wider" in name else 128,
         },
         "data": {"is": "listops", "depth": 3},
-        "optim": {"name": "adamw", "rate": 3e-3},
+        "optim": {"name": "adamw", "lr": 3e-3},
         "train": {"steps": steps, "batch_size": 64, "seed": seed},
     }
 
@@ -124,7 +124,7 @@ def _records(random, end, steps, gates):
         noise = random.normal(0, 0.035)
         loss = 2.3 - 2.4 * end * done
         records.append(
-            {"kind": "train", "step": step, "loss": loss - noise, "accuracy": accuracy + noise, "rate": 3e-3}
+            {"kind": "train", "step": step, "loss": loss - noise, "accuracy": accuracy + noise, "lr": 3e-3}
             | {"grad_norm": 0.8, "seconds": step * 0.021, "tokens": step * 900}
         )
         if step % 250 == 0:

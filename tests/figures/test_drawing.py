@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from mnemos.figures.attention_maps import grey
+from mnemos.figures.cache_slots import spotlit
 from mnemos.figures.caches import LARGEST, effective_rank, pool
 from mnemos.figures.costs import twin_of
 from mnemos.figures.curves import extent, mean_curve
 from mnemos.figures.markup import decimal, duration, listed, memory, operations, short
 from mnemos.figures.names import shortened
 from mnemos.figures.provenance import command, flat
-from mnemos.figures.results import Comparison, Row, Run
-from mnemos.figures.slots import spotlit
+from mnemos.figures.results import Comparison, Row, RunRecord
 from mnemos.figures.style import HEADS, head, thin
 
 
@@ -107,7 +107,7 @@ def test_heads_are_told_apart():
 def test_the_twin_is_the_same_recipe_without_its_cache():
     def arm(cache, **more):
         recipe = {"name": "x", "model": {"cache": cache, "width": 8}, "train": {"seed": 1}} | more
-        return (Run(Path("x"), "x", recipe, None, {}, {}, None, None, None),)
+        return (RunRecord(Path("x"), "x", recipe, None, {}, {}, None, None, None),)
 
     runs = {
         "cached": arm({"ratio": 0.5}),

@@ -7,8 +7,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from synthetic_runs import write_comparison, write_run
 
-from mnemos.figures.metrics import read_metrics
 from mnemos.figures.read import read
+from mnemos.figures.read_metrics import read_metrics
 from mnemos.types import InputError
 
 

@@ -1,4 +1,4 @@
-"""The section on what slots listen to: drawn from listening.json, refused where that does not fit, else left out."""
+"""The report section on write attention: drawn from write_attention.json, refused if malformed, else left out."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def listening(segments=6, words=True):
 
 def written(tmp_path, found):
     run = write_run(tmp_path / "run", "demo")
-    (run / "listening.json").write_text(json.dumps(found))
+    (run / "write_attention.json").write_text(json.dumps(found))
     return run
 
 
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, spoil, word):
     found = listening()
     spoil(found)
     run = written(tmp_path, found)
-    with pytest.raises(InputError, match=r"listening\.json") as caught:
+    with pytest.raises(InputError, match=r"write_attention\.json") as caught:
         report([run])
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mnemos import GRC, Transformer
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
-from mnemos.memory.gated_cache import accumulate, caches, empty, hold, promote
+from mnemos.memory.gated_cache import accumulate_caches, caches, clear_caches, hold_caches, promote
 
 
 def layer(preset: str = "mnemos", seed: int = 0) -> GatedCacheAttention:
@@ -80,7 +80,7 @@ def test_two_forwards_before_a_backward_do_not_disturb_each_other():
 
 def test_a_forward_that_fails_half_way_commits_nothing():
     torch.manual_seed(0)
-    model = Transformer(vocab_size=7, width=8, layers=3, heads=2, mlp=8, max_length=16, cache=GRC(length=2))
+    model = Transformer(vocab_size=7, dim=8, layers=3, num_heads=2, mlp=8, max_length=16, cache=GRC(length=2))
     x = torch.randint(7, (2, 16))
     model(x)
     good = [c.pending.clone() for c in caches(model)]
@@ -100,7 +100,7 @@ def test_micro_batches_are_as_many_updates_or_one():
     whole, parts, several = layer(), layer(), layer()
     x = batch(6)
     whole(x)
-    with accumulate(parts):
+    with accumulate_caches(parts):
         for piece in x.split([1, 3, 2]):
             parts(piece)
     for piece in x.split([1, 3, 2]):
@@ -115,7 +115,7 @@ def test_a_probe_can_be_told_not_to_write():
     module = layer()
     module(batch())
     before = module.pending.clone()
-    with hold(module), torch.no_grad():
+    with hold_caches(module), torch.no_grad():
         module(batch(seed=5))
     assert module.cache.abs().max() == 0
     module.eval()
@@ -160,7 +160,7 @@ def test_loading_forgets_what_was_pending():
 def test_emptying_forgets():
     module = layer()
     module(batch())
-    empty(module)
+    clear_caches(module)
     assert module.eval().cache.abs().max() == 0
 
 
@@ -203,7 +203,7 @@ def test_two_processes_equal_one_with_the_whole_batch(preset, tmp_path):
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 def test_gate_activity_can_be_recorded(preset):
     module = layer(preset)
-    with hold(module), gated_cache.traced(module) as records:
+    with hold_caches(module), gated_cache.traced(module) as records:
         module(batch())
     (record,) = records.values()
     assert set(record) == {"update_mean", "update_saturated", "reset_mean", "reset_saturated"}
@@ -224,7 +224,7 @@ def test_an_accumulation_that_fails_commits_nothing():
     module = layer()
 
     def update() -> None:
-        with accumulate(module):
+        with accumulate_caches(module):
             module(batch())
             assert module.state_dict()["cache"].abs().max() == 0, "a save in between takes no part of an update"
             raise ZeroDivisionError

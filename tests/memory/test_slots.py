@@ -135,9 +135,9 @@ def test_a_memory_that_is_not_written_is_the_start():
 
 
 def test_heads_of_its_own():
-    assert memory(heads=1).attention(written(memory(heads=1)), heard()).shape == (B, 1, K, 1 + L)
-    with pytest.raises(InputError, match="width must be divisible by heads"):
-        memory(heads=5)
+    assert memory(num_heads=1).write_attention(written(memory(num_heads=1)), heard()).shape == (B, 1, K, 1 + L)
+    with pytest.raises(InputError, match="dim must be divisible by num_heads"):
+        memory(num_heads=5)
 
 
 def test_neither_bias_nor_self_logit_decays():

@@ -8,8 +8,8 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.checkpoint import checkpoint
 
-from mnemos.memory.attention_cache import AttentionCache, TokenCache
-from mnemos.memory.stored import accumulate, empty, hold, stored
+from mnemos.memory.stored import accumulate_caches, clear_caches, hold_caches, stored
+from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.types import InputError
 
 
@@ -23,7 +23,7 @@ def cache(images: int = 2) -> TokenCache:
 
 def kept(module: TokenCache) -> torch.Tensor:
     """What the next forward would see behind its own tokens."""
-    with torch.no_grad(), hold(module):
+    with torch.no_grad(), hold_caches(module):
         return module(tokens(9))[0, 5:]
 
 
@@ -45,7 +45,7 @@ def test_it_is_frozen_in_eval_and_under_a_probe():
     before = module.eval().cache.clone()
     module(tokens(2))
     module.train()
-    with hold(module):
+    with hold_caches(module):
         module(tokens(3))
     module.eval()
     assert torch.equal(module.cache, before)
@@ -76,7 +76,7 @@ def test_recomputation_keeps_once(reentrant):
 def test_micro_batches_keep_what_the_whole_batch_would():
     whole, parts = cache(), cache()
     whole(tokens(1))
-    with accumulate(parts):
+    with accumulate_caches(parts):
         for part in tokens(1).split(2):
             parts(part)
     assert torch.equal(whole.eval().cache, parts.eval().cache)
@@ -101,7 +101,7 @@ def test_copies_saves_and_emptying():
     fresh.load_state_dict(module.state_dict(), strict=True)
     assert torch.equal(kept(fresh), kept(module))
     assert not torch.equal(kept(other.eval()), kept(module))
-    empty(module)
+    clear_caches(module)
     assert module.cache.abs().max() == 0
     assert stored(module) == [module]
 

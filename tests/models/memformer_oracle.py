@@ -15,7 +15,7 @@ def logits(weights: dict[str, Tensor], config: object, tokens: list[int], valid:
 class _Row:
     def __init__(self, weights: dict[str, Tensor], config) -> None:
         self.w, self.c = {name: x.double() for name, x in weights.items()}, config
-        self.radius = config.memory.radius or math.sqrt(config.width)
+        self.radius = config.memory.radius or math.sqrt(config.dim)
 
     def run(self, tokens: list[int], valid: list[bool]) -> Tensor:
         """E_0 is BOS, encoded with M_0; then segment after segment: the decoder, the encoder, the writer."""
@@ -84,13 +84,13 @@ class _Row:
 
     def write(self, slots: list[Tensor], heard: list[Tensor]) -> list[Tensor]:
         """Eq. 4–8 and §3.4.3."""
-        heads = self.c.memory.heads or self.c.heads
+        heads = self.c.memory.num_heads or self.c.num_heads
         w_q, w_k, w_v = (self.w[f"memory.{part}.weight"] for part in ("query", "key", "value"))
         new = []
         for i, slot in enumerate(slots):
             parts = []
             for h in range(heads):
-                cut = slice(h * self.c.width // heads, (h + 1) * self.c.width // heads)
+                cut = slice(h * self.c.dim // heads, (h + 1) * self.c.dim // heads)
                 query = (w_q @ slot)[cut]
                 score = [query @ (w_k @ y)[cut] for y in (slot, *heard)]
                 score = [s / math.sqrt(len(query)) / self.c.memory.temperature for s in score]
@@ -107,7 +107,7 @@ class _Row:
 
     def self_attention(self, name: str, x: Tensor, seen: list[Tensor], bias: list[Tensor]) -> Tensor:
         w, b = self.w[f"{name}.attention.qkv.weight"], self.w[f"{name}.attention.qkv.bias"]
-        d = self.c.width
+        d = self.c.dim
         query = (w @ x + b)[:d]
         keys, values = ([(w @ y + b)[at : at + d] for y in seen] for at in (d, 2 * d))
         return self.attend(f"{name}.attention.output", query, keys, values, bias)
@@ -116,14 +116,14 @@ class _Row:
         """Eq. 1–3."""
         query = self.w[f"{name}.query.weight"] @ x + self.w[f"{name}.query.bias"]
         both = [self.w[f"{name}.key_value.weight"] @ y + self.w[f"{name}.key_value.bias"] for y in source]
-        d = self.c.width
+        d = self.c.dim
         return self.attend(f"{name}.output", query, [y[:d] for y in both], [y[d:] for y in both], bias)
 
     def attend(
         self, name: str, query: Tensor, keys: list[Tensor], values: list[Tensor], bias: list[Tensor] | None
     ) -> Tensor:
-        parts, width = [], self.c.width // self.c.heads
-        for h in range(self.c.heads):
+        parts, width = [], self.c.dim // self.c.num_heads
+        for h in range(self.c.num_heads):
             cut = slice(h * width, (h + 1) * width)
             score = torch.stack([query[cut] @ key[cut] for key in keys]) / math.sqrt(width)
             if bias is not None:

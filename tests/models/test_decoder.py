@@ -13,24 +13,24 @@ import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.models import decoder as decoding
+from mnemos.generate import fused as decoding
 from mnemos.models.transformer import HeadConfig
 from mnemos.native import build as building
 from mnemos.native import library
 from mnemos.types import leaves, map_state, reset, select
 
 SMALL = TransformerConfig(
-    vocab_size=11, width=24, layers=3, heads=2, mlp=40, max_length=12, dropout=0.1, attention=LinearConfig()
+    vocab_size=11, dim=24, layers=3, num_heads=2, mlp=40, max_length=12, dropout=0.1, attention=LinearConfig()
 )
 MODELS = {
     "pre": {},
     "post": {"norm": "post"},
     # A sum of relu's may be all but eps: at 1e-2 the model in float32 is 3e-6 from float64, the kernel 1e-6 to 4e-6.
     "relu": {"activation": "relu", "attention": LinearConfig("relu", eps=0.1)},
-    "odd": {"width": 21, "heads": 3, "mlp": 37, "layers": 1, "norm": "post"},
-    "one head": {"width": 35, "heads": 1, "mlp": 3, "layers": 2},
-    "tiny": {"width": 1, "heads": 1, "mlp": 1, "vocab_size": 1},
-    "wide": {"width": 128, "heads": 8, "mlp": 300, "vocab_size": 70, "layers": 5},
+    "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "layers": 1, "norm": "post"},
+    "one head": {"dim": 35, "num_heads": 1, "mlp": 3, "layers": 2},
+    "tiny": {"dim": 1, "num_heads": 1, "mlp": 1, "vocab_size": 1},
+    "wide": {"dim": 128, "num_heads": 8, "mlp": 300, "vocab_size": 70, "layers": 5},
     "learned": {"position": "learned"},
     "nowhere": {"position": "none"},
     "tied": {"head": HeadConfig(tied=True)},
@@ -84,7 +84,7 @@ def equal(found, expected):
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_model(name, rows, variant, poisoned):
     model = make(**MODELS[name])
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     assert step.fused
     assert step.why == ""
     x = ids(rows, vocab=model.config.vocab_size)
@@ -100,8 +100,8 @@ def test_equals_the_model(name, rows, variant, poisoned):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(count, variant, threads):
     """To the last bit: a row does not know of the others, nor of who computes it."""
-    model = make(width=64, heads=4, mlp=100)
-    step = mnemos.decoder(model)
+    model = make(dim=64, num_heads=4, mlp=100)
+    step = mnemos.fused_step(model)
     x = ids(9)
     threads(1)
     wanted, end = stream(step, x)
@@ -114,7 +114,7 @@ def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(count, variant
 
 @needs_kernels
 def test_the_given_state_is_never_changed_and_forks(variant):
-    step = mnemos.decoder(make())
+    step = mnemos.fused_step(make())
     x = ids(3)
     _, state = stream(step, x)
     before = map_state(torch.clone, state)
@@ -131,7 +131,7 @@ def test_the_given_state_is_never_changed_and_forks(variant):
 @pytest.mark.parametrize("name", ["pre", "post", "learned"])
 def test_a_stream_may_change_between_the_two_at_any_token(name):
     model = make(**MODELS[name])
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     x = ids(3, 10)
     wanted, end = stream(exactly(model), x)
     state, outputs = None, []
@@ -149,7 +149,7 @@ def test_a_stream_may_change_between_the_two_at_any_token(name):
 @needs_kernels
 def test_rows_are_selected_reset_and_saved_like_any_other_state():
     model = make()
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     x = ids(4)
     _, state = stream(step, x)
     rows = torch.tensor([3, 1, 1])
@@ -171,7 +171,7 @@ def test_rows_are_selected_reset_and_saved_like_any_other_state():
 @needs_kernels
 def test_weights_may_change_in_place_and_move():
     model = make()
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     x = ids(2)
     stream(step, x)
     with torch.no_grad():
@@ -202,14 +202,14 @@ def test_any_position_is_exact(variant):
         seen=torch.tensor([10**6, 123_456_789, 2**31 + 5]), layers=map_state(lambda s: 1e5 * s, state.layers)
     )
     wide = state._replace(layers=map_state(torch.Tensor.double, state.layers))
-    close([stream(mnemos.decoder(model), x, state)[0]], [stream(exactly(model), x, wide)[0]])
+    close([stream(mnemos.fused_step(model), x, state)[0]], [stream(exactly(model), x, wide)[0]])
 
 
 @needs_kernels
 def test_two_thousand_steps_equal_the_parallel_pass():
     model = make(max_length=2000)
     x = ids(2, 2000)
-    y, state = stream(mnemos.decoder(model), x)
+    y, state = stream(mnemos.fused_step(model), x)
     with torch.no_grad():
         wanted, end = exactly(model)(x)
     close([y[:, :, 0], *leaves(state.layers)], [wanted, *leaves(end.layers)], 2e-5)
@@ -217,7 +217,7 @@ def test_two_thousand_steps_equal_the_parallel_pass():
 
 @needs_kernels
 def test_what_the_model_refuses_is_refused():
-    step = mnemos.decoder(make(position="learned"))
+    step = mnemos.fused_step(make(position="learned"))
     for wrong in (torch.tensor([[11]]), torch.tensor([[3], [-1]])):
         with pytest.raises(InputError, match="token ids must be 0 to 10"):
             step(wrong)
@@ -233,7 +233,7 @@ def test_what_the_model_refuses_is_refused():
 @needs_kernels
 def test_what_the_kernel_does_not_take_the_model_answers():
     model = make()
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     many = ids(decoding.ROWS + 1)
     for x in (many, ids(2).int()):
         y, state = stream(step, x)
@@ -290,7 +290,7 @@ REASONS = {
 def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys):
     build, reason = REASONS[name]
     model = build().eval()
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     assert not step.fused
     assert reason in step.why
     assert "\n" not in step.why
@@ -305,7 +305,7 @@ def test_without_a_compiler_the_model_steps(monkeypatch):
     monkeypatch.setattr(decoding, "library", lambda: None)
     monkeypatch.setattr(decoding, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
     model = make()
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     assert not step.fused
     assert step.why == "the native kernels were not built: install a C++ compiler"
     assert torch.equal(stream(step, ids(2))[0], stream(model, ids(2))[0])
@@ -315,7 +315,7 @@ def test_without_a_compiler_the_model_steps(monkeypatch):
 def test_a_head_with_another_number_of_outputs_is_served():
     model = make()
     model.head = nn.Linear(24, 30)
-    step = mnemos.decoder(model)
+    step = mnemos.fused_step(model)
     assert step.fused
     close([stream(step, ids(2))[0]], [stream(exactly(model), ids(2))[0]])
 
@@ -323,7 +323,7 @@ def test_a_head_with_another_number_of_outputs_is_served():
 @needs_kernels
 def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
     header = (building.HERE / "decode.h").read_text()
-    step = mnemos.decoder(make())
+    step = mnemos.fused_step(make())
     handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Sums": 4, "Step": 6}
     for name, count in handed.items():
         fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
@@ -354,7 +354,7 @@ def test_gelu_over_its_whole_range(variant):
 @needs_kernels
 def test_the_defaults_of_dtype_and_device_are_nobodys():
     model = make().eval()
-    step, x = mnemos.decoder(model), ids(2, 1)
+    step, x = mnemos.fused_step(model), ids(2, 1)
     wanted, state = step(x)
     torch.set_default_dtype(torch.float64)
     try:
@@ -372,7 +372,7 @@ def test_the_defaults_of_dtype_and_device_are_nobodys():
 @needs_kernels
 def test_a_weight_that_is_turned_over_where_it_lies_is_noticed():
     model = make().eval()
-    step, x = mnemos.decoder(model), ids(2, 1)
+    step, x = mnemos.fused_step(model), ids(2, 1)
     step(x)
     weight = model.blocks[0].attention.output.weight
     weight.data = weight.data.t()
@@ -383,6 +383,6 @@ def test_a_state_of_another_model_is_refused():
     model, deeper = make().eval(), make(layers=4).eval()
     _, state = deeper(ids(2, 1))
     for wrong in (state, "hello"):
-        for run in (model, mnemos.decoder(model)):
+        for run in (model, mnemos.fused_step(model)):
             with pytest.raises(mnemos.InputError, match="state of a model of"):
                 run(ids(2, 1), wrong)

@@ -13,7 +13,7 @@ from mnemos.memory.gated_cache import caches
 from mnemos.models.transformer import HeadConfig
 from mnemos.ops.logistic_mixture.reference import probabilities
 
-FIELDS = {"vocab_size": 17, "width": 16, "layers": 1, "heads": 2, "mlp": 32, "max_length": 20}
+FIELDS = {"vocab_size": 17, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 32, "max_length": 20}
 
 
 def model(**fields) -> Transformer:

@@ -11,7 +11,7 @@ from mnemos.types import reset
 
 def model(**fields) -> LSTM:
     torch.manual_seed(0)
-    return LSTMConfig(**{"vocab_size": 11, "width": 6, "layers": 2} | fields).build().double()
+    return LSTMConfig(**{"vocab_size": 11, "dim": 6, "layers": 2} | fields).build().double()
 
 
 def ids(rows: int = 3, t: int = 7, seed: int = 1) -> torch.Tensor:
@@ -79,11 +79,11 @@ def test_gradient_goes_back_through_the_state_and_not_across_a_reset():
 
 def test_streams_at_constant_cost_and_autocasts():
     network, x = model(layers=1, dropout=0.3), ids(1, 20)
-    stream = Stream(network).read(x, 6)
+    stream = Stream(network).prefill(x, 6)
     torch.testing.assert_close(stream.predict(), network.eval()(x)[0][:, -1])
-    assert stream.write(5, temperature=0)[0].shape == (1, 5)
-    assert not mnemos.decoder(network).fused
-    assert "LSTM" in mnemos.decoder(network).why
+    assert stream.generate(5, temperature=0)[0].shape == (1, 5)
+    assert not mnemos.fused_step(network).fused
+    assert "LSTM" in mnemos.fused_step(network).why
     network = network.float()
     with torch.autocast("cpu", torch.bfloat16):
         low, state = network(x)
@@ -94,7 +94,7 @@ def test_streams_at_constant_cost_and_autocasts():
 
 def test_refuses_what_does_not_fit():
     for fields, message in (
-        ({"width": 0}, "width must be at least 1"),
+        ({"dim": 0}, "dim must be at least 1"),
         ({"dropout": 1.0}, "dropout"),
         ({"layers": "2"}, "model.layers"),
     ):

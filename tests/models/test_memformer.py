@@ -11,18 +11,18 @@ import torch
 
 import mnemos
 from mnemos import InputError, Memformer, SlotsConfig, Stream
-from mnemos.evaluate.flops import forward_flops, step_flops
+from mnemos.measure.flops import forward_flops, step_flops
 from mnemos.types import detach, leaves, map_state, reset, select
 
 sys.path.insert(0, str(Path(__file__).parent))
 import memformer_oracle as oracle
 
-SMALL = {"vocab_size": 11, "width": 12, "encoder_layers": 2, "decoder_layers": 2, "heads": 3, "mlp": 10, "segment": 4}
+SMALL = {"vocab_size": 11, "dim": 12, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 3, "mlp": 10, "segment": 4}
 SMALL |= {"buckets": 8, "max_distance": 6}
 KINDS = {
     "paper": {"memory": SlotsConfig(slots=3, radius=1.0)},
     "reads": {"memory": SlotsConfig(slots=5, self_logit=1.0), "decoder_reads": True, "tied": True},
-    "cls": {"memory": SlotsConfig(slots=2, heads=1, temperature=1.0), "cls": 3, "bos": 7},
+    "cls": {"memory": SlotsConfig(slots=2, num_heads=1, temperature=1.0), "cls": 3, "bos": 7},
     "one slot": {"memory": SlotsConfig(slots=1, forgetting=False)},
     "no memory": {"memory": SlotsConfig(slots=0)},
     "never written": {"memory": SlotsConfig(slots=3, write=False), "encoder_layers": 1, "decoder_layers": 3},
@@ -223,7 +223,7 @@ def test_rows_that_are_reset_inside_a_segment_leave_no_caches():
 def test_what_slots_listened_to(kind):
     network, x = model(kind), ids(2, 12)
     weights, state = network.writing(x)
-    heads = network.memory.heads
+    heads = network.memory.num_heads
     assert weights.shape == (2, 3, heads, network.config.memory.slots, 1 + 4 + network.config.cls)
     close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     same(state, network.advance(x))
@@ -248,18 +248,18 @@ def test_a_stream_costs_the_same_at_any_token():
 
 def test_streams_write_fork_join_and_are_stored(tmp_path):
     network = model("reads")
-    long, short = Stream(network).read(ids(2, 13), 5), Stream(network).read(ids(1, 7, seed=2))
-    alone = [s.write(9, temperature=0)[0] for s in (long, short)]
+    long, short = Stream(network).prefill(ids(2, 13), 5), Stream(network).prefill(ids(1, 7, seed=2))
+    alone = [s.generate(9, temperature=0)[0] for s in (long, short)]
     both = Stream.join([long, short])  # at different places of their segments
-    tokens, after = both.write(9, temperature=0)
+    tokens, after = both.generate(9, temperature=0)
     assert torch.equal(tokens, torch.cat(alone))
     whole = network(torch.cat([ids(2, 13), tokens[:2]], 1))[0]
     close(after.predict()[:2], whole[:, -1])
     fork = both.select(torch.tensor([2, 2, 0]))
-    assert torch.equal(fork.write(9, temperature=0)[0], tokens[[2, 2, 0]])
+    assert torch.equal(fork.generate(9, temperature=0)[0], tokens[[2, 2, 0]])
     after.save(tmp_path / "stream.safetensors")
     back = Stream.restore(network, tmp_path / "stream.safetensors")
-    assert torch.equal(back.write(5, temperature=0)[0], after.write(5, temperature=0)[0])
+    assert torch.equal(back.generate(5, temperature=0)[0], after.generate(5, temperature=0)[0])
 
 
 def test_saved_and_loaded(tmp_path):
@@ -334,9 +334,9 @@ def test_bad_input():
     network, x = model("reads"), ids()
     _, state = network(x)
     for wrong, said in (
-        (lambda: Memformer(wdith=3), "did you mean 'width'"),
-        (lambda: Memformer(width=10, heads=3), "width must be divisible by heads"),
-        (lambda: Memformer(width=12, heads=4, memory=SlotsConfig(heads=5)), "width must be divisible by heads"),
+        (lambda: Memformer(dmi=3), "did you mean 'dim'"),
+        (lambda: Memformer(dim=10, num_heads=3), "dim must be divisible by num_heads"),
+        (lambda: Memformer(dim=12, num_heads=4, memory=SlotsConfig(num_heads=5)), "dim must be divisible by num_heads"),
         (lambda: Memformer(segment=0), "segment must be at least 1, found 0"),
         (lambda: Memformer(encoder_layers=0), "encoder_layers must be at least 1"),
         (lambda: Memformer(bos=256), "bos must be a token, 0 to 255, or None, found 256"),
@@ -364,6 +364,6 @@ def test_bad_input():
 def test_the_default_is_the_papers_image_model():
     network = Memformer()
     c = network.config
-    assert (c.encoder_layers, c.decoder_layers, c.width, c.heads, c.mlp) == (4, 8, 128, 4, 256)
+    assert (c.encoder_layers, c.decoder_layers, c.dim, c.num_heads, c.mlp) == (4, 8, 128, 4, 256)
     assert (c.memory.slots, c.memory.temperature) == (64, 0.25)
     assert math.isclose(network.memory.radius, 128**0.5)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from mnemos import Memformer, SlotsConfig
-from mnemos.replay import replay
+from mnemos.memory_replay import replay
 from mnemos.types import reset
 
 STEPS, L = 6, 4
@@ -16,10 +16,10 @@ def test_gradients_are_those_of_back_propagation_through_time(fields):
     torch.manual_seed(0)
     model = Memformer(
         vocab_size=13,
-        width=12,
+        dim=12,
         encoder_layers=2,
         decoder_layers=2,
-        heads=2,
+        num_heads=2,
         mlp=16,
         segment=L,
         dropout=0.2,

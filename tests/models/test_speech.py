@@ -49,7 +49,7 @@ class Scored(SpeechRecogniser):
     """Only its score is wanted."""
 
     def __init__(self, vocab_size: int, stack: int = 1) -> None:
-        super().__init__(SpeechConfig(vocab_size=vocab_size, stack=stack, bands=2, width=4, heads=1, layers=1, mlp=4))
+        super().__init__(SpeechConfig(vocab_size=vocab_size, stack=stack, bands=2, dim=4, num_heads=1, layers=1, mlp=4))
 
 
 def test_score_is_the_sum_over_all_paths_and_so_is_its_gradient():
@@ -115,8 +115,8 @@ def test_more_tokens_than_frames_can_say_are_refused(target, frames, stack):
 
 
 MODELS = {
-    "transformer": SpeechConfig(vocab_size=4, bands=5, stack=3, width=12, layers=2, heads=2, mlp=8),
-    "recurrent": BiLSTMConfig(vocab_size=4, bands=5, stack=3, width=6, layers=2),
+    "transformer": SpeechConfig(vocab_size=4, bands=5, stack=3, dim=12, layers=2, num_heads=2, mlp=8),
+    "recurrent": BiLSTMConfig(vocab_size=4, bands=5, stack=3, dim=6, layers=2),
 }
 
 
@@ -176,7 +176,7 @@ def test_bad_frames_are_refused(name):
 def test_every_attention_of_the_registry_fits():
     for name in registry.names("attention"):
         model = SpeechRecogniser(
-            width=12, layers=1, heads=2, mlp=8, bands=5, attention=registry.load("attention", name)()
+            dim=12, layers=1, num_heads=2, mlp=8, bands=5, attention=registry.load("attention", name)()
         )
         assert model(torch.randn(2, 9, 5))[0].shape == (2, 9, 11)
     with pytest.raises(InputError, match="did you mean 'layers'"):

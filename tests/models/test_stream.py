@@ -7,7 +7,7 @@ import mnemos
 from mnemos import GRC, InputError, Stream, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.models.sampling import draw
+from mnemos.generate.sampling import draw
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import leaves
 
@@ -22,7 +22,7 @@ KINDS = {
 
 def model(kind: str = "linear", **fields) -> Transformer:
     torch.manual_seed(0)
-    small = {"vocab_size": 11, "width": 16, "layers": 2, "heads": 2, "mlp": 24, "max_length": 40}
+    small = {"vocab_size": 11, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 24, "max_length": 40}
     return Transformer(**small | KINDS[kind] | fields).double()
 
 
@@ -43,8 +43,8 @@ def test_chunks_and_steps_say_what_one_forward_says(kind):
     network, x = model(kind).eval(), ids(2, 23)
     whole = network(x)[0][:, -1]
     for chunk in (1, 4, 7, 23, 100):
-        torch.testing.assert_close(Stream(network).read(x, chunk).predict(), whole, rtol=1e-10, atol=1e-10)
-    in_two = Stream(network).read(x[:, :9], 4).read(x[:, 9:], 3)
+        torch.testing.assert_close(Stream(network).prefill(x, chunk).predict(), whole, rtol=1e-10, atol=1e-10)
+    in_two = Stream(network).prefill(x[:, :9], 4).prefill(x[:, 9:], 3)
     torch.testing.assert_close(in_two.predict(), whole, rtol=1e-10, atol=1e-10)
 
 
@@ -52,7 +52,7 @@ def test_chunks_and_steps_say_what_one_forward_says(kind):
 def test_what_was_written_was_drawn_from_what_the_model_says(kind):
     network = model(kind).eval()
     prompt = ids(3, 5)
-    tokens, after = Stream(network).read(prompt).write(9, generator=seeded())
+    tokens, after = Stream(network).prefill(prompt).generate(9, generator=seeded())
     assert tokens.shape == (3, 9)
     generator, seen = seeded(), prompt
     for i in range(9):  # the slow way: everything anew for every token
@@ -65,34 +65,34 @@ def test_what_was_written_was_drawn_from_what_the_model_says(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_forked_batched_saved_and_gone_on_with(kind, tmp_path):
     network = model(kind)
-    long, short = Stream(network).read(ids(2, 12)), Stream(network).read(ids(1, 7, seed=2))
-    alone = [s.write(6, temperature=0)[0] for s in (long, short)]
+    long, short = Stream(network).prefill(ids(2, 12)), Stream(network).prefill(ids(1, 7, seed=2))
+    alone = [s.generate(6, temperature=0)[0] for s in (long, short)]
     both = Stream.join([long, short])
     assert both.rows == 3
-    tokens, both_after = both.write(6, temperature=0)
+    tokens, both_after = both.generate(6, temperature=0)
     assert torch.equal(tokens, torch.cat(alone))
     # A fork goes its own way, and the stream it came from does not notice.
     fork = both.select(torch.tensor([2, 2, 0]))
-    fork.write(4, generator=seeded())
-    assert torch.equal(both.write(6, temperature=0)[0], tokens)
-    assert torch.equal(fork.write(6, temperature=0)[0], tokens[[2, 2, 0]])
+    fork.generate(4, generator=seeded())
+    assert torch.equal(both.generate(6, temperature=0)[0], tokens)
+    assert torch.equal(fork.generate(6, temperature=0)[0], tokens[[2, 2, 0]])
     file = tmp_path / "stream.safetensors"
     both_after.save(file)
     back = Stream.restore(network, file)
     assert all(torch.equal(a, b) for a, b in zip(leaves(back.state), leaves(both_after.state), strict=True))
-    assert torch.equal(back.write(5, generator=seeded())[0], both_after.write(5, generator=seeded())[0])
+    assert torch.equal(back.generate(5, generator=seeded())[0], both_after.generate(5, generator=seeded())[0])
 
 
 @pytest.mark.slow
 def test_ten_thousand_steps_equal_the_parallel_pass_to_rounding():
     torch.manual_seed(0)
     network = Transformer(
-        vocab_size=11, width=16, layers=2, heads=2, mlp=24, max_length=8, attention=LinearConfig()
+        vocab_size=11, dim=16, layers=2, num_heads=2, mlp=24, max_length=8, attention=LinearConfig()
     ).eval()
     x = ids(1, 10_300)
     whole, end = network.double()(x)
     network.float()
-    stream = Stream(network).read(x[:, :301], 128)
+    stream = Stream(network).prefill(x[:, :301], 128)
     state, said = stream.state, []
     with torch.inference_mode():
         for i in range(300, x.shape[1]):
@@ -107,7 +107,7 @@ def test_ten_thousand_steps_equal_the_parallel_pass_to_rounding():
 
 def test_a_linear_streams_state_stays_as_large_as_it_was():
     network = model("linear")
-    sizes = [sum(x.numel() for x in leaves(Stream(network).read(ids(1, n)).state)) for n in (1, 10, 1000)]
+    sizes = [sum(x.numel() for x in leaves(Stream(network).prefill(ids(1, n)).state)) for n in (1, 10, 1000)]
     assert len(set(sizes)) == 1
 
 
@@ -115,20 +115,20 @@ def test_the_models_mode_is_left_as_it_was():
     network = model("linear", dropout=0.5)
     network.train()
     network.blocks[0].eval()
-    one = Stream(network).read(ids(1, 6))
+    one = Stream(network).prefill(ids(1, 6))
     assert network.training
     assert not network.blocks[0].training
-    close(one, Stream(network).read(ids(1, 6)))
+    close(one, Stream(network).prefill(ids(1, 6)))
 
 
 def test_a_mixture_writes_brightnesses():
     network = model("linear", vocab_size=17, head=HeadConfig(mixture=3))
-    tokens, after = Stream(network).read(ids(4, 3)).write(20, generator=seeded())
+    tokens, after = Stream(network).prefill(ids(4, 3)).generate(20, generator=seeded())
     assert tokens.min() >= 0
     assert tokens.max() < 17
     assert after.predict().shape == (4, 9)
     with pytest.raises(InputError, match="use temperature"):
-        after.write(1, top_k=3)
+        after.generate(1, top_k=3)
 
 
 def test_drawing():
@@ -151,28 +151,28 @@ def test_bad_input(tmp_path):
     network = model()
     stream = Stream(network)
     for wrong in (
-        lambda: stream.write(3),
+        lambda: stream.generate(3),
         lambda: stream.save(tmp_path / "x"),
         lambda: stream.select(torch.tensor([0])),
     ):
         with pytest.raises(InputError, match="read"):
             wrong()
     with pytest.raises(InputError, match="tokens"):
-        stream.read(torch.zeros(1, 0, dtype=torch.int64))
+        stream.prefill(torch.zeros(1, 0, dtype=torch.int64))
     with pytest.raises(InputError, match="chunk"):
-        stream.read(ids(1, 3), 0)
+        stream.prefill(ids(1, 3), 0)
     with pytest.raises(InputError, match=r"\[2, T\]"):
-        stream.read(ids(2, 3)).read(ids(3, 3))
+        stream.prefill(ids(2, 3)).prefill(ids(3, 3))
     with pytest.raises(InputError, match="the same model"):
-        Stream.join([stream.read(ids(1, 3)), Stream(model()).read(ids(1, 3))])
-    classifier = Transformer(vocab_size=11, width=16, heads=2, causal=False, head=HeadConfig(classes=3))
+        Stream.join([stream.prefill(ids(1, 3)), Stream(model()).prefill(ids(1, 3))])
+    classifier = Transformer(vocab_size=11, dim=16, num_heads=2, causal=False, head=HeadConfig(classes=3))
     with pytest.raises(InputError, match="language model"):
         Stream(classifier).read(ids(1, 3))
-    read = stream.read(ids(1, 3))
+    read = stream.prefill(ids(1, 3))
     file = tmp_path / "stream.safetensors"
     read.save(file)
     with pytest.raises(InputError, match="another configuration"):
-        Stream.restore(model(width=32), file)
+        Stream.restore(model(dim=32), file)
     with pytest.raises(InputError, match="no such file"):
         Stream.restore(network, tmp_path / "none")
     file.write_bytes(file.read_bytes()[:50])
@@ -185,11 +185,11 @@ def test_bad_input(tmp_path):
 
 def test_a_stream_shares_no_memory_with_what_was_given_or_returned():
     network, prompt = model("linear"), ids(2, 6)
-    stream = Stream(network).read(prompt)
+    stream = Stream(network).prefill(prompt)
     said = stream.predict()
     prompt.zero_()
     assert torch.equal(stream.predict(), said)
-    tokens, after = stream.write(5, generator=seeded())
+    tokens, after = stream.generate(5, generator=seeded())
     said = after.predict()
     tokens.zero_()
     assert torch.equal(after.predict(), said)
@@ -198,10 +198,10 @@ def test_a_stream_shares_no_memory_with_what_was_given_or_returned():
 def test_the_last_token_is_looked_at_too_and_streams_belong_to_weights(tmp_path):
     network = model("linear")
     with pytest.raises(InputError, match="0 to 10, found 99"):
-        Stream(network).read(torch.tensor([[99]]))
+        Stream(network).prefill(torch.tensor([[99]]))
     with pytest.raises(InputError, match="found str"):
-        Stream(network).read("It was")
-    stream = Stream(network).read(ids(1, 4))
+        Stream(network).prefill("It was")
+    stream = Stream(network).prefill(ids(1, 4))
     with pytest.raises(InputError, match="expected a folder"):
         stream.save(tmp_path / "nowhere" / "x")
     stream.save(tmp_path / "x")
@@ -221,4 +221,4 @@ def test_cold_and_tied_draws():
     with torch.no_grad():
         network.head.bias.fill_(torch.nan)
     with pytest.raises(InputError, match="NaN"):
-        Stream(network).read(ids(1, 3)).write(1)
+        Stream(network).prefill(ids(1, 3)).generate(1)

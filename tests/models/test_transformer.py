@@ -10,7 +10,7 @@ from mnemos import GRC, InputError, Transformer, TransformerConfig
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
 
-SMALL = TransformerConfig(vocab_size=11, width=16, layers=2, heads=2, mlp=32, max_length=12)
+SMALL = TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=32, max_length=12)
 
 
 def model(**fields) -> Transformer:
@@ -37,7 +37,7 @@ def test_streams_whatever_its_positions_and_norms(position, norm):
 
 def test_post_norm_equals_torchs_encoder_layer():
     torch.manual_seed(0)
-    ours = Transformer(vocab_size=5, width=16, layers=1, heads=2, mlp=32, norm="post", position="none").eval()
+    ours = Transformer(vocab_size=5, dim=16, layers=1, num_heads=2, mlp=32, norm="post", position="none").eval()
     theirs = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True).eval()
     block, peer = ours.blocks[0], theirs
     pairs = [(peer.self_attn.out_proj, block.attention.output), (peer.linear1, block.mlp.expand)]
@@ -100,11 +100,11 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
             mnemos.load(tmp_path)
     weights.write_bytes(whole)
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"width": 16', '"width": 32'))
+    config.write_text(config.read_text().replace('"dim": 16', '"dim": 32'))
     with pytest.raises(InputError, match="not this model's weights"):
         mnemos.load(tmp_path)
-    config.write_text(config.read_text().replace('"width"', '"witdh"'))
-    with pytest.raises(InputError, match="did you mean 'width'"):
+    config.write_text(config.read_text().replace('"dim"', '"dmi"'))
+    with pytest.raises(InputError, match="did you mean 'dim'"):
         mnemos.load(tmp_path)
     for broken, words in (
         ("{}", "expected a model and its sha256"),
@@ -123,11 +123,11 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        (lambda: model(heads=3), "heads may be 1, 2, 4"),
+        (lambda: model(num_heads=3), "num_heads may be 1, 2, 4"),
         (lambda: model(layers=0), "layers must be at least 1"),
         (lambda: model(norm="sandwich"), "'pre', 'post'"),
         (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean', 'last'"),
-        (lambda: Transformer(widht=16), "did you mean 'width'"),
+        (lambda: Transformer(dmi=16), "did you mean 'dim'"),
         (lambda: model()(ids()[:, :0]), "at least 1"),
         (lambda: model()(ids(), model().initial_state(3)), "a state of 2 rows"),
         (lambda: model(dropout=1.0), "dropout"),

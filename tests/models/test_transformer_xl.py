@@ -17,7 +17,7 @@ def model(**settings) -> Transformer:
     torch.manual_seed(0)
     fields = {key: settings.pop(key) for key in ("cache", "norm") if key in settings}
     attention = RelativeConfig(**{"memory": MEMORY} | settings)
-    sizes = {"vocab_size": 11, "width": WIDTH, "layers": 2, "heads": HEADS, "mlp": 12, "max_length": 16}
+    sizes = {"vocab_size": 11, "dim": WIDTH, "layers": 2, "num_heads": HEADS, "mlp": 12, "max_length": 16}
     network = Transformer(attention=attention, position="none", **sizes, **fields).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -126,14 +126,14 @@ def test_a_stream_of_same_length_reads_in_any_pieces_and_is_joined_saved_and_gon
     network, x = model(same_length=True).eval(), ids(17)
     whole = network(x)[0][:, -1]
     for chunk in (1, 4, 17):
-        torch.testing.assert_close(Stream(network).read(x, chunk).predict(), whole)
-    long, short = Stream(network).read(x), Stream(network).read(ids(3, 2))
-    alone = torch.cat([stream.write(6, temperature=0)[0] for stream in (long, short)])
+        torch.testing.assert_close(Stream(network).prefill(x, chunk).predict(), whole)
+    long, short = Stream(network).prefill(x), Stream(network).prefill(ids(3, 2))
+    alone = torch.cat([stream.generate(6, temperature=0)[0] for stream in (long, short)])
     both = Stream.join([long, short])
     both.save(tmp_path / "stream.safetensors")
-    assert torch.equal(both.write(6, temperature=0)[0], alone)
+    assert torch.equal(both.generate(6, temperature=0)[0], alone)
     again = Stream.restore(network, tmp_path / "stream.safetensors")
-    assert torch.equal(again.write(6, temperature=0)[0], alone)
+    assert torch.equal(again.generate(6, temperature=0)[0], alone)
 
 
 def test_a_stream_without_same_length_is_read_in_the_pieces_it_is_given():
@@ -143,11 +143,11 @@ def test_a_stream_without_same_length_is_read_in_the_pieces_it_is_given():
         for part in x[:, :-1].split(5, 1):
             _, state = network(part, state)
         wanted = network(x[:, -1:], state)[0][:, 0]
-    torch.testing.assert_close(Stream(network).read(x, 5).predict(), wanted)
+    torch.testing.assert_close(Stream(network).prefill(x, 5).predict(), wanted)
 
 
 def test_the_decoder_says_that_it_does_not_fuse():
-    step = mnemos.decoder(model().eval())
+    step = mnemos.fused_step(model().eval())
     assert not step.fused
     assert "RelativeAttention" in step.why
     logits, state = step(ids(1))
@@ -158,7 +158,7 @@ def test_a_classifier_looks_both_ways():
     torch.manual_seed(0)
     head = mnemos.models.HeadConfig(classes=3)
     network = Transformer(
-        vocab_size=11, width=8, heads=2, causal=False, head=head, position="none", attention=RelativeConfig()
+        vocab_size=11, dim=8, num_heads=2, causal=False, head=head, position="none", attention=RelativeConfig()
     )
     logits, state = network(ids(7))
     assert state is None

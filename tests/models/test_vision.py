@@ -6,51 +6,50 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import GRC
-from mnemos.adapt import libraries
-from mnemos.memory.attention_cache import AttentionCache
+from mnemos import GRC, libraries
 from mnemos.memory.gated_cache import caches
 from mnemos.memory.stored import stored
+from mnemos.memory.token_cache import AttentionCache
 from mnemos.models.vision import ImageConfig, PVTConfig, SwinConfig, ViTConfig
 from mnemos.types import InputError
 
 NET = {"image": 224, "classes": 1000}
 PYRAMID = {
-    "widths": (64, 128, 320, 512),
-    "heads": (1, 2, 5, 8),
+    "dims": (64, 128, 320, 512),
+    "num_heads": (1, 2, 5, 8),
     "mlp_ratios": (8, 8, 4, 4),
     "reductions": (8, 4, 2, 1),
     **NET,
 }
-VIT_S = ViTConfig(patch=16, width=384, depth=12, heads=6, mlp_ratio=4.0, **NET)
-SWIN_T = SwinConfig(patch=4, window=7, width=96, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), mlp_ratio=4.0, **NET)
+VIT_S = ViTConfig(patch=16, dim=384, depth=12, num_heads=6, mlp_ratio=4.0, **NET)
+SWIN_T = SwinConfig(patch=4, window=7, dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), mlp_ratio=4.0, **NET)
 PVT_TINY = PVTConfig(depths=(2, 2, 2, 2), **PYRAMID)
 PVT2_B2 = PVTConfig(version=2, depths=(3, 4, 6, 3), **PYRAMID)
 
 # Small enough for tests, at the sizes of the data that two cores can train on.
 SMALL = {
-    "digits": ViTConfig(image=8, channels=1, patch=2, width=12, depth=2, heads=2),
-    "mnist": ViTConfig(image=28, channels=1, patch=7, width=12, depth=2, heads=2, pool="mean"),
-    "mnist-4": ViTConfig(image=28, channels=1, patch=4, width=12, depth=1, heads=3),
-    "cifar": ViTConfig(image=32, patch=4, width=12, depth=2, heads=2, dropout=0.1, drop_path=0.1),
-    "photos": ViTConfig(image=64, patch=8, width=12, depth=1, heads=2, classes=3),
-    "pvt-2": PVTConfig(widths=(8, 12), depths=(1, 2), heads=(1, 2), mlp_ratios=(2, 3), drop_path=0.1),
+    "digits": ViTConfig(image=8, channels=1, patch=2, dim=12, depth=2, num_heads=2),
+    "mnist": ViTConfig(image=28, channels=1, patch=7, dim=12, depth=2, num_heads=2, pool="mean"),
+    "mnist-4": ViTConfig(image=28, channels=1, patch=4, dim=12, depth=1, num_heads=3),
+    "cifar": ViTConfig(image=32, patch=4, dim=12, depth=2, num_heads=2, dropout=0.1, drop_path=0.1),
+    "photos": ViTConfig(image=64, patch=8, dim=12, depth=1, num_heads=2, classes=3),
+    "pvt-2": PVTConfig(dims=(8, 12), depths=(1, 2), num_heads=(1, 2), mlp_ratios=(2, 3), drop_path=0.1),
     "pvt-3": PVTConfig(
-        widths=(4, 8, 12), depths=(1, 1, 1), heads=(1, 2, 3), mlp_ratios=(2, 2, 2), reductions=(4, 2, 1)
+        dims=(4, 8, 12), depths=(1, 1, 1), num_heads=(1, 2, 3), mlp_ratios=(2, 2, 2), reductions=(4, 2, 1)
     ),
     "pvt-4": PVTConfig(
         image=64,
-        widths=(4, 8, 12, 16),
+        dims=(4, 8, 12, 16),
         depths=(1, 1, 1, 1),
-        heads=(1, 2, 3, 4),
+        num_heads=(1, 2, 3, 4),
         mlp_ratios=(2, 2, 2, 2),
         reductions=(8, 4, 2, 1),
     ),
-    "pvt2": PVTConfig(version=2, widths=(8, 12), depths=(1, 2), heads=(1, 2)),
-    "pvt-patch-2": PVTConfig(image=28, channels=1, patch=2, widths=(8, 12), depths=(1, 1), heads=(1, 2)),
-    "pvt2-patch-2": PVTConfig(image=8, channels=1, version=2, patch=2, widths=(8, 12), depths=(1, 1), heads=(1, 2)),
-    "swin": SwinConfig(width=8, depths=(2, 2), heads=(2, 4)),
-    "swin-3": SwinConfig(image=64, patch=4, window=4, width=8, depths=(2, 1, 1), heads=(1, 2, 4)),
+    "pvt2": PVTConfig(version=2, dims=(8, 12), depths=(1, 2), num_heads=(1, 2)),
+    "pvt-patch-2": PVTConfig(image=28, channels=1, patch=2, dims=(8, 12), depths=(1, 1), num_heads=(1, 2)),
+    "pvt2-patch-2": PVTConfig(image=8, channels=1, version=2, patch=2, dims=(8, 12), depths=(1, 1), num_heads=(1, 2)),
+    "swin": SwinConfig(dim=8, depths=(2, 2), num_heads=(2, 4)),
+    "swin-3": SwinConfig(image=64, patch=4, window=4, dim=8, depths=(2, 1, 1), num_heads=(1, 2, 4)),
 }
 
 
@@ -165,7 +164,7 @@ def test_a_cache_is_as_long_as_the_keys(name, slots):
     ("config", "words"),
     [
         (ViTConfig(image=30), "image must be divisible by patch"),
-        (ViTConfig(width=10), "width must be divisible by heads"),
+        (ViTConfig(dim=10), "dim must be divisible by num_heads"),
         (ViTConfig(depth=0), "depth"),
         (ViTConfig(drop_path=1.0), "drop_path"),
         (ViTConfig(channels=0), "channels must be at least 1"),
@@ -175,9 +174,9 @@ def test_a_cache_is_as_long_as_the_keys(name, slots):
         (PVTConfig(reductions=(3, 1)), "does not divide"),
         (PVTConfig(patch=1), "patch must be at least 2"),
         (PVTConfig(reductions=(2, 2)), "class token"),
-        (PVTConfig(heads=(3, 4)), "width must be divisible by heads"),
+        (PVTConfig(num_heads=(3, 4)), "dim must be divisible by num_heads"),
         (SwinConfig(window=0), "window"),
-        (SwinConfig(heads=(2,)), "one a stage"),
+        (SwinConfig(num_heads=(2,)), "one a stage"),
         (SwinConfig(cache=AttentionCache()), "no attention that an attention cache is known for"),
         (ViTConfig(cache=GRC(scope="stream")), "scope"),
     ],

@@ -2,8 +2,8 @@
 
 import torch
 
-from mnemos.ops.linear_attention import LinearState, linear_attention
-from mnemos.ops.linear_attention.reference import reference_elu, reference_relu
+from mnemos.ops.linear import LinearState, linear_attention
+from mnemos.ops.linear.reference import reference_elu, reference_relu
 
 REFERENCES = {"elu": reference_elu, "relu": reference_relu}
 

@@ -3,7 +3,7 @@
 import torch
 
 import mnemos
-from mnemos.ops.linear_attention import BACKENDS, LinearState
+from mnemos.ops.linear import BACKENDS, LinearState
 
 B, H, D, M = 2, 3, 5, 4
 # Those that run float32 and shorter on this processor: "auto" is the first of them alone.

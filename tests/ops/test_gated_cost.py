@@ -9,7 +9,7 @@ import torch
 import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
-from mnemos.evaluate.flops import count_flops
+from mnemos.measure.flops import count_flops
 from mnemos.ops.gated_cache import cost
 from mnemos.ops.gated_cache.cost import Shape
 
@@ -94,10 +94,10 @@ def test_the_formula_counts_what_image_models_gain(name, preset):
     from mnemos.models.vision import PVTConfig, SwinConfig, ViTConfig
 
     configs = {
-        "vit": ViTConfig(width=32, depth=2),
-        "pvt": PVTConfig(widths=(16, 32), depths=(1, 1)),
-        "pvt2": PVTConfig(version=2, widths=(16, 32), depths=(1, 1)),
-        "swin": SwinConfig(width=16),
+        "vit": ViTConfig(dim=32, depth=2),
+        "pvt": PVTConfig(dims=(16, 32), depths=(1, 1)),
+        "pvt2": PVTConfig(version=2, dims=(16, 32), depths=(1, 1)),
+        "swin": SwinConfig(dim=16),
     }
     torch.manual_seed(0)
     model, x = configs[name].build(), torch.randn(B, 3, 32, 32)

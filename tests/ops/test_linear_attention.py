@@ -8,9 +8,9 @@ import torch
 from linear_attention_cases import B, D, H, M, compare, holes, inputs, weighted
 
 from mnemos.ops import linear_attention
-from mnemos.ops.linear_attention import LinearState, chunked
-from mnemos.ops.linear_attention.feature_maps import elu, favor, polynomial, random_projection
-from mnemos.ops.linear_attention.reference import (
+from mnemos.ops.linear import LinearState, chunked
+from mnemos.ops.linear.feature_maps import elu, favor, polynomial, random_projection
+from mnemos.ops.linear.reference import (
     reference_bidirectional,
     reference_causal,
     reference_elu,

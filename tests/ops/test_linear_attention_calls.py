@@ -6,7 +6,7 @@ from linear_attention_cases import HERE, B, D, H, M, compare, holes, inputs
 
 import mnemos
 from mnemos.ops import linear_attention
-from mnemos.ops.linear_attention.reference import reference_linear_attention
+from mnemos.ops.linear.reference import reference_linear_attention
 from mnemos.types import InputError
 
 

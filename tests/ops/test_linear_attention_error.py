@@ -12,8 +12,8 @@ import torch
 
 import mnemos
 from mnemos.ops import linear_attention
-from mnemos.ops.linear_attention import BACKENDS, CompensatedState, LinearState, native
-from mnemos.ops.linear_attention.reference import reference_elu, reference_relu
+from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, native
+from mnemos.ops.linear.reference import reference_elu, reference_relu
 from mnemos.types import detach, leaves, reset, select
 
 HERE = [name for name in mnemos.ops.backends("linear_attention") if BACKENDS[name].takes(*torch.zeros(3, 1, 1, 1, 1))]

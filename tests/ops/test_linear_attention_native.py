@@ -15,8 +15,8 @@ from native_kernels import needs_kernels
 import mnemos
 from mnemos.native import build as building
 from mnemos.native import library
-from mnemos.ops.linear_attention import LinearState, linear_attention, native
-from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention
+from mnemos.ops.linear import LinearState, linear_attention, native
+from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

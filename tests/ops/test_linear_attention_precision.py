@@ -5,8 +5,8 @@ import torch
 from linear_attention_cases import HERE, inputs, weighted
 
 from mnemos.ops import linear_attention
-from mnemos.ops.linear_attention.feature_maps import FEATURE_MAPS, elu
-from mnemos.ops.linear_attention.reference import (
+from mnemos.ops.linear.feature_maps import FEATURE_MAPS, elu
+from mnemos.ops.linear.reference import (
     reference_bidirectional,
     reference_causal,
     reference_elu,

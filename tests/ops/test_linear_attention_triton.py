@@ -19,10 +19,10 @@ from kernel_cases import inputs as inputs_on
 from kernel_cases import run as run_backend
 
 import mnemos
-from mnemos.ops.linear_attention import LinearState, linear_attention
-from mnemos.ops.linear_attention import triton as backend
-from mnemos.ops.linear_attention import triton_launch as launch
-from mnemos.ops.linear_attention.reference import reference_elu, reference_linear_attention
+from mnemos.ops.linear import LinearState, linear_attention
+from mnemos.ops.linear import triton as backend
+from mnemos.ops.linear import triton_launch as launch
+from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
 INSTALLED = importlib.util.find_spec("triton") is not None

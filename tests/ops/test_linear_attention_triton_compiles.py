@@ -8,7 +8,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from mnemos.ops.linear_attention import triton_kernels as kernels  # noqa: E402
+from mnemos.ops.linear import triton_kernels as kernels  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,14 +11,9 @@ import torch
 
 import mnemos
 from mnemos.ops import linear_attention_varlen
-from mnemos.ops.linear_attention import LinearState
-from mnemos.ops.linear_attention.feature_maps import favor, random_projection
-from mnemos.ops.linear_attention.reference import (
-    reference_elu,
-    reference_linear_attention,
-    reference_polynomial,
-    reference_relu,
-)
+from mnemos.ops.linear import LinearState
+from mnemos.ops.linear.feature_maps import favor, random_projection
+from mnemos.ops.linear.reference import reference_elu, reference_linear_attention, reference_polynomial, reference_relu
 from mnemos.types import InputError
 
 H, D, M = 2, 5, 4

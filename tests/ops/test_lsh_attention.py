@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mnemos.evaluate.flops import flops_by_operation
+from mnemos.measure.flops import flops_by_operation
 from mnemos.ops import lsh, lsh_attention
 from mnemos.ops.lsh import windows
 from mnemos.ops.lsh.reference import reference_lsh_attention, reference_rounds, reference_union

@@ -8,15 +8,15 @@ import torch
 
 from mnemos import GRC
 from mnemos.cli import main
-from mnemos.papers.cached_transformers import costs, figures, small
+from mnemos.papers.cached_transformers import comparisons, figures, host_costs
 from mnemos.papers.reproduce import Options
-from mnemos.papers.small import task
+from mnemos.papers.small_runs import task
 from mnemos.train.session import run
 
 
 @pytest.mark.slow
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
-    plain, half, whole = costs.costs("PVT-Tiny", [GRC(preset="paper"), GRC(preset="paper", ratio=1.0)])
+    plain, half, whole = host_costs.costs("PVT-Tiny", [GRC(preset="paper"), GRC(preset="paper", ratio=1.0)])
     for one in (half, whole):
         assert one.training - plain.training == pytest.approx(one.added, abs=1e-9)
         assert plain.inference < one.inference < one.training
@@ -30,21 +30,21 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
 
 def test_a_cost_is_counted_once(monkeypatch):
     """For all claims of a paper a model is built once."""
-    monkeypatch.setattr(costs, "_KEPT", {})
-    tiny = replace(costs.config("PVT-Tiny"), image=64, widths=(16, 32, 80, 64), depths=(1, 1, 1, 1), drop_path=0.0)
+    monkeypatch.setattr(host_costs, "_KEPT", {})
+    tiny = replace(host_costs.config("PVT-Tiny"), image=64, dims=(16, 32, 80, 64), depths=(1, 1, 1, 1), drop_path=0.0)
     made = []
-    monkeypatch.setattr(costs, "config", lambda name: made.append(name) or tiny)
-    first = costs.costs("PVT-Tiny", [GRC(preset="paper")])
-    assert costs.costs("PVT-Tiny", [GRC(preset="paper")]) == first
+    monkeypatch.setattr(host_costs, "config", lambda name: made.append(name) or tiny)
+    first = host_costs.costs("PVT-Tiny", [GRC(preset="paper")])
+    assert host_costs.costs("PVT-Tiny", [GRC(preset="paper")]) == first
     assert made == ["PVT-Tiny"]
-    costs.costs("PVT-Tiny", [GRC(preset="paper", ratio=0.25)])
+    host_costs.costs("PVT-Tiny", [GRC(preset="paper", ratio=0.25)])
     assert made == ["PVT-Tiny"] * 2
 
 
 def test_every_model_of_the_paper_has_a_recipe():
-    for name in costs.RECIPES:
-        assert costs.config(name).cache is None
-        assert costs.config(name).image == 224
+    for name in host_costs.RECIPES:
+        assert host_costs.config(name).cache is None
+        assert host_costs.config(name).image == 224
 
 
 def test_the_data_chooses_the_task(tmp_path):
@@ -58,7 +58,7 @@ def test_the_data_chooses_the_task(tmp_path):
 
 def test_options_change_the_small_recipes(tmp_path):
     options = Options(tmp_path, steps=7)
-    plain, *cached = small.ratios(options, "pvt", (0.25, 1.0))
+    plain, *cached = comparisons.ratios(options, "pvt", (0.25, 1.0))
     assert plain.model.cache is None
     assert [one.model.cache.ratio for one in cached] == [0.25, 1.0]
     assert {one.train.steps for one in (plain, *cached)} == {7}
@@ -76,7 +76,7 @@ def test_a_point_is_compared_at_its_own_flops():
 def cached_run(tmp_path_factory):
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("out")
-    recipe = small.recipe(Options(out, steps=3), "vit", small.CACHED)
+    recipe = comparisons.recipe(Options(out, steps=3), "vit", comparisons.CACHED)
     run(recipe, out / "run", quiet=True)
     return out / "run"
 

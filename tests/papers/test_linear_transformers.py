@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from mnemos.evaluate.peak import peak_of
-from mnemos.evaluate.writing import whole, with_state, without_state
+from mnemos.measure.decoding import whole, with_state, without_state
+from mnemos.measure.peak import peak_of
 from mnemos.models.transformer import Transformer
 from mnemos.papers.claims import paper
-from mnemos.papers.linear_transformers import copying, generation, scaling
+from mnemos.papers.linear_transformers import copy_claim, generation, scaling
 from mnemos.papers.linear_transformers.arms import attention
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.types import InputError
 
 # As long as the paper's, whose positions are learned and end where a picture does.
-TINY = replace(generation.PAPER, width=16, layers=1, heads=2, mlp=16)
+TINY = replace(generation.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
 
 
 @pytest.mark.parametrize("claim", paper("linear_transformers").claims, ids=lambda one: one.name)
@@ -65,15 +65,15 @@ def test_peak_memory_is_what_a_call_takes():
 
 @pytest.mark.slow
 def test_figure2(tmp_path, monkeypatch):
-    small = copying.copy_small()
-    monkeypatch.setattr(copying, "copy_small", lambda: _shrunk(small))
+    small = copy_claim.copy_small()
+    monkeypatch.setattr(copy_claim, "copy_small", lambda: _shrunk(small))
     (found,) = reproduce("linear_transformers/figure2", Options(tmp_path, steps=4))
-    assert [row[""] for row in found["tables"][0]["rows"]] == list(copying.ARMS)
+    assert [row[""] for row in found["tables"][0]["rows"]] == list(copy_claim.ARMS)
     assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
 
 
 def _shrunk(recipe):
-    model = replace(recipe.model, width=16, layers=1, heads=2, mlp=16)
+    model = replace(recipe.model, dim=16, layers=1, num_heads=2, mlp=16)
     train = replace(recipe.train, batch_size=4, eval_every=2, log_every=2, accelerator="cpu")
     return replace(recipe, model=model, train=train, data=replace(recipe.data, length=16, rows=8))
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mnemos.evaluate.listening import KINDS
+from mnemos.evaluate.write_attention import KINDS
 from mnemos.memory.slots import SlotsConfig
 from mnemos.papers.claim import Claim
-from mnemos.papers.memformer import costs, forgetting, lengths
+from mnemos.papers.memformer import forgetting, lengths, model_costs
 from mnemos.papers.memformer.figures import figure4, figure5, figure6, figure7, figure8
-from mnemos.papers.memformer.text import small
+from mnemos.papers.memformer.text_runs import small
 from mnemos.papers.reproduce import Options
 from mnemos.train.session import run
 from mnemos.types import InputError
@@ -39,16 +39,16 @@ def finished(text, tmp_path_factory):
     recipe = tiny(small(Options(tmp_path_factory.mktemp("out"), data=text), 2))
     folder = tmp_path_factory.mktemp("runs") / "run"
     run(recipe, folder, quiet=True)
-    assert (folder / "listening.json").is_file()
+    assert (folder / "write_attention.json").is_file()
     return folder
 
 
 def tiny(recipe):
     memory = replace(recipe.model.memory, slots=6)
     model = replace(
-        recipe.model, width=8, heads=2, mlp=8, encoder_layers=1, decoder_layers=1, segment=16, memory=memory
+        recipe.model, dim=8, num_heads=2, mlp=8, encoder_layers=1, decoder_layers=1, segment=16, memory=memory
     )
-    train = replace(recipe.train, batch_size=2, accelerator="cpu", rollout=replace(recipe.train.rollout, steps=2))
+    train = replace(recipe.train, batch_size=2, accelerator="cpu", rollout=replace(recipe.train.rollout, segments=2))
     return replace(recipe, model=model, data=replace(recipe.data, segment=16), train=train)
 
 
@@ -77,13 +77,13 @@ def test_near_its_end_a_slot_loses_what_the_formula_says(share):
 
 @pytest.mark.slow
 def test_figure5(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "LENGTHS", (32, 64))
-    monkeypatch.setattr(costs, "SIZES", (16, 32))
-    monkeypatch.setattr(costs, "SEGMENT", 16)
-    monkeypatch.setattr(costs, "MEMORY", 32)
-    monkeypatch.setattr(costs, "BATCH", 3)
-    shape = replace(costs.MEMFORMER, width=16, encoder_layers=1, decoder_layers=2, heads=2, mlp=24, segment=16)
-    monkeypatch.setattr(costs, "MEMFORMER", shape)
+    monkeypatch.setattr(model_costs, "LENGTHS", (32, 64))
+    monkeypatch.setattr(model_costs, "SIZES", (16, 32))
+    monkeypatch.setattr(model_costs, "SEGMENT", 16)
+    monkeypatch.setattr(model_costs, "MEMORY", 32)
+    monkeypatch.setattr(model_costs, "BATCH", 3)
+    shape = replace(model_costs.MEMFORMER, dim=16, encoder_layers=1, decoder_layers=2, num_heads=2, mlp=24, segment=16)
+    monkeypatch.setattr(model_costs, "MEMFORMER", shape)
     found = figure5(claim("figure5"), Options(tmp_path))
     flops, held = found.tables
     assert [row[0] for row in flops.rows] == ["32", "64"]
@@ -100,14 +100,14 @@ def test_figure5(tmp_path, monkeypatch):
 
 
 def test_arms_have_equal_parameters():
-    counts = [costs.parameters(costs.configuration(name, costs.MEMORY)) for name in costs.ARMS]
+    counts = [model_costs.parameters(model_costs.configuration(name, model_costs.MEMORY)) for name in model_costs.ARMS]
     assert max(counts) < 1.001 * min(counts)
-    assert costs.configuration("Memformer", 64).memory == SlotsConfig(slots=64)
+    assert model_costs.configuration("Memformer", 64).memory == SlotsConfig(slots=64)
 
 
 @pytest.mark.slow
 def test_figures_6_and_7_of_a_run(finished, tmp_path):
-    (finished / "listening.json").unlink()  # as of a run of an earlier version: it is listened to now
+    (finished / "write_attention.json").unlink()  # as of a run of an earlier version: it is listened to now
     found = figure6(claim("figure6"), Options(tmp_path, run=finished))
     (table,) = found.tables
     assert sum(row[2] for row in table.rows) == pytest.approx(100, abs=1e-3)

@@ -8,8 +8,8 @@ import pytest
 from mnemos import registry
 from mnemos.memory.slots import SlotsConfig
 from mnemos.papers.claims import paper
-from mnemos.papers.memformer import language, pictures, recall, recipes, replaying, small
-from mnemos.papers.memformer.recipes import Language, Pictures
+from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, training
+from mnemos.papers.memformer.recipes import ImageSizes, LanguageSizes
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.train import compare
 from mnemos.train.recipe import RolloutConfig
@@ -22,11 +22,11 @@ TABLES = ("table1", "table2", "table3", "recall")
 def tiny(monkeypatch) -> None:
     """Three rows a table, and models that take moments."""
     rows = ("Transformer-XL memory=224", "Memformer 4+8", "w/o memory")
-    for module in (pictures, recipes):
+    for module in (image_tables, recipes):
         monkeypatch.setattr(module, "PICTURES", {name: recipes.PICTURES[name] for name in rows})
-    monkeypatch.setitem(recipes.SMALL, "digits", Pictures(width=8, shallower=2, fewer=16, side=8, dropout=0.0))
+    monkeypatch.setitem(recipes.SMALL, "digits", ImageSizes(dim=8, shallower=2, fewer=16, side=8, dropout=0.0))
     monkeypatch.setattr(language, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
-    sizes = Language(width=8, heads=2, shallower=4, shorter=16, dropout=0.0)
+    sizes = LanguageSizes(dim=8, num_heads=2, shallower=4, shorter=16, dropout=0.0)
     monkeypatch.setattr(language, "PAPER", sizes)
     monkeypatch.setattr(language, "ROUNDS", 1)
     for module in (language, recipes):
@@ -77,7 +77,7 @@ def test_table2(tmp_path, tiny):
 @pytest.mark.slow
 def test_table3(tmp_path, monkeypatch):
     monkeypatch.setattr(replaying, "ROUNDS", 1)
-    tiny = {"width": 8, "encoder_layers": 1, "decoder_layers": 2, "heads": 2, "mlp": 8, "segment": 8}
+    tiny = {"dim": 8, "encoder_layers": 1, "decoder_layers": 2, "num_heads": 2, "mlp": 8, "segment": 8}
     monkeypatch.setattr(replaying, "MODEL", replace(replaying.MODEL, **tiny, memory=SlotsConfig(slots=4)))
     (found,) = reproduce("memformer/table3", Options(tmp_path))
     rows = {row[""]: row for row in found["tables"][0]["rows"]}
@@ -90,16 +90,16 @@ def test_table3(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_recall(tmp_path, monkeypatch):
-    monkeypatch.setattr(recall, "DATA", replace(recall.DATA, distance=24, shortest=2, rows=4))
-    monkeypatch.setattr(recall, "MODEL", replace(recall.MODEL, width=8, mlp=8, segment=8))
-    monkeypatch.setattr(recall, "TRAIN", replace(recall.TRAIN, batch_size=2, accelerator="cpu"))
+    monkeypatch.setattr(recall_claim, "DATA", replace(recall_claim.DATA, distance=24, shortest=2, rows=4))
+    monkeypatch.setattr(recall_claim, "MODEL", replace(recall_claim.MODEL, dim=8, mlp=8, segment=8))
+    monkeypatch.setattr(recall_claim, "TRAIN", replace(recall_claim.TRAIN, batch_size=2, accelerator="cpu"))
     (found,) = reproduce("memformer/recall", Options(tmp_path, steps=2))
     names = [row[""] for row in found["tables"][0]["rows"]]
     assert names == ["Memformer, replay", "Memformer, horizon 1", "softmax, window 16", "a guess"]
 
 
 def test_recalls_arms_differ_in_what_they_are_named_for():
-    ours, truncated, softmax = recall.arms().values()
+    ours, truncated, softmax = recall_claim.arms().values()
     assert (ours.model, ours.data, ours.optim) == (truncated.model, truncated.data, truncated.optim)
     assert (ours.train.rollout.horizon, truncated.train.rollout.horizon) == (0, 1)
     assert softmax.model.attention.window == 2 * ours.model.segment
@@ -107,25 +107,30 @@ def test_recalls_arms_differ_in_what_they_are_named_for():
 
 
 def test_an_ablation_differs_in_one_thing():
-    base, _ = recipes.picture_arm("Memformer 2+6 memory=64", Pictures())
+    base, _ = recipes.picture_arm("Memformer 2+6 memory=64", ImageSizes())
     for name, change in {
         "Memformer 2+6 memory=16": {"slots": 16},
         "w/o memory": {"slots": 0},
         "temperature=1.0": {"temperature": 1.0},
         "w/o forgetting": {"forgetting": False},
-        "w/o multi-head": {"heads": 1},
+        "w/o multi-head": {"num_heads": 1},
     }.items():
-        arm, rollout = recipes.picture_arm(name, Pictures())
+        arm, rollout = recipes.picture_arm(name, ImageSizes())
         assert arm == replace(base, memory=replace(base.memory, **change)), name
-        assert (rollout.segment, rollout.horizon) == (28, 8)
+        assert (rollout.segment_length, rollout.horizon) == (28, 8)
 
 
 def test_the_papers_settings():
     found = registry.load("recipe", "mnist-memformer")()
     assert (found.model.encoder_layers, found.model.decoder_layers, found.model.memory.slots) == (4, 8, 64)
-    assert (found.train.steps, found.train.batch_size, found.optim.rate, found.optim.clip) == (10_000, 256, 1e-3, 1.0)
+    assert (found.train.steps, found.train.batch_size, found.optim.lr, found.optim.grad_clip) == (
+        10_000,
+        256,
+        1e-3,
+        1.0,
+    )
     text = registry.load("recipe", "wikitext-memformer")()
-    assert (text.model.width, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
+    assert (text.model.dim, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
     rival = registry.load("recipe", "wikitext-xl")()
     assert (rival.model.layers, rival.model.attention.memory, rival.data) == (16, 1024, text.data)
     for other in recipes.PICTURES.values():
@@ -138,14 +143,14 @@ def test_what_is_compared_may_read_its_rows_in_its_own_way(tmp_path):
     found = [recipes.picture_recipe("digits", name) for name in ("Transformer-XL memory=56", "Memformer 4+8", "LSTM")]
     assert len({recipe.train.rollout for recipe in found}) > 1
     compare._check(found, tmp_path / "new")
-    more = replace(found[0].train, rollout=RolloutConfig(steps=2))
+    more = replace(found[0].train, rollout=RolloutConfig(segments=2))
     with pytest.raises(InputError, match="differ in train"):
         compare._check([found[1], replace(found[0], train=more)], tmp_path / "new")
 
 
 def test_the_order_of_merit_counts_pairs():
     theirs = {"a": (0.0, 1.0), "b": (0.0, 2.0), "c": (0.0, 2.0)}
-    found = small.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
+    found = training.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
     said = found.order(theirs, 1)
     assert "c; a; b; ours" in said
     assert "Of 2 pairs 1 stand" in said
@@ -154,7 +159,7 @@ def test_the_order_of_merit_counts_pairs():
 
 def test_pictures_want_mnist(tmp_path):
     with pytest.raises(InputError, match="expected a folder with MNIST"):
-        pictures._recipe(Options(tmp_path, data=tmp_path), "LSTM")
+        image_tables._recipe(Options(tmp_path, data=tmp_path), "LSTM")
 
 
 def test_small_twins_are_registered():

@@ -13,9 +13,9 @@ from PIL import Image
 
 from mnemos import registry
 from mnemos.config import from_dict, to_dict
-from mnemos.memory.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
 from mnemos.memory.stored import stored
+from mnemos.memory.token_cache import AttentionCache
 from mnemos.papers.cached_transformers import vision
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
@@ -79,8 +79,8 @@ def test_imagenet_is_at_the_papers_settings(name):
     recipe = load(name)
     model, data, optim, train = recipe.model, recipe.data, recipe.optim, recipe.train
     assert (model.image, model.channels, model.classes, data.size) == (224, 3, 1000, 224)
-    assert (optim.name, optim.decay, train.batch_size) == ("adamw", 0.05, 1024)
-    assert optim.rate == 5e-4 * 1024 / 512
+    assert (optim.name, optim.weight_decay, train.batch_size) == ("adamw", 0.05, 1024)
+    assert optim.lr == 5e-4 * 1024 / 512
     assert optim.schedule.name == "cosine"
     assert train.steps * 1024 / 1_281_167 == pytest.approx(300, rel=1e-3)
     assert optim.schedule.warmup * 1024 / 1_281_167 == pytest.approx(5, rel=1e-3)
@@ -94,8 +94,8 @@ def test_imagenet_is_at_the_papers_settings(name):
 def test_imagenet_22k_is_at_swins_settings():
     recipe = load("imagenet-22k-swin-t-cached")
     assert recipe.model.classes == 21_841
-    assert recipe.optim.rate == pytest.approx(1.25e-4 * 4096 / 512)
-    assert recipe.optim.rate * recipe.optim.schedule.floor == pytest.approx(1.25e-6 * 4096 / 512)
+    assert recipe.optim.lr == pytest.approx(1.25e-4 * 4096 / 512)
+    assert recipe.optim.lr * recipe.optim.schedule.floor == pytest.approx(1.25e-6 * 4096 / 512)
     assert recipe.train.steps * 4096 / 14_197_122 == pytest.approx(90, rel=1e-3)
     assert recipe.optim.schedule.warmup / recipe.train.steps == pytest.approx(5 / 90)
 

@@ -294,7 +294,7 @@ def test_resets_of_the_wrong_rows():
 
 
 def test_a_segment_longer_than_the_model_allows():
-    model = Transformer(vocab_size=7, max_length=6, position="learned", width=8, layers=1, heads=2, mlp=8)
+    model = Transformer(vocab_size=7, max_length=6, position="learned", dim=8, layers=1, num_heads=2, mlp=8)
 
     def step(x, state):
         logits, state = model(x, state)

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mnemos import Transformer, replay
 from mnemos.attention import LinearConfig, SoftmaxConfig
-from mnemos.replay.moments import Store
+from mnemos.memory_replay.moments import Store
 
 
 def most_saved(run):
@@ -156,7 +156,7 @@ def test_offload_changes_nothing_and_leaves_nothing(tmp_path, checkpoints):
 
 
 def test_generators_that_stand_still_are_stored_once():
-    from mnemos.replay.moments import generators
+    from mnemos.memory_replay.moments import generators
 
     first = generators()
     again = generators(first)
@@ -172,7 +172,7 @@ def test_generators_that_stand_still_are_stored_once():
 def test_models_of_ours(attention, checkpoints):
     """A growing memory, too: its keys lie in one buffer that is appended to, which writes into no state."""
     torch.manual_seed(0)
-    model = Transformer(vocab_size=9, width=8, layers=2, heads=2, mlp=16, attention=attention).double()
+    model = Transformer(vocab_size=9, dim=8, layers=2, num_heads=2, mlp=16, attention=attention).double()
     ids = torch.randint(9, (2, 65))
 
     def step(piece, state):

@@ -85,6 +85,6 @@ def recipe(model: Any = None, data: Any = None, optim: Any = None, **train: Any)
         "a stand-in",
         ConvConfig(**(model or {})),
         BlobsConfig(**(data or {})),
-        OptimConfig(**{"rate": 1e-2, "schedule": schedule, **(optim or {})}),
+        OptimConfig(**{"lr": 1e-2, "schedule": schedule, **(optim or {})}),
         replace(settings, **train),
     )

@@ -14,10 +14,10 @@ from conv_standins import CLASSES, BlobsConfig, ConvConfig, recipe
 
 import mnemos
 from mnemos import registry
-from mnemos.adapt.libraries import timm
 from mnemos.data.augment import AugmentConfig
 from mnemos.data.batch import IGNORE, Batch
 from mnemos.data.images import DigitsConfig
+from mnemos.libraries import timm
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train import checkpoint, learner
 from mnemos.train.checks import check_batch, complete
@@ -126,7 +126,7 @@ def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
         except InputError as error:
             pytest.skip(str(error))
     data = {"augment": AugmentConfig(policy)}
-    train(recipe(data=data, optim={"gate_rate": 5.0}), tmp_path / "whole", quiet=True)
+    train(recipe(data=data, optim={"gate_lr_scale": 5.0}), tmp_path / "whole", quiet=True)
     original = learner.Learner._check_finite
 
     def breaking(self, step, *rest):
@@ -134,7 +134,7 @@ def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
             raise StopError
         original(self, step, *rest)
 
-    asked = recipe(data={**data, "workers": workers}, optim={"gate_rate": 5.0})
+    asked = recipe(data={**data, "workers": workers}, optim={"gate_lr_scale": 5.0})
     monkeypatch.setattr(learner.Learner, "_check_finite", breaking)
     with pytest.raises(StopError) as held:  # with it, the frames of the run
         train(asked, tmp_path / "run", quiet=True)

@@ -49,7 +49,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
     folder = tmp_path / "run"
     trained = lines(folder, "train")
     assert [line["step"] for line in trained] == [2, 4, 6, 8, 10, 12]
-    assert set(trained[0]) == {"kind", "step", "loss", "accuracy", "rate", "grad_norm", "seconds", "tokens"}
+    assert set(trained[0]) == {"kind", "step", "loss", "accuracy", "lr", "grad_norm", "seconds", "tokens"}
     assert [line["step"] for line in lines(folder, "valid")] == [4, 8, 12]
     assert set(lines(folder, "valid")[0]) == {"kind", "step", "loss", "accuracy", "seconds"}
     assert lines(folder, "valid")[-1]["loss"] == result["valid"]["loss"]
@@ -126,9 +126,9 @@ def test_clipping(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", step)
-        train(Toys(optim={"clip": 0.01}).recipe(), tmp_path / "a", quiet=True)
+        train(Toys(optim={"grad_clip": 0.01}).recipe(), tmp_path / "a", quiet=True)
         clipped, norms[:] = norms[:], []
-        train(Toys(optim={"clip": 0.0}).recipe(), tmp_path / "b", quiet=True)
+        train(Toys(optim={"grad_clip": 0.0}).recipe(), tmp_path / "b", quiet=True)
     assert clipped == pytest.approx([0.01] * 12, rel=1e-3)
     assert min(norms) > 0.1
     assert min(line["grad_norm"] for line in lines(tmp_path / "a", "train")) > 0.1  # the norm before clipping
@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
         (Toys(train={"seed": -1}), "train.seed must be at least 0"),
         (Toys(train={"accelerator": "cuda", "devices": 64}), "is not to be had here"),
         (Toys(train={"accelerator": "abacus"}), "'abacus', 1 device.* is not to be had here"),
-        (Toys(optim={"rate": -1.0}), "optim.rate must be above 0"),
+        (Toys(optim={"lr": -1.0}), "optim.lr must be above 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, toys, message):
@@ -261,7 +261,7 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
     # What is tested is that compiling keeps names and values; inductor would take a minute more.
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
-    model = {**STILL, "cached": False, "late": False, "width": 4}
+    model = {**STILL, "cached": False, "late": False, "dim": 4}
     for name, compiled in {"eager": False, "compiled": True}.items():
         recipe = Toys(False, model, train={"steps": 4, "compile": compiled, "eval_every": 4}).recipe()
         train(recipe, tmp_path / name, quiet=True)
@@ -274,7 +274,7 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
 def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     """Fields that came since are missing in its recipe, and the plateau in its checkpoints."""
     recipe = registry.load("recipe", "copy")()
-    small = dataclasses.replace(recipe.model, layers=1, width=8, heads=2, mlp=8)
+    small = dataclasses.replace(recipe.model, layers=1, dim=8, num_heads=2, mlp=8)
     task = dataclasses.replace(recipe.data, length=12, rows=4)
     steps = dataclasses.replace(
         recipe.train, steps=4, batch_size=2, eval_every=2, checkpoint_every=2, accelerator="cpu"
@@ -292,6 +292,6 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     checkpoint.write(path, saved)
     (folder / "recipe.json").write_text(json.dumps(old))
     assert train(recipe, folder, resume=True, quiet=True)["test"] == whole["test"]
-    (folder / "recipe.json").write_text(json.dumps(old | {"optim": old["optim"] | {"rate": 7.0}}))
-    with pytest.raises(InputError, match=r"another optim\.rate"):
+    (folder / "recipe.json").write_text(json.dumps(old | {"optim": old["optim"] | {"lr": 7.0}}))
+    with pytest.raises(InputError, match=r"another optim\.lr"):
         train(recipe, folder, resume=True, quiet=True)

@@ -16,10 +16,10 @@ def recipe(name: str, **data):
     found = registry.load("recipe", name)()
     model = MemformerConfig(
         vocab_size=found.model.vocab_size,
-        width=16,
+        dim=16,
         encoder_layers=1,
         decoder_layers=1,
-        heads=2,
+        num_heads=2,
         mlp=16,
         segment=24,  # no divisor of the data's 64: states are carried from inside a segment
         memory=SlotsConfig(slots=4),

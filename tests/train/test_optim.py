@@ -51,7 +51,7 @@ def test_long_range_arenas_rate():
 
 
 def test_the_copy_tasks_rate_is_given_to_the_optimiser():
-    config = OptimConfig("radam", rate=1e-3, schedule=ScheduleConfig("step", floor=0.1, drop_at=3000))
+    config = OptimConfig("radam", lr=1e-3, schedule=ScheduleConfig("step", floor=0.1, drop_at=3000))
     optimiser = make_optimiser(nn.Linear(2, 2), config)
     assert set_rate(optimiser, config, 3000, 5000) == 1e-3
     assert set_rate(optimiser, config, 3001, 5000) == pytest.approx(1e-4)
@@ -89,7 +89,7 @@ def test_only_a_plateau_listens_to_losses():
 
 
 def test_plateau_warms_up():
-    config = OptimConfig(rate=1.0, schedule=ScheduleConfig("plateau", warmup=4))
+    config = OptimConfig(lr=1.0, schedule=ScheduleConfig("plateau", warmup=4))
     optimiser = make_optimiser(nn.Linear(2, 2), config)
     assert [set_rate(optimiser, config, u, 9, 0.5) for u in (1, 2, 4, 5)] == [0.125, 0.25, 0.5, 0.5]
 
@@ -119,7 +119,7 @@ def test_decay_is_decoupled(name, fused):
     """With a gradient of zero a weight shrinks by rate·decay (adam: by nothing), and its moments stay zero."""
     layer = nn.Linear(3, 3)
     before = layer.weight.detach().clone()
-    optimiser = make_optimiser(layer, OptimConfig(name, rate=0.1, decay=0.5), fused)
+    optimiser = make_optimiser(layer, OptimConfig(name, lr=0.1, weight_decay=0.5), fused)
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
@@ -174,11 +174,11 @@ class Gated(nn.Linear):
 @pytest.mark.parametrize("name", ["adamw", "radam", "adam"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_gates_have_a_rate_of_their_own(name, fused):
-    """λ moves `gate_rate` times as far as under the others' rate, and nothing else moves differently."""
+    """λ moves `gate_lr_scale` times as far as under the others' rate, and nothing else moves differently."""
     moved = {}
     for share in (1.0, 7.0, 0.0):
         torch.manual_seed(0)
-        layer, config = Gated(), OptimConfig(name, 1e-3, gate_rate=share, schedule=ScheduleConfig("cosine", 2))
+        layer, config = Gated(), OptimConfig(name, 1e-3, gate_lr_scale=share, schedule=ScheduleConfig("cosine", 2))
         before = {n: p.detach().clone() for n, p in layer.named_parameters()}
         optimiser = make_optimiser(layer, config, fused)
         for update in range(1, 7):
@@ -198,7 +198,7 @@ def test_gates_have_a_rate_of_their_own(name, fused):
 def test_imagenets_schedule():
     """300 epochs of 1,251 updates of 1,024: five of warm-up from 1e-6 to 1e-3, then half a cosine to 1e-5."""
     epoch = 1251
-    config = OptimConfig(rate=1e-3, schedule=ScheduleConfig("cosine", 5 * epoch, floor=0.01, start=0.001))
+    config = OptimConfig(lr=1e-3, schedule=ScheduleConfig("cosine", 5 * epoch, floor=0.01, start=0.001))
     optimiser = make_optimiser(nn.Linear(2, 2), config)
     rates = {u: set_rate(optimiser, config, u, 300 * epoch) for u in (1, epoch, 5 * epoch, 300 * epoch)}
     assert rates[1] == pytest.approx(1e-6 + (1e-3 - 1e-6) / (5 * epoch))
@@ -218,13 +218,13 @@ def test_state_of_another_model_is_refused():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (OptimConfig(rate=0), "optim.rate must be above 0, found 0"),
-        (OptimConfig(rate=float("nan")), "optim.rate"),
+        (OptimConfig(lr=0), "optim.lr must be above 0, found 0"),
+        (OptimConfig(lr=float("nan")), "optim.lr"),
         (OptimConfig(betas=(0.9, 1.0)), "optim.betas"),
-        (OptimConfig(decay=-1), "optim.decay"),
-        (OptimConfig(clip=-1), "optim.clip"),
-        (OptimConfig(gate_rate=-1), "optim.gate_rate must be at least 0, found -1"),
-        (OptimConfig(gate_rate=float("inf")), "optim.gate_rate"),
+        (OptimConfig(weight_decay=-1), "optim.weight_decay"),
+        (OptimConfig(grad_clip=-1), "optim.grad_clip"),
+        (OptimConfig(gate_lr_scale=-1), "optim.gate_lr_scale must be at least 0, found -1"),
+        (OptimConfig(gate_lr_scale=float("inf")), "optim.gate_lr_scale"),
         (OptimConfig(schedule=ScheduleConfig(start=1.5)), "optim.schedule.start must be between 0 and 1"),
         (OptimConfig(schedule=ScheduleConfig(warmup=-1)), "optim.schedule.warmup"),
         (OptimConfig(schedule=ScheduleConfig(floor=2)), "optim.schedule.floor"),

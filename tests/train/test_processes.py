@@ -82,9 +82,9 @@ def test_two_ddp_processes_with_micro_batches(run_apart, tmp_path):
 
 
 ROLLOUTS = [
-    (True, {"segment": 5}, 2),
-    (True, {"segment": 5, "replay": False}, 1),
-    (False, {"steps": 3, "horizon": 2, "checkpoints": "sqrt"}, 1),
+    (True, {"segment_length": 5}, 2),
+    (True, {"segment_length": 5, "replay": False}, 1),
+    (False, {"segments": 3, "horizon": 2, "checkpoints": "sqrt"}, 1),
 ]
 
 

@@ -106,7 +106,7 @@ def test_model_and_task_fit(name, folder):
 )
 def test_a_starter_learns(name, tmp_path, folder):
     recipe = small(name, folder)
-    small_sizes = {"layers": 1, "width": 32, "mlp": 32, "heads": 2}
+    small_sizes = {"layers": 1, "dim": 32, "mlp": 32, "num_heads": 2}
     fields = {f.name for f in dataclasses.fields(recipe.model)}
     model = dataclasses.replace(recipe.model, **{k: v for k, v in small_sizes.items() if k in fields})
     data = recipe.data
@@ -115,7 +115,7 @@ def test_a_starter_learns(name, tmp_path, folder):
             (tmp_path / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog; " * 40)
         data = dataclasses.replace(data, path=str(tmp_path), segment=64)
     train = dataclasses.replace(recipe.train, steps=60, batch_size=8, eval_every=60, log_every=20, accelerator="cpu")
-    optim = dataclasses.replace(recipe.optim, rate=1e-2)
+    optim = dataclasses.replace(recipe.optim, lr=1e-2)
     recipe = dataclasses.replace(recipe, model=model, data=data, train=train, optim=optim)
     run(recipe, tmp_path / "run", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

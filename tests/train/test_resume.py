@@ -13,13 +13,13 @@ from mnemos.train.recipe import ScheduleConfig
 LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})
 CLASSES = Toys(language=False, model={"cached": True}, optim={"name": "radam"})
 SPLIT_CACHE = Toys(
-    language=True, model={"cached": True, "width": 32}, train={"accumulate": 2, "checkpoint_every": 1, "keep": 12}
+    language=True, model={"cached": True, "dim": 32}, train={"accumulate": 2, "checkpoint_every": 1, "keep": 12}
 )
 
 # At this rate the validation loss soon rises, and the rate is halved at every other look or so.
 PLATEAU = Toys(
     language=True,
-    optim={"rate": 0.3, "schedule": ScheduleConfig("plateau", patience=1)},
+    optim={"lr": 0.3, "schedule": ScheduleConfig("plateau", patience=1)},
     train={"eval_every": 1, "checkpoint_every": 2, "log_every": 1, "keep": 12},
 )
 
@@ -150,7 +150,7 @@ def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path)
 def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, moment, number):
     """Looks 1 to 12, after every update; checkpoints after every other, each before the look at its own update."""
     whole = references["plateau"]
-    rates = [line["rate"] for line in measured(whole) if line["kind"] == "train"]
+    rates = [line["lr"] for line in measured(whole) if line["kind"] == "train"]
     assert rates[0] == 0.3
     assert len(set(rates[:6])) > 1 < len(set(rates[6:])), "the rate must be halved before and after the run is stopped"
     assert run_apart(tmp_path / "run", PLATEAU, False, moment, number) == (130 if "SIGTERM" in moment else -9)

@@ -41,7 +41,7 @@ def close(ours, theirs, tolerance):
         torch.testing.assert_close(ours[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-KINDS = [(True, {"segment": 5}), (False, {"steps": 4})]
+KINDS = [(True, {"segment_length": 5}), (False, {"segments": 4})]
 
 
 @pytest.mark.parametrize(("rows", "reading"), KINDS)
@@ -71,7 +71,7 @@ def test_the_gradient_is_that_of_the_whole_sequence(tmp_path, monkeypatch, rows,
     """Against the model on the sequence in one piece, and the definition of the loss."""
     recipe = toys(rows, {**STILL, "cached": False}, replay=replay, **reading).recipe()
     task = recipe.data.build()
-    batches = [task.train_batch(i, 4, 0) for i in range(recipe.train.rollout.steps)]
+    batches = [task.train_batch(i, 4, 0) for i in range(recipe.train.rollout.segments)]
     monkeypatch.setattr(task, "train_batch", lambda i, *_: batches[i]._replace(**fresh(batches[i], i == 0)))
     fabric = devices.connect(recipe.train)
     learner = Learner(fabric, recipe, task)
@@ -94,7 +94,7 @@ def fresh(batch: Batch, first: bool) -> dict:
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
     """Its own state is fresh, and no gradient reaches what stood before it."""
-    recipe = toys(False, {**STILL, "cached": False}, replay=replay, steps=3).recipe()
+    recipe = toys(False, {**STILL, "cached": False}, replay=replay, segments=3).recipe()
     task = recipe.data.build()
     batches = [task.train_batch(i, 4, 0) for i in range(3)]
     starts = torch.tensor([[True, True, True, True], [False, True, False, False], [False, False, True, False]])
@@ -119,16 +119,16 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
 
 
 def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path):
-    whole = run(tmp_path / "whole", True, STILL, segment=4)
+    whole = run(tmp_path / "whole", True, STILL, segment_length=4)
     for horizon in (1, 2):
-        cut = run(tmp_path / f"cut{horizon}", True, STILL, segment=4, horizon=horizon)
+        cut = run(tmp_path / f"cut{horizon}", True, STILL, segment_length=4, horizon=horizon)
         first, same = (lines(tmp_path / name, "train")[0] for name in (f"cut{horizon}", "whole"))
         assert first["grad_norm"] != pytest.approx(same["grad_norm"], rel=1e-4)
         assert max((cut[name] - whole[name]).abs().max() for name in whole) > 1e-4
-    close(run(tmp_path / "all", True, STILL, segment=4, horizon=3), whole, 1e-12)
+    close(run(tmp_path / "all", True, STILL, segment_length=4, horizon=3), whole, 1e-12)
     # One update: the same forward, so the same loss.
     for horizon in (0, 1):
-        recipe = toys(True, STILL, segment=4, horizon=horizon).recipe()
+        recipe = toys(True, STILL, segment_length=4, horizon=horizon).recipe()
         recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=1, log_every=1))
         train(recipe, tmp_path / f"one{horizon}", quiet=True)
     losses = [lines(tmp_path / f"one{horizon}", "train")[0]["loss"] for horizon in (0, 1)]
@@ -143,15 +143,15 @@ def test_a_rollout_of_one_step_is_a_plain_update(tmp_path):
 
 @pytest.mark.parametrize("checkpoints", [2, "sqrt"])
 def test_fewer_stored_states_change_nothing(tmp_path, checkpoints):
-    all_of_them = run(tmp_path / "all", True, segment=2)
-    close(run(tmp_path / "few", True, segment=2, checkpoints=checkpoints, offload=True), all_of_them, 1e-12)
+    all_of_them = run(tmp_path / "all", True, segment_length=2)
+    close(run(tmp_path / "few", True, segment_length=2, checkpoints=checkpoints, offload=True), all_of_them, 1e-12)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 2e-3)])
 def test_mixed_precision(tmp_path, precision, tolerance):
     """In half precision sums are rounded in their order."""
     found = {
-        replay: run(tmp_path / str(replay), True, {"width": 16}, precision, segment=4, replay=replay)
+        replay: run(tmp_path / str(replay), True, {"dim": 16}, precision, segment_length=4, replay=replay)
         for replay in (True, False)
     }
     close(found[True], found[False], tolerance)
@@ -164,7 +164,7 @@ def test_the_scaler_scales_the_loss_once(monkeypatch):
     """And not what flows back once more at every step."""
     norms = []
     for replay in (True, False):
-        recipe = toys(True, STILL, "16-mixed", segment=2, replay=replay).recipe()
+        recipe = toys(True, STILL, "16-mixed", segment_length=2, replay=replay).recipe()
         fabric = devices.connect(recipe.train)
         learner = Learner(fabric, recipe, recipe.data.build())
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -187,8 +187,8 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
     model = {**STILL, "late": False}
-    eager = run(tmp_path / "eager", True, model, "32-true", segment=4)
-    recipe = toys(True, model, "32-true", segment=4).recipe()
+    eager = run(tmp_path / "eager", True, model, "32-true", segment_length=4)
+    recipe = toys(True, model, "32-true", segment_length=4).recipe()
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=True))
     train(recipe, tmp_path / "compiled", quiet=True)
     close(final(tmp_path / "compiled"), eager, 1e-5)
@@ -198,7 +198,7 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
 def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
     """With dropout it draws a prefix of what the whole step draws, or replay would say that it does not."""
     model, calls = {**STILL, "cached": False, "dropout": dropout}, []
-    bptt = run(tmp_path / "bptt", True, model, segment=3, replay=False)
+    bptt = run(tmp_path / "bptt", True, model, segment_length=3, replay=False)
     original = Swift.advance
 
     def advance(self, x, state=None, mask=None):
@@ -206,7 +206,7 @@ def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
         return original(self, x, state, mask)
 
     monkeypatch.setattr(Swift, "advance", advance)
-    advanced = run(tmp_path / "advanced", True, {**model, "advances": True}, segment=3)
+    advanced = run(tmp_path / "advanced", True, {**model, "advances": True}, segment_length=3)
     assert calls == [False] * 12 * 3  # updates, steps but the last
     if not dropout:
         close(advanced, bptt, 1e-12)
@@ -220,7 +220,7 @@ def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, hori
     monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
     for advances in (False, True):
         model = {**STILL, "cached": False, "late": False, "advances": advances}
-        recipe = toys(True, model, segment=3, replay=replay, horizon=horizon).recipe()
+        recipe = toys(True, model, segment_length=3, replay=replay, horizon=horizon).recipe()
         task = recipe.data.build()
         batch = task.train_batch(0, 4, 0)
         for piece in (0, 1, 3):
@@ -271,7 +271,7 @@ def test_a_replay_may_round_as_its_precision_does(tmp_path, monkeypatch, precisi
     model = {**STILL, "cached": False, "advances": True}
     refused = pytest.raises(InputError, match=r"step \d: .* the state of the first pass")
     with contextlib.nullcontext() if precision == "bf16-mixed" else refused:
-        run(tmp_path / "run", True, model, precision, segment=3)
+        run(tmp_path / "run", True, model, precision, segment_length=3)
 
 
 @contextlib.contextmanager
@@ -316,7 +316,7 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
     "rollout", [{}, {"horizon": 2}, {"horizon": 1}, {"replay": False}, {"replay": False, "horizon": 2}]
 )
 def test_gradients_are_reduced_once_an_update(rollout):
-    recipe = toys(True, None, "32-true", 2, segment=4, **rollout).recipe()
+    recipe = toys(True, None, "32-true", 2, segment_length=4, **rollout).recipe()
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy="ddp"))
     reduced = []
 
@@ -344,7 +344,7 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
     found = []
     for strategy, replay in (("auto", False), ("ddp", True), ("ddp", False)):
         model = {**STILL, "late": False, "cached": False}
-        recipe = toys(True, model, segment=4, horizon=horizon, replay=replay).recipe()
+        recipe = toys(True, model, segment_length=4, horizon=horizon, replay=replay).recipe()
         recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy=strategy))
         found.append(norms(recipe, 3))
     assert found[1] == pytest.approx(found[0], rel=1e-9)
@@ -353,7 +353,7 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
 
 def test_activations_do_not_grow_with_the_rollout():
     def kept(distance: int, replay: bool) -> int:
-        recipe = transformer(distance, rollout={"segment": 16, "replay": replay})
+        recipe = transformer(distance, rollout={"segment_length": 16, "replay": replay})
         learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
         with kept_bytes(learner) as most:
             learner.update()
@@ -369,9 +369,9 @@ def transformer(distance: int, attention=None, precision="32-true", **settings):
     data = RecallConfig(2, 4, 2, 0, 16, distance=distance)
     model = TransformerConfig(
         vocab_size=25 if distance else 9,
-        width=16,
+        dim=16,
         layers=2,
-        heads=2,
+        num_heads=2,
         mlp=32,
         max_length=distance + 7,
         attention=attention or LinearConfig(),

@@ -44,7 +44,7 @@ def test_training_reads_no_more_than_a_segment_anywhere(tmp_path, monkeypatch):
         return original(self, x, state, mask)
 
     monkeypatch.setattr(Toy, "forward", forward)
-    run(tmp_path / "run", True, segment=5)
+    run(tmp_path / "run", True, segment_length=5)
     assert lengths == {(True, 5), (True, 2), (False, 5), (False, 2)}
 
 
@@ -62,16 +62,16 @@ def test_pieces():
 @pytest.mark.parametrize(
     ("toys_", "words"),
     [
-        (toys(True, segment=-1), "rollout.segment must be at least 0"),
-        (toys(False, steps=0), "rollout.steps must be at least 1"),
+        (toys(True, segment_length=-1), "rollout.segment_length must be at least 0"),
+        (toys(False, segments=0), "rollout.segments must be at least 1"),
         (toys(False, horizon=-1), "rollout.horizon must be at least 0"),
-        (toys(True, segment=4, checkpoints=1), "rollout.checkpoints is all, sqrt or a number from 2, found 1"),
-        (toys(True, steps=2), "do not continue one another; use train.rollout.segment"),
-        (toys(False, segment=4), "comes in segments already"),
-        (toys(True, segment=5, horizon=4), r"horizon is 4, but an update has 3 step\(s\)"),
-        (toys(False, steps=2, horizon=3), r"horizon is 3, but an update has 2 step\(s\)"),
-        (Toys(False, train={"rollout": {"segment": 4}}), "only a language's rows"),
-        (Toys(False, train={"rollout": {"steps": 4}}), "use 1"),
+        (toys(True, segment_length=4, checkpoints=1), "rollout.checkpoints is all, sqrt or a number from 2, found 1"),
+        (toys(True, segments=2), "do not continue one another; use train.rollout.segment_length"),
+        (toys(False, segment_length=4), "comes in segments already"),
+        (toys(True, segment_length=5, horizon=4), r"horizon is 4, but an update has 3 step\(s\)"),
+        (toys(False, segments=2, horizon=3), r"horizon is 3, but an update has 2 step\(s\)"),
+        (Toys(False, train={"rollout": {"segment_length": 4}}), "only a language's rows"),
+        (Toys(False, train={"rollout": {"segments": 4}}), "use 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(toys_, words):
@@ -92,13 +92,20 @@ def test_a_model_without_a_state_is_refused(tmp_path, monkeypatch):
     )
     for replay in (True, False):
         with pytest.raises(InputError, match="keeps a state"):
-            run(tmp_path / str(replay), True, segment=4, replay=replay)
+            run(tmp_path / str(replay), True, segment_length=4, replay=replay)
 
 
 def test_the_settings_are_in_the_recipe(tmp_path):
-    run(tmp_path / "run", True, segment=4, checkpoints=2)
+    run(tmp_path / "run", True, segment_length=4, checkpoints=2)
     saved = json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["rollout"]
-    assert saved == {"segment": 4, "steps": 1, "horizon": 0, "replay": True, "checkpoints": 2, "offload": False}
+    assert saved == {
+        "segment_length": 4,
+        "segments": 1,
+        "horizon": 0,
+        "replay": True,
+        "checkpoints": 2,
+        "offload": False,
+    }
 
 
 def test_a_run_of_a_version_without_rollouts_goes_on(tmp_path):
@@ -126,9 +133,9 @@ def test_a_run_of_a_version_without_rollouts_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("toys_", "moment", "number"),
     [
-        (toys(True, {"cached": True}, "32-true", 2, segment=5), "mid-update", 6),
-        (toys(False, {"cached": True}, "32-true", 2, steps=3, horizon=2), "mid-update", 6),
-        (toys(False, None, "16-mixed", 1, steps=3), "SIGTERM", 7),
+        (toys(True, {"cached": True}, "32-true", 2, segment_length=5), "mid-update", 6),
+        (toys(False, {"cached": True}, "32-true", 2, segments=3, horizon=2), "mid-update", 6),
+        (toys(False, None, "16-mixed", 1, segments=3), "SIGTERM", 7),
     ],
 )
 def test_killed_and_resumed(run_apart, tmp_path, toys_, moment, number):

@@ -5,7 +5,7 @@ import pytest
 from train_standins import Toys
 
 from mnemos.train import run as run_module
-from mnemos.train.run import Run, differing
+from mnemos.train.run import RunFolder, differing
 from mnemos.types import InputError
 
 RECIPE = Toys().recipe()
@@ -21,7 +21,7 @@ def contents(folder) -> list[tuple[str, int]]:
 
 
 def test_a_new_run_says_what_and_where_it_is(tmp_path):
-    run = Run.start(tmp_path / "runs" / "a", RECIPE, "cpu")
+    run = RunFolder.start(tmp_path / "runs" / "a", RECIPE, "cpu")
     recipe = json.loads((run.folder / "recipe.json").read_text())
     assert recipe["name"] == "toy"
     assert recipe["model"]["is"] == "toy"
@@ -46,9 +46,9 @@ def test_a_source_without_git_has_no_commit(monkeypatch, tmp_path):
 
 
 def test_a_run_is_not_started_twice(tmp_path):
-    Run.start(tmp_path / "a", RECIPE, "cpu").close()
+    RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
     with pytest.raises(InputError, match="--resume"):
-        Run.start(tmp_path / "a", RECIPE, "cpu")
+        RunFolder.start(tmp_path / "a", RECIPE, "cpu")
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):
@@ -56,32 +56,32 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
     for name in ("thesis.tex", "notes.tmp", "checkpoints/step-00000001.safetensors"):
         (tmp_path / name).write_text("mine")
     with pytest.raises(InputError, match=r"found 'notes\.tmp'"):
-        Run.start(tmp_path, RECIPE, "cpu")
+        RunFolder.start(tmp_path, RECIPE, "cpu")
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [
         "notes.tmp",
         "step-00000001.safetensors",
         "thesis.tex",
     ]
     with pytest.raises(InputError, match="found a file"):
-        Run.start(tmp_path / "thesis.tex", RECIPE, "cpu")
+        RunFolder.start(tmp_path / "thesis.tex", RECIPE, "cpu")
 
 
 def test_an_empty_folder_and_a_start_that_was_cut_off_will_do(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "checkpoints").mkdir()
-    Run.start(tmp_path, RECIPE, "cpu")
+    RunFolder.start(tmp_path, RECIPE, "cpu")
 
 
 def test_what_cannot_be_resumed(tmp_path):
     with pytest.raises(InputError, match=r"found no recipe\.json"):
-        Run.resume(tmp_path / "none", RECIPE)
-    Run.start(tmp_path / "a", RECIPE, "cpu").close()
-    other = Toys(optim={"rate": 0.5}).recipe()
-    with pytest.raises(InputError, match=r"another optim.rate \(0.01, not 0.5\)"):
-        Run.resume(tmp_path / "a", other)
+        RunFolder.resume(tmp_path / "none", RECIPE)
+    RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
+    other = Toys(optim={"lr": 0.5}).recipe()
+    with pytest.raises(InputError, match=r"another optim.lr \(0.01, not 0.5\)"):
+        RunFolder.resume(tmp_path / "a", other)
     (tmp_path / "a" / "recipe.json").write_text("{")
     with pytest.raises(InputError, match=r"recipe.json: damaged, not JSON"):
-        Run.resume(tmp_path / "a", RECIPE)
+        RunFolder.resume(tmp_path / "a", RECIPE)
 
 
 def test_differing():
@@ -91,7 +91,7 @@ def test_differing():
 
 
 def test_measurements_are_cut_back_to_a_checkpoint(tmp_path):
-    run = Run.start(tmp_path / "a", RECIPE, "cpu")
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
     for step in (2, 4, 6):
         run.record([line("train", step)])
         run.record([line("valid", step), line("gates", step)])
@@ -106,7 +106,7 @@ def test_measurements_are_cut_back_to_a_checkpoint(tmp_path):
 
 
 def test_a_last_line_without_its_end_is_written_again(tmp_path):
-    run = Run.start(tmp_path / "a", RECIPE, "cpu")
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
     (run.folder / "metrics.jsonl").write_text(json.dumps(line("train", 1)))
     run.trim(9)
     assert contents(run.folder) == []
@@ -114,7 +114,7 @@ def test_a_last_line_without_its_end_is_written_again(tmp_path):
 
 @pytest.mark.parametrize("bad", ["nonsense", '{"kind": "train"}', "[1, 2]"])
 def test_a_damaged_line_is_named(tmp_path, bad):
-    run = Run.start(tmp_path / "a", RECIPE, "cpu")
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
     lines = [json.dumps(line("train", 1)), bad, json.dumps(line("train", 2))]
     (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match=r"metrics.jsonl: line 2: expected a measurement"):
@@ -122,28 +122,28 @@ def test_a_damaged_line_is_named(tmp_path, bad):
 
 
 def _hold(folder: str, ready, done) -> None:
-    run = Run.resume(folder, RECIPE)
+    run = RunFolder.resume(folder, RECIPE)
     ready.set()
     done.wait(30)
     run.close()
 
 
 def test_one_writer_at_a_time(tmp_path):
-    Run.start(tmp_path / "a", RECIPE, "cpu").close()
+    RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
     context = multiprocessing.get_context("forkserver")
     ready, done = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(str(tmp_path / "a"), ready, done))
     process.start()
     assert ready.wait(60)
     with pytest.raises(InputError, match="another process is training here"):
-        Run.resume(tmp_path / "a", RECIPE)
+        RunFolder.resume(tmp_path / "a", RECIPE)
     process.kill()  # however it dies, the folder is free
     process.join()
-    Run.resume(tmp_path / "a", RECIPE).close()
+    RunFolder.resume(tmp_path / "a", RECIPE).close()
 
 
 def test_resuming_elsewhere_is_noted(tmp_path, monkeypatch):
-    run = Run.start(tmp_path / "a", RECIPE, "cpu")
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
     assert run.resumed(3) is None
     threads = json.loads((run.folder / "run.json").read_text())["threads"]
     monkeypatch.setattr(run_module.torch, "get_num_threads", lambda: threads + 1)

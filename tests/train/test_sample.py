@@ -17,7 +17,7 @@ from mnemos.train.session import run
 def trained(name: str, folder, **data):
     recipe = registry.load("recipe", name)()
     longest = {"max_length": 64} if "start" in data else {}
-    attention = {} if not hasattr(recipe.model, "attention") else {"layers": 1, "width": 16, "heads": 2, "mlp": 16}
+    attention = {} if not hasattr(recipe.model, "attention") else {"layers": 1, "dim": 16, "num_heads": 2, "mlp": 16}
     recipe = dataclasses.replace(
         recipe,
         model=dataclasses.replace(recipe.model, **attention, **longest),

@@ -21,9 +21,9 @@ RATE = "token error rate"
 def small(arm: str, folder: Path, steps: int = 4) -> Recipe:
     recipe = registry.load("recipe", f"spoken-digits-{arm}")()
     data = replace(recipe.data, path=str(folder), longest=2, test_takes=1, valid_takes=1, rows=6)
-    model = replace(recipe.model, vocab_size=2, bands=40, layers=1, width=16)
+    model = replace(recipe.model, vocab_size=2, bands=40, layers=1, dim=16)
     if arm != "bilstm":
-        model = replace(model, heads=2, mlp=32)
+        model = replace(model, num_heads=2, mlp=32)
     train = replace(recipe.train, steps=steps, batch_size=4, log_every=2, eval_every=2, checkpoint_every=steps)
     return replace(recipe, model=model, data=data, train=replace(train, accelerator="cpu"))
 
@@ -74,7 +74,7 @@ def _frames(batch) -> int:
 @pytest.mark.parametrize("arm", ["softmax", "bilstm"])
 def test_tones_are_learnt(spoken, tmp_path, arm):
     recipe = small(arm, spoken, 150)
-    optim = replace(recipe.optim, name="adamw", rate=1e-2)
+    optim = replace(recipe.optim, name="adamw", lr=1e-2)
     train = replace(recipe.train, batch_size=8, eval_every=150)
     result = run(replace(recipe, optim=optim, train=train), tmp_path / "run", quiet=True)
     assert result["test"][RATE] < 0.2
@@ -121,7 +121,14 @@ def test_the_papers_sizes():
     for arm in ("softmax", "linear"):
         recipe = registry.load("recipe", f"speech-{arm}")()
         model = recipe.model
-        assert (model.layers, model.heads, model.width, model.mlp, model.bands, model.stack) == (9, 6, 192, 768, 40, 1)
-        assert (recipe.optim.name, recipe.optim.rate, recipe.optim.schedule.name) == ("radam", 1e-4, "plateau")
+        assert (model.layers, model.num_heads, model.dim, model.mlp, model.bands, model.stack) == (
+            9,
+            6,
+            192,
+            768,
+            40,
+            1,
+        )
+        assert (recipe.optim.name, recipe.optim.lr, recipe.optim.schedule.name) == ("radam", 1e-4, "plateau")
     model = registry.load("recipe", "speech-bilstm")().model
-    assert (model.layers, model.width) == (3, 320)
+    assert (model.layers, model.dim) == (3, 320)

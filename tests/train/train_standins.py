@@ -36,7 +36,7 @@ class Toy(nn.Module):
     def __init__(self, config: "ToyConfig") -> None:
         super().__init__()
         self.config = config
-        width = config.width
+        width = config.dim
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
         self.head = nn.Linear(width, config.classes or config.vocab_size)
@@ -50,7 +50,7 @@ class Toy(nn.Module):
     def forward(self, x: Tensor, state: Memory | None = None, mask: Tensor | None = None) -> tuple[Tensor, Memory]:
         began = self.store is not None and self.training and begin_forward([self.store])
         if state is None:
-            zeros = x.new_zeros(x.shape[0], self.config.width, dtype=self.embedding.weight.dtype)
+            zeros = x.new_zeros(x.shape[0], self.config.dim, dtype=self.embedding.weight.dtype)
             state = Memory(x.new_zeros(x.shape[0]), None, (zeros,))
         h, y = state.hidden[0], F.dropout(self.embedding(x), self.config.dropout, self.training)
         if self.store is not None:
@@ -82,11 +82,7 @@ class Swift(Toy):
     """One that knows its critical path."""
 
     def advance(self, x: Tensor, state: Memory | None = None, mask: Tensor | None = None) -> Memory:
-        h = (
-            x.new_zeros(x.shape[0], self.config.width, dtype=self.head.weight.dtype)
-            if state is None
-            else state.hidden[0]
-        )
+        h = x.new_zeros(x.shape[0], self.config.dim, dtype=self.head.weight.dtype) if state is None else state.hidden[0]
         y = F.dropout(self.embedding(x), self.config.dropout, self.training)
         for t in range(x.shape[1]):
             h = torch.tanh(self.blocks[0](h) + y[:, t])
@@ -98,7 +94,7 @@ class ToyConfig(ModelConfig):
     name: ClassVar[str] = "toy"
     vocab_size: int = VOCAB
     classes: int = CLASSES
-    width: int = 8
+    dim: int = 8
     dropout: float = 0.2
     max_length: int = LENGTH
     cached: bool = False
@@ -182,7 +178,7 @@ class Toys:
             "a stand-in",
             ToyConfig(**{"classes": 0 if self.language else CLASSES, **self.model}),
             ToyDataConfig(self.language, **self.data),
-            OptimConfig(**{"rate": 1e-2, "schedule": schedule, **self.optim}),
+            OptimConfig(**{"lr": 1e-2, "schedule": schedule, **self.optim}),
             replace(train, **{**self.train, "rollout": RolloutConfig(**self.train.get("rollout", {}))}),
         )
 

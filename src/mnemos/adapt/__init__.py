@@ -1,7 +1,7 @@
 """Gated caches in models that someone else wrote: torch.nn, timm, Hugging Face."""
 
+from .attach import cache, uncache
 from .branch import HostBranch
-from .cache import cache, uncache
 from .pretrained import from_pretrained
 from .report import Report
 

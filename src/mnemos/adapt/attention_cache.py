@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mnemos.memory.attention_cache import AttentionCache, TokenCache
 from mnemos.memory.stored import stored
+from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.types import InputError
 
 from .example import tokens_seen
@@ -24,7 +24,7 @@ _PROJECTED = {
 _WHOLE = ("timm.layers.attention:Attention", f"{_HF}.vit.modeling_vit:ViTAttention")
 
 
-def remember(model: nn.Module, config: AttentionCache, example: Any) -> list[str]:
+def cache_attention(model: nn.Module, config: AttentionCache, example: Any) -> list[str]:
     """Let the self-attentions of an image model look back at earlier batches, in place; the names of those that do.
 
     For timm's vision transformers and PVT v2 and for Hugging Face's ViT and PVT. `example`, an input of the size that

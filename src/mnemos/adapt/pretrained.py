@@ -10,8 +10,8 @@ from mnemos.config import from_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
+from .attach import Known, apply
 from .branch import HostBranch
-from .cache import Known, apply
 
 
 def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:

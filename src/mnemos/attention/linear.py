@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear_attention import linear_attention
-from mnemos.ops.linear_attention.feature_maps import FeatureMap, favor, find, random_projection
+from mnemos.ops.linear import linear_attention
+from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
 from mnemos.types import Output, State, check_heads, check_input
 
 

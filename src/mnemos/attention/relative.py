@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.memory.segments import Segments
+from mnemos.memory.segment_memory import Segments
 from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.types import InputError, Output, check_heads, check_input
 

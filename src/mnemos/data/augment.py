@@ -92,7 +92,7 @@ class TimmAugmentation:
         mean: tuple[float, ...],
         std: tuple[float, ...],
     ) -> None:
-        from mnemos.adapt.libraries import timm
+        from mnemos.libraries import timm
 
         if len(mean) != 3:
             raise InputError(f"data.augment.policy timm is for images of 3 colours, found {len(mean)}; use light")

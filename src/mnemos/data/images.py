@@ -89,7 +89,7 @@ class DigitsConfig(DataConfig):
         return _images(shown, Colours((0.3053,), (0.3761,)), self.augment)
 
 
-class PixelTask(ArrayTask):
+class PixelClassification(ArrayTask):
     """Pictures as sequences of pixels, which can still be looked at."""
 
     def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
@@ -121,7 +121,9 @@ def _sequences(splits: dict[Split, Labelled], vocab_size: int, augment: AugmentC
     if int(rows["test"].lengths[0]) != length:
         found = rows["test"].lengths[0]
         raise InputError(f"expected test images of {length} pixels like those of training, found {found}")
-    return PixelTask(splits["train"][0].shape[1:], **rows, vocab_size=vocab_size, classes=10, max_length=length)
+    return PixelClassification(
+        splits["train"][0].shape[1:], **rows, vocab_size=vocab_size, classes=10, max_length=length
+    )
 
 
 def _images(splits: dict[Split, Labelled], colours: Colours, augment: AugmentConfig) -> ImageTask:

@@ -10,7 +10,7 @@ make it too long is dropped at once, which changes nothing in the distribution o
 trees are independent and a length only grows. Values, places and tokens are then computed for the accepted
 trees alone, again a level at a time. Cost: a few tens of nanoseconds a node.
 
-Block b is a pure function of (rules, seed, b): it has its own child of the seed. It is made of the raw bits
+SampleBlock b is a pure function of (rules, seed, b): it has its own child of the seed. It is made of the raw bits
 of PCG64, whose stream numpy promises not to change, and of integer arithmetic, so it is the same everywhere.
 
 This file imports numpy alone because it is also the program that worker processes run.
@@ -42,7 +42,7 @@ class Rules(NamedTuple):
     digit_probability: float = 0.75
 
 
-class Block(NamedTuple):
+class SampleBlock(NamedTuple):
     """Accepted samples: tokens [total] uint8 one after the other, lengths [N] int64, labels [N] uint8 (0 to 9)."""
 
     tokens: NDArray[np.uint8]
@@ -64,7 +64,7 @@ def draws(rules: Rules) -> int:
     return max(16, min(4096, 2**22 // rules.max_length))
 
 
-def generate_block(rules: Rules, seed: int, block: int) -> Block:
+def generate_block(rules: Rules, seed: int, block: int) -> SampleBlock:
     """The accepted samples of one block, in the order drawn; duplicates are not looked for here."""
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(block,)))
     levels, lengths = _grow(rules, bits, draws(rules))
@@ -116,7 +116,7 @@ def _keep(levels: list[_Level], accepted: NDArray[np.bool_]) -> list[_Level]:
     return kept
 
 
-def _lay_out(levels: list[_Level]) -> Block:
+def _lay_out(levels: list[_Level]) -> SampleBlock:
     """Evaluate the trees from the leaves up, then write each node where its text has it, from the root down."""
     sizes: list[NDArray[np.int64]] = []
     size = value = np.empty(0, np.int64)
@@ -142,7 +142,7 @@ def _lay_out(levels: list[_Level]) -> Block:
         before = np.cumsum(sizes[depth + 1]) - sizes[depth + 1]  # the text of all earlier nodes of that level
         first = np.cumsum(arity) - arity
         place = np.repeat(start + 1 - before[first], arity) + before
-    return Block(text, size, value.astype(np.uint8))
+    return SampleBlock(text, size, value.astype(np.uint8))
 
 
 def _apply(
@@ -158,7 +158,7 @@ def _apply(
     )
 
 
-def write_block(stream: IO[bytes], block: Block) -> None:
+def write_block(stream: IO[bytes], block: SampleBlock) -> None:
     """Write a block to a pipe; `read_block` reads it."""
     stream.write(HEADER.pack(len(block.lengths), len(block.tokens)))
     for array in block:
@@ -166,7 +166,7 @@ def write_block(stream: IO[bytes], block: Block) -> None:
     stream.flush()
 
 
-def read_block(stream: IO[bytes]) -> Block:
+def read_block(stream: IO[bytes]) -> SampleBlock:
     """Read what `write_block` wrote. Raises EOFError where the writer has died."""
 
     def exactly(size: int) -> bytes:
@@ -176,7 +176,7 @@ def read_block(stream: IO[bytes]) -> Block:
         return data
 
     samples, tokens = HEADER.unpack(exactly(HEADER.size))
-    return Block(
+    return SampleBlock(
         np.frombuffer(exactly(tokens), np.uint8),
         np.frombuffer(exactly(8 * samples), np.int64),
         np.frombuffer(exactly(samples), np.uint8),

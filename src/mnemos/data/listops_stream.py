@@ -16,7 +16,7 @@ from mnemos.types import InputError
 
 from . import listops_generate
 from .arrays import Rows
-from .listops_generate import Block, Rules, generate_block, read_block
+from .listops_generate import Rules, SampleBlock, generate_block, read_block
 
 PATIENCE = 256  # blocks in a row (up to a million draws) without one new sample before giving up
 
@@ -29,7 +29,7 @@ class Position(NamedTuple):
     seen: bytes = b""
 
 
-class Stream:
+class SampleStream:
     """The distinct samples of (rules, seed), in one order that depends on nothing else.
 
     Blocks are made in the order of their numbers, by this process (`workers` = 1) or by as many others, dealt round
@@ -47,13 +47,13 @@ class Stream:
         self._seen = dict.fromkeys(position.seen[i : i + 16] for i in range(0, len(position.seen), 16))
         self._workers: list[subprocess.Popen[bytes]] = []
         if workers == 1:
-            self._blocks: Iterator[Block] = (
+            self._blocks: Iterator[SampleBlock] = (
                 generate_block(rules, seed, block) for block in itertools.count(position.block)
             )
         else:
             self._workers = [_start(rules, seed, position.block + i, workers) for i in range(workers)]
             self._blocks = self._deal()
-        self._block: Block | None = None
+        self._block: SampleBlock | None = None
 
     @property
     def position(self) -> Position:
@@ -78,7 +78,7 @@ class Stream:
                 )
         return Rows.joined(found)
 
-    def _unseen(self, block: Block, limit: int) -> Rows:
+    def _unseen(self, block: SampleBlock, limit: int) -> Rows:
         """Up to `limit` new samples of a block, from the row where the stream stands; moves the stream on."""
         text = block.tokens.tobytes()
         ends = np.cumsum(block.lengths).tolist()
@@ -99,7 +99,7 @@ class Stream:
         tokens = block.tokens[np.repeat(chosen, block.lengths)]
         return Rows.ragged(tokens, block.lengths[chosen], block.labels[chosen])
 
-    def _deal(self) -> Iterator[Block]:
+    def _deal(self) -> Iterator[SampleBlock]:
         while True:
             for worker in self._workers:
                 assert worker.stdout is not None
@@ -114,7 +114,7 @@ class Stream:
             worker.wait()
         self._workers = []
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "SampleStream":
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -131,7 +131,7 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
         heavy = count * max(1, rules.min_length) > 10**7  # below, one core is done about as soon as workers start
         workers = min(16, os.cpu_count() or 1) if heavy else 1
     pieces = []
-    with Stream(rules, seed, workers) as stream, _Progress("ListOps samples", count) as progress:
+    with SampleStream(rules, seed, workers) as stream, _Progress("ListOps samples", count) as progress:
         while count:
             pieces.append(stream.take(min(count, 2000)))
             count -= len(pieces[-1])

@@ -17,7 +17,7 @@ from .places import Places
 MAP = 56  # tokens a side at most, of a map: beyond, neighbours are averaged
 
 
-class Seen(NamedTuple):
+class BranchOutputs(NamedTuple):
     """One call of a cached layer: what is summarised [B, T, ·], and o_self and o_mem [B, T, ·] as they are mixed."""
 
     source: Tensor
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(layers: dict[str, GatedBranch], see: Callable[[str, Seen], None]) -> Iterator[None]:
+def watched(layers: dict[str, GatedBranch], see: Callable[[str, BranchOutputs], None]) -> Iterator[None]:
     """Forwards inside, in eval mode and without padding, show every call of every cached layer."""
     handles = []
     inputs: dict[GatedBranch, Tensor] = {}
@@ -36,7 +36,7 @@ def watched(layers: dict[str, GatedBranch], see: Callable[[str, Seen], None]) ->
 
     def beside_a_host(name: str) -> Callable[[HostBranch, Tensor, Tensor], None]:
         def look(layer: HostBranch, y: Tensor, o_mem: Tensor) -> None:
-            see(name, Seen(_summary(layer, inputs[layer], y), y, o_mem))
+            see(name, BranchOutputs(_summary(layer, inputs[layer], y), y, o_mem))
 
         return look
 
@@ -64,25 +64,25 @@ def _summary(layer: GatedBranch, x: Tensor, y: Tensor) -> Tensor:
     return layer.summarised(source[..., : layer.cache_dim], None)[0]
 
 
-def _computed(layer: GatedCacheAttention, x: Tensor) -> Seen:
+def _computed(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
     """What a layer of ours makes of its input [B, T, D], which it mixes head by head without a module to watch."""
     o_self = layer.inner.heads(x, None, None)[0]
     projected = layer.inner.project(o_self)
     summary = _summary(layer, x, projected)
     query = layer.queries(x[..., : layer.cache_dim])
     o_mem = layer.lifted(layer.read(query, layer.current(summary, None)) if layer.moves else layer.frozen(query))
-    return Seen(summary, (o_self if layer.lift is None else projected).flatten(2), o_mem.flatten(2))
+    return BranchOutputs(summary, (o_self if layer.lift is None else projected).flatten(2), o_mem.flatten(2))
 
 
-def looked_at(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor) -> dict[str, Seen]:
+def looked_at(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor) -> dict[str, BranchOutputs]:
     """The first call of each cached layer in a forward; a layer that was not called is missing."""
-    found: dict[str, Seen] = {}
+    found: dict[str, BranchOutputs] = {}
     with watched(layers, lambda name, seen: found.setdefault(name, seen) and None):
         model(inputs, None)
     return found
 
 
-def maps(layer: GatedBranch, place: Places, seen: Seen) -> tuple[dict[str, Any], Tensor, Tensor]:
+def maps(layer: GatedBranch, place: Places, seen: BranchOutputs) -> tuple[dict[str, Any], Tensor, Tensor]:
     """Numbers for explain.json, and the maps of o_self and o_mem [N, h, w]: means over head and channel.
 
     weight: the size (root mean square) of σ(λ)·o_mem as a share of it and that of (1 − σ(λ))·o_self. correlation:

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
-from mnemos.memory.gated_cache import GatedCache, hold, traced
+from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
 from mnemos.models.modes import evaluating
 
 from .metrics import fed
@@ -35,7 +35,7 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
         torch.random.fork_rng(devices=devices),
         torch.no_grad(),
         evaluating(model, training=True),
-        hold(model),
+        hold_caches(model),
         traced(model) as records,
     ):
         _, state = model(batch.inputs, None, batch.mask)

@@ -7,7 +7,7 @@ import numpy as np
 
 from .markup import figure, listed, missing, plural
 from .names import shortened
-from .results import Comparison, Run
+from .results import Comparison, RunRecord
 from .style import INK, NEGATIVE, POSITIVE, RULE, nothing, panel
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def section(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def _arm(index: int, name: str, stored: list[Run]) -> str:
+def _arm(index: int, name: str, stored: list[RunRecord]) -> str:
     caches = stored[0].caches or {}
     chosen = list(caches)
     if len(chosen) > LAYERS:
@@ -56,7 +56,7 @@ def _arm(index: int, name: str, stored: list[Run]) -> str:
 _SCALE = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'
 
 
-def _caption(name: str, stored: list[Run], chosen: dict[str, str], layers: int, pooled: bool) -> str:
+def _caption(name: str, stored: list[RunRecord], chosen: dict[str, str], layers: int, pooled: bool) -> str:
     kept = "" if len(chosen) == layers else f" {len(chosen)} of its {layers} layers are drawn."
     shrunk = f" Above {LARGEST} slots or channels, neighbours are averaged." if pooled else ""
     others = len(stored) - 1

@@ -10,7 +10,7 @@ import numpy as np
 from .markup import count, duration, escape, listed, memory, missing, operations, table
 from .names import shortened
 from .provenance import flat
-from .results import Cached, Comparison, Row, Run
+from .results import Cached, Comparison, Row, RunRecord
 from .style import ARMS
 
 SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters", "training_macs", "inference_macs")
@@ -32,7 +32,7 @@ def section(comparison: Comparison) -> str:
     return "\n".join([*parts, _measured(comparison)])
 
 
-def _layers(comparison: Comparison, name: str, run: Run) -> str:
+def _layers(comparison: Comparison, name: str, run: RunRecord) -> str:
     """By formula: one row for layers of one shape that follow one another, and their sum."""
     assert run.explained is not None
     layers = [layer for layer in run.explained.layers if layer.cost]
@@ -79,7 +79,7 @@ def _sums(layers: Sequence[Cached]) -> list[str]:
     ]
 
 
-def _against(comparison: Comparison, name: str, run: Run, layers: list[Cached]) -> str:
+def _against(comparison: Comparison, name: str, run: RunRecord, layers: list[Cached]) -> str:
     """The sum beside what the uncached twin costs as a whole, or beside the run's own total."""
     added = {key: sum((layer.cost or {})[key] for layer in layers) for key in ("parameters", "training_macs")}
     flops, result = 2 * added["training_macs"], run.result or {}
@@ -158,7 +158,7 @@ def _measured(comparison: Comparison) -> str:
     return table(caption, head, rows)
 
 
-def _size(run: Run) -> float:
+def _size(run: RunRecord) -> float:
     return run.explained.sizes.get("valid", math.nan) if run.explained else 0.0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from mnemos.models.ctc import TOKEN_ERROR_RATE
 
 from .markup import figure, legend, listed, missing, plural
-from .results import Columns, Comparison, Run
+from .results import Columns, Comparison, RunRecord
 from .style import ARMS, MARKERS, MUTED, arm, curve, nothing, panel, steps_axis, thin
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
     return notes
 
 
-def _broken(run: Run, kind: str) -> str:
+def _broken(run: RunRecord, kind: str) -> str:
     columns = getattr(run, kind)
     loss = columns["loss"]
     bad = ~np.isfinite(loss)

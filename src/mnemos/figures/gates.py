@@ -8,7 +8,7 @@ import numpy as np
 from .curves import extent
 from .markup import figure, legend, missing, paragraph, plural
 from .names import shortened
-from .results import Comparison, Gates, Run
+from .results import Comparison, GateCurves, RunRecord
 from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, nothing, panel, steps_axis
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def section(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def _arm(index: int, name: str, runs: list[Run]) -> str:
+def _arm(index: int, name: str, runs: list[RunRecord]) -> str:
     layers = runs[0].gates.layers if runs[0].gates else ()
     gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
     called = shortened(layers)
@@ -80,13 +80,13 @@ def _arm(index: int, name: str, runs: list[Run]) -> str:
     return "\n".join(parts)
 
 
-def _files(runs: list[Run]) -> str:
+def _files(runs: list[RunRecord]) -> str:
     if len(runs) == 1:
         return f"{runs[0].label}/metrics.jsonl"
     return f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
 
 
-def _colours(gates: list[Gates]) -> str:
+def _colours(gates: list[GateCurves]) -> str:
     """How to tell the heads apart."""
     most = max(g.mix.shape[2] for g in gates)
     if most == 1:
@@ -95,7 +95,7 @@ def _colours(gates: list[Gates]) -> str:
     return f"a colour a head from left to right{rings}"
 
 
-def _summary(name: str, gates: list[Gates]) -> str:
+def _summary(name: str, gates: list[GateCurves]) -> str:
     """Two sentences of numbers: how far the shares moved, and where the cache outweighs self-attention."""
     starts = np.concatenate([g.mix[0].ravel() for g in gates])
     ends = np.concatenate([g.mix[-1].ravel() for g in gates])
@@ -111,7 +111,7 @@ def _summary(name: str, gates: list[Gates]) -> str:
     )
 
 
-def draw_mix(axes: "Axes", gates: list[Gates]) -> None:
+def draw_mix(axes: "Axes", gates: list[GateCurves]) -> None:
     """σ(λ) over training: a thin line a head and seed, thick a layer's mean. One run's gates each, same layers."""
     steps_axis(axes)
     count = len(gates[0].layers)
@@ -128,7 +128,7 @@ def draw_mix(axes: "Axes", gates: list[Gates]) -> None:
         nothing(axes, "σ(λ) was not recorded")
 
 
-def draw_by_layer(axes: "Axes", gates: list[Gates]) -> None:
+def draw_by_layer(axes: "Axes", gates: list[GateCurves]) -> None:
     """σ(λ) against layer at the end, a circle a head and seed: Cached Transformers' Figure 5."""
     from matplotlib.ticker import MaxNLocator
 
@@ -157,7 +157,7 @@ def _spread(count: int) -> np.ndarray:
     return np.linspace(-1, 1, count) * min(0.3, 0.07 * (count - 1)) if count > 1 else np.zeros(1)
 
 
-def draw_activity(axes: "Axes", gates: list[Gates], key: str) -> None:
+def draw_activity(axes: "Axes", gates: list[GateCurves], key: str) -> None:
     """One of ACTIVITY over training: thick a layer's mean over seeds, thin each seed."""
     steps_axis(axes)
     count = len(gates[0].layers)
@@ -178,7 +178,7 @@ def _row_means(values: np.ndarray) -> np.ndarray:
         return np.where(finite, values, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
 
 
-def _mean(gates: list[Gates], values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _mean(gates: list[GateCurves], values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The mean over seeds at the steps that all of them recorded."""
     common = gates[0].step
     for one in gates[1:]:

@@ -5,7 +5,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from . import attention_maps, caches, costs, curves, gates, listening, pictures, provenance, slots, table, transcripts
+from . import (
+    attention_maps,
+    cache_slots,
+    caches,
+    costs,
+    curves,
+    gates,
+    image_grids,
+    provenance,
+    slot_attention,
+    table,
+    transcripts,
+)
 from .markup import escape, listed, paragraph, plural
 from .read import read
 from .results import Comparison
@@ -15,13 +27,13 @@ from .verdict import verdict
 SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
-    ("pictures", "What it writes", pictures.section),
+    ("pictures", "What it writes", image_grids.section),
     ("transcripts", "What was heard", transcripts.section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),
-    ("slots", "What the slots hold", slots.section),
-    ("listening", "What the slots listen to", listening.section),
+    ("slots", "What the slots hold", cache_slots.section),
+    ("listening", "What the slots listen to", slot_attention.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )

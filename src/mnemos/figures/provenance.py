@@ -60,8 +60,8 @@ def _recipes(comparison: Comparison) -> str:
 def rollout(recipe: dict[str, Any], result: dict[str, Any] | None) -> str | None:
     """How an update walks through time, in a sentence; None where it takes one step."""
     about = flat(recipe.get("train")).get
-    segment, horizon = about("rollout.segment") or 0, about("rollout.horizon") or 0
-    steps = (result or {}).get("rollout_steps") or about("rollout.steps") or 1
+    segment, horizon = about("rollout.segment_length") or 0, about("rollout.horizon") or 0
+    steps = (result or {}).get("rollout_segments") or about("rollout.segments") or 1
     if steps == 1 and not segment:
         return None
     many = plural(steps, "step") if steps > 1 else "steps"

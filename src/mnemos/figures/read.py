@@ -10,11 +10,11 @@ import numpy as np
 
 from mnemos.types import InputError
 
-from .explained import read_explained
-from .listened import read_listened
-from .metrics import number, read_metrics
-from .pictures import read_written
-from .results import Comparison, Control, Row, Run, spread
+from .image_grids import read_written
+from .read_explained import read_explained
+from .read_metrics import number, read_metrics
+from .read_write_attention import read_write_attention
+from .results import Comparison, Control, Row, RunRecord, spread
 
 COSTS = ("parameters", "flops", "seconds", "peak_bytes")
 
@@ -28,7 +28,7 @@ def read(folders: Sequence[Path]) -> Comparison:
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
     comparison: Comparison | None = None
-    runs: list[Run] = []
+    runs: list[RunRecord] = []
     for folder in dict.fromkeys(Path(f).resolve() for f in folders):
         if (folder / "comparison.json").is_file():
             if comparison is not None:
@@ -47,7 +47,7 @@ def read(folders: Sequence[Path]) -> Comparison:
     return _joined(comparison, [run for run in runs if run.folder not in known])
 
 
-def read_run(folder: Path, label: str) -> Run:
+def read_run(folder: Path, label: str) -> RunRecord:
     """One run folder. recipe.json and metrics.jsonl must be there; what else is missing is None."""
     train, valid, gates = read_metrics(folder / "metrics.jsonl")
     result = _json(folder / "result.json", required=False)
@@ -59,7 +59,7 @@ def read_run(folder: Path, label: str) -> Run:
             _numbers(control, where, f"controls.{name}")
         for name in (*COSTS, "majority", "steps"):
             number(result.get(name), where, name)
-    return Run(
+    return RunRecord(
         folder=folder,
         label=label,
         recipe=_json(folder / "recipe.json") or {},
@@ -71,7 +71,7 @@ def read_run(folder: Path, label: str) -> Run:
         caches=_caches(folder / "caches.safetensors"),
         explained=read_explained(folder),
         written=read_written(folder),
-        listened=read_listened(folder),
+        listened=read_write_attention(folder),
     )
 
 
@@ -111,7 +111,7 @@ def read_comparison(folder: Path) -> Comparison:
     )
 
 
-def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
+def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
     """Arms made from runs alone: by what their task is judged by, or loss where they differ in that."""
     if metric is None:
         finished = [run for run in runs if run.result]
@@ -119,10 +119,10 @@ def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
         metric = metrics.pop() if len(metrics) == 1 else "loss"
         if not all(math.isfinite(run.tested(metric)) for run in finished):
             metric = "loss"
-    arms: dict[str, list[Run]] = {}
+    arms: dict[str, list[RunRecord]] = {}
     for run in runs:
         arms.setdefault(_recipe_key(run.recipe), []).append(run)
-    names: dict[str, tuple[Run, ...]] = {}
+    names: dict[str, tuple[RunRecord, ...]] = {}
     for alike in arms.values():
         base = str(alike[0].recipe.get("name", alike[0].label))
         name = base if base not in names else f"{base} ({sum(n.split(' (')[0] == base for n in names) + 1})"
@@ -147,7 +147,7 @@ def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
     )
 
 
-def _joined(comparison: Comparison, extra: list[Run]) -> Comparison:
+def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
     """The comparison with further runs as arms after its own."""
     if not extra:
         return comparison

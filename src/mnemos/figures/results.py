@@ -11,7 +11,7 @@ Columns = dict[str, np.ndarray]  # "step" [S] and one [S] of float64 per quantit
 
 
 @dataclass(frozen=True)
-class Gates:
+class GateCurves:
     """What the gates did over training: `mix` σ(λ) [S, L, H]; `values["update.mean"]` and its kin [S, L]."""
 
     step: np.ndarray
@@ -68,7 +68,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Listener:
+class SlotExample:
     """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
 
     slot: int
@@ -79,22 +79,22 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Listened:
+class WriteAttention:
     """What a model's slots listened to (see evaluate/listening.py).
 
     shares: kind -> [S] by segment; examples, and the text as (text, how many tokens), None where it is no text; first:
-    how many tokens are of the segment that examples are of; about: what else listening.json says.
+    how many tokens are of the segment that examples are of; about: what else write_attention.json says.
     """
 
     shares: dict[str, np.ndarray]
-    examples: tuple[Listener, ...]
+    examples: tuple[SlotExample, ...]
     words: tuple[tuple[str, int], ...] | None
     first: int
     about: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One run folder. `label` is how the report names the folder: a path relative to what was asked for."""
 
     folder: Path
@@ -103,12 +103,12 @@ class Run:
     provenance: dict[str, Any] | None
     train: Columns
     valid: Columns
-    gates: Gates | None
+    gates: GateCurves | None
     result: dict[str, Any] | None
     caches: dict[str, np.ndarray] | None
     explained: Explained | None = None
     written: Written | None = None
-    listened: Listened | None = None
+    listened: WriteAttention | None = None
 
     @property
     def seed(self) -> Any:
@@ -162,7 +162,7 @@ class Comparison:
     majority: float | None
     rows: tuple[Row, ...]
     controls: tuple[Control, ...]
-    runs: dict[str, tuple[Run, ...]]
+    runs: dict[str, tuple[RunRecord, ...]]
     source: str
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -171,7 +171,7 @@ class Comparison:
         """The names of the arms, in the one order that decides every colour."""
         return [row.name for row in self.rows]
 
-    def all_runs(self) -> list[Run]:
+    def all_runs(self) -> list[RunRecord]:
         """Every run, arm by arm."""
         return [run for name in self.arms for run in self.runs.get(name, ())]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
-from .metrics import number
+from .read_metrics import number
 from .results import Comparison, spread
 from .style import ARMS, INK, MUTED, RULE, arm, panel
 from .verdict import effect, mean_and_spread

@@ -1,10 +1,10 @@
 """What persists across segments and steps."""
 
-from .gated_cache import GatedCache, accumulate, caches, empty, hold, traced
+from .gated_cache import GatedCache, accumulate_caches, caches, clear_caches, hold_caches, traced
 from .grc import GRC
 from .hashed_keys import HashedKeys
 from .key_values import KeyValues
-from .segments import Segments
+from .segment_memory import Segments
 from .slots import SlotMemory, SlotsConfig, SlotState
 
 __all__ = [
@@ -16,9 +16,9 @@ __all__ = [
     "SlotMemory",
     "SlotState",
     "SlotsConfig",
-    "accumulate",
+    "accumulate_caches",
     "caches",
-    "empty",
-    "hold",
+    "clear_caches",
+    "hold_caches",
     "traced",
 ]

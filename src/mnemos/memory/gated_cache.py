@@ -7,17 +7,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mnemos.ops.gated_cache import Gates, gated_update, places, resample
+from mnemos.ops.gated_cache import GateWeights, gated_update, places, resample
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
 from .stored import (
     StoredCache,
-    accumulate,
+    accumulate_caches,
     begin_forward,
-    empty,
+    clear_caches,
     end_forward,
-    hold,
+    hold_caches,
     promote,
     recomputing,
     several_processes,
@@ -26,12 +26,12 @@ from .stored import (
 
 __all__ = [
     "GatedCache",
-    "accumulate",
+    "accumulate_caches",
     "begin_forward",
     "caches",
-    "empty",
+    "clear_caches",
     "end_forward",
-    "hold",
+    "hold_caches",
     "promote",
     "recomputing",
     "several_processes",
@@ -98,7 +98,7 @@ class GatedCache(StoredCache):
             self._record(gates)
         return new
 
-    def _record(self, gates: Gates) -> None:
+    def _record(self, gates: GateWeights) -> None:
         assert self.trace is not None
         for name, gate in gates._asdict().items():
             gate = gate.detach()

@@ -25,7 +25,7 @@ class SlotsConfig:
 
     slots: int = 64
     temperature: float = 0.25
-    heads: int = 0
+    num_heads: int = 0
     radius: float | None = None
     bias: float = 0.03
     self_logit: float | None = None
@@ -36,7 +36,7 @@ class SlotsConfig:
         check_fields(self, "memory")
         for name, right, wanted in (
             ("slots", self.slots >= 0, "at least 0 (no memory)"),
-            ("heads", self.heads >= 0, "at least 0 (as many as the model has)"),
+            ("num_heads", self.num_heads >= 0, "at least 0 (as many as the model has)"),
             ("temperature", 0 < self.temperature < math.inf, "above 0"),
             ("radius", self.radius is None or 0 < self.radius < math.inf, "above 0, or None for √width"),
             ("bias", 0 < self.bias < math.inf, "above 0"),
@@ -64,8 +64,8 @@ class SlotMemory(nn.Module):
 
     def __init__(self, dim: int, heads: int, config: SlotsConfig) -> None:
         super().__init__()
-        self.config, self.heads = config, config.heads or heads
-        check_heads(dim, self.heads)
+        self.config, self.num_heads = config, config.num_heads or heads
+        check_heads(dim, self.num_heads)
         self.bias = nn.Parameter(torch.empty(config.slots, dim))
         self.radius = dim**0.5 if config.radius is None else config.radius
         self.self_logit = None
@@ -73,7 +73,7 @@ class SlotMemory(nn.Module):
             self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
             if config.self_logit is not None:
                 # A vector, and so no matrix that decays: 0 is no better a guess than any other.
-                self.self_logit = nn.Parameter(torch.full((config.slots * self.heads,), config.self_logit))
+                self.self_logit = nn.Parameter(torch.full((config.slots * self.num_heads,), config.self_logit))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class SlotMemory(nn.Module):
             return SlotState(after, state.writes + 1)
         return SlotState(torch.where(active[:, None, None], after, state.slots), state.writes + active)
 
-    def attention(self, state: SlotState, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def write_attention(self, state: SlotState, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` listens to: weights [B, heads, K, 1 + L]. For pictures: figures 6 and 7.
 
         Column 0 is the slot itself: 1 where nothing is written, but for what is forgotten.
@@ -131,9 +131,9 @@ class SlotMemory(nn.Module):
         """q_m, k_m [B, K, H, D/H], k_x, v_x [B, L, H, D/H]."""
         slots = slots.to(self.query.weight.dtype)
         found = self.query(slots), self.key(slots), self.key(tokens), self.value(tokens)
-        q_m, k_m, k_x, v_x = (x.unflatten(-1, (self.heads, -1)) for x in found)
+        q_m, k_m, k_x, v_x = (x.unflatten(-1, (self.num_heads, -1)) for x in found)
         return q_m, k_m, k_x, v_x
 
     def _settings(self, mask: Tensor | None) -> dict[str, Any]:
-        logit = None if self.self_logit is None else self.self_logit.view(-1, self.heads)
+        logit = None if self.self_logit is None else self.self_logit.view(-1, self.num_heads)
         return {"mask": mask, "temperature": self.config.temperature, "self_logit": logit}

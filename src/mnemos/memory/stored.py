@@ -4,7 +4,7 @@ A training forward reads `cache` and leaves its successor in `pending`; the next
 model, `eval()` or a save promotes it. So a recomputed forward (activation checkpointing) reads what the first
 one read, a forward that fails half-way commits nothing, and no tensor that autograd saved is written. The one limit:
 of two checkpointed training forwards before the backward of the first, the second promotes, and the first's
-recomputation reads the newer cache; put such forwards into one `accumulate(model)`.
+recomputation reads the newer cache; put such forwards into one `accumulate_caches(model)`.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ def _before_save(module: nn.Module, *_: Any) -> None:
     promote([module])
 
 
-def empty(model: nn.Module) -> None:
+def clear_caches(model: nn.Module) -> None:
     """Zero every stored cache, and forget what is pending: a memory that has seen nothing (Appendix B)."""
     with torch.no_grad():
         for cache in stored(model):
@@ -173,14 +173,14 @@ def empty(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def hold(model: nn.Module) -> Iterator[None]:
+def hold_caches(model: nn.Module) -> Iterator[None]:
     """Training forwards inside read the caches and write nothing: a probe."""
     with _switched(stored(model), "writes", False):
         yield
 
 
 @contextlib.contextmanager
-def accumulate(model: nn.Module) -> Iterator[None]:
+def accumulate_caches(model: nn.Module) -> Iterator[None]:
     """Training forwards inside read one cache and make one update, that of all their rows together.
 
     One that fails, though its error be caught, takes with it those before it.

@@ -21,7 +21,7 @@ class LSTMConfig(ModelConfig):
     name: ClassVar[str] = "lstm"
     classes: ClassVar[int] = 0  # it says the next token alone
     vocab_size: int = 256
-    width: int = 512  # of embeddings and hidden states
+    dim: int = 512  # of embeddings and hidden states
     layers: int = 4
     dropout: float = 0.0  # before, between and after the layers
     tied: bool = False  # share the embedding's weights with the head
@@ -52,16 +52,16 @@ class LSTM(nn.Module):
         super().__init__()
         self.config = c = config
         check_fields(c, "model")
-        for name in ("vocab_size", "width", "layers"):
+        for name in ("vocab_size", "dim", "layers"):
             if getattr(c, name) < 1:
                 raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
         if not 0 <= c.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
-        self.embedding = nn.Embedding(c.vocab_size, c.width)
+        self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.dropout = nn.Dropout(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns of one that has nothing to stand between
-        self.lstm = nn.LSTM(c.width, c.width, c.layers, batch_first=True, dropout=between)
-        self.head = nn.Linear(c.width, c.vocab_size, bias=not c.tied)
+        self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
+        self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
         init_weights(self)
         if c.tied:
             self.head.weight = self.embedding.weight
@@ -72,7 +72,7 @@ class LSTM(nn.Module):
         h = torch.zeros(
             batch_size,
             self.config.layers,
-            self.config.width,
+            self.config.dim,
             device=weight.device if device is None else device,
             dtype=dtype or weight.dtype,
         )
@@ -82,7 +82,7 @@ class LSTM(nn.Module):
         """See the class."""
         check_tokens(x, self.config.vocab_size, mask)
         state = self.initial_state(len(x)) if state is None else state
-        wanted = (len(x), self.config.layers, self.config.width)
+        wanted = (len(x), self.config.layers, self.config.dim)
         if not isinstance(state, LSTMState) or state.h.shape != wanted or state.c.shape != wanted:
             found = tuple(state.h.shape) if isinstance(state, LSTMState) else type(state).__name__
             raise InputError(f"expected the state of an LSTM, {wanted}, as it returned it; found {found}")

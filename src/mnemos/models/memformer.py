@@ -14,7 +14,7 @@ from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.types import InputError, Output, check_heads, leaves, map_state
 
 from .blocks import Activation, init_weights
-from .memformer_blocks import Decoder, DecoderCache, Encoder, Read, Sizes
+from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
 from .transformer import check_tokens
 
 
@@ -31,10 +31,10 @@ class MemformerConfig(ModelConfig):
 
     name: ClassVar[str] = "memformer"
     vocab_size: int = 256
-    width: int = 128
+    dim: int = 128
     encoder_layers: int = 4
     decoder_layers: int = 8
-    heads: int = 4
+    num_heads: int = 4
     mlp: int = 256
     segment: int = 28
     memory: SlotsConfig = field(default_factory=SlotsConfig)
@@ -88,7 +88,7 @@ class Memformer(nn.Module):
     an encoder layer for the slots' keys and values. Rows may stand at different places of their segments: a call then
     takes more, shorter steps.
 
-    `Memformer(MemformerConfig(...))` or `Memformer(width=64, ...)` with the fields of `mnemos.models.MemformerConfig`,
+    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)` with the fields of `mnemos.models.MemformerConfig`,
     which says what each is.
     Raises InputError for impossible shapes, tokens out of the vocabulary, and a state of another model or batch.
     """
@@ -100,15 +100,15 @@ class Memformer(nn.Module):
                 raise InputError(unknown_field(name, known, "Memformer"))
         self.config = c = dataclasses.replace(config or MemformerConfig(), **fields)
         _check(c)
-        sizes = Sizes(c.width, c.heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)
+        sizes = Sizes(c.dim, c.num_heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)
         has_memory = c.memory.slots > 0
-        self.embedding = nn.Embedding(c.vocab_size, c.width)
-        self.bos = nn.Embedding(1, c.width) if c.bos is None else None
+        self.embedding = nn.Embedding(c.vocab_size, c.dim)
+        self.bos = nn.Embedding(1, c.dim) if c.bos is None else None
         self.dropout = nn.Dropout(c.dropout)
-        self.encoder = Encoder(sizes, c.encoder_layers, c.cls, has_memory)
-        self.memory = SlotMemory(c.width, c.heads, c.memory) if has_memory else None
-        self.decoder = Decoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
-        self.head = nn.Linear(c.width, c.vocab_size, bias=not c.tied)
+        self.encoder = MemformerEncoder(sizes, c.encoder_layers, c.cls, has_memory)
+        self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if has_memory else None
+        self.decoder = MemformerDecoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
+        self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
         init_weights(self)
         if c.tied:
             self.head.weight = self.embedding.weight
@@ -121,7 +121,7 @@ class Memformer(nn.Module):
         return MemformerState(
             torch.zeros(batch_size, device=device, dtype=torch.int64),
             None if self.memory is None else self.memory.initial_state(batch_size, device, dtype),
-            torch.zeros(batch_size, c.segment, c.width, device=device, dtype=dtype),
+            torch.zeros(batch_size, c.segment, c.dim, device=device, dtype=dtype),
             marks,
             torch.zeros(batch_size, c.segment, device=device, dtype=torch.int64),
             marks.clone(),
@@ -160,7 +160,7 @@ class Memformer(nn.Module):
         found: list[Tensor] = []
 
         def listen(memory: Any, given: tuple) -> None:
-            found.append(memory.attention(*given[:3]))
+            found.append(memory.write_attention(*given[:3]))
 
         hook = self.memory.register_forward_pre_hook(listen)
         try:
@@ -293,7 +293,7 @@ class Memformer(nn.Module):
     def _check_state(self, state: Any, rows: int) -> None:
         if not isinstance(state, MemformerState):
             raise InputError(f"expected the state that this model returned, or None, found {type(state).__name__}")
-        fits = state.encoded.shape[1:] == (self.config.segment, self.config.width)
+        fits = state.encoded.shape[1:] == (self.config.segment, self.config.dim)
         fits = fits and len(state.layers) == self.config.decoder_layers
         slots = None if self.memory is None else self.memory.bias.shape
         if not fits or (None if state.memory is None else state.memory.slots.shape[1:]) != slots:
@@ -314,7 +314,7 @@ class Step(NamedTuple):
 
 def _check(c: MemformerConfig) -> None:
     check_fields(c, "model")
-    check_heads(c.width, c.heads)
+    check_heads(c.dim, c.num_heads)
     for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "segment"):
         if getattr(c, name) < 1:
             raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")

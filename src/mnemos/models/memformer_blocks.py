@@ -18,8 +18,8 @@ from .blocks import MLP, Activation, add
 class Sizes(NamedTuple):
     """What the blocks of both halves have in common."""
 
-    width: int
-    heads: int
+    dim: int
+    num_heads: int
     mlp: int
     activation: Activation
     dropout: float
@@ -65,7 +65,7 @@ class ReadingBlock(nn.Module):
         return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
 
 
-class Encoder(nn.Module):
+class MemformerEncoder(nn.Module):
     """A segment, read both ways, that reads the slots in every block (eq. 1–3): x [B, L, D] -> y [B, L + cls, D].
 
     mask [B, L] bool; slots [B, K, D], or None where the model has no memory. `cls` learned tokens are appended, which
@@ -74,10 +74,10 @@ class Encoder(nn.Module):
 
     def __init__(self, sizes: Sizes, layers: int, cls: int, memory: bool) -> None:
         super().__init__()
-        self.cls = nn.Parameter(torch.randn(cls, sizes.width) * sizes.width**-0.5) if cls else None
-        self.bias = PositionBias(sizes.heads, sizes.buckets, sizes.max_distance, both=True)
+        self.cls = nn.Parameter(torch.randn(cls, sizes.dim) * sizes.dim**-0.5) if cls else None
+        self.bias = PositionBias(sizes.num_heads, sizes.buckets, sizes.max_distance, both=True)
         self.blocks: Any = nn.ModuleList(ReadingBlock(sizes, False, int(memory)) for _ in range(layers))
-        self.norm = nn.LayerNorm(sizes.width)
+        self.norm = nn.LayerNorm(sizes.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None, slots: Tensor | None) -> Tensor:
         """See the class."""
@@ -114,7 +114,7 @@ class DecoderCache(NamedTuple):
     sources: tuple[KeysValues, ...]
 
 
-class Decoder(nn.Module):
+class MemformerDecoder(nn.Module):
     """The present segment, read causally, with attention to the encoded segment before and, perhaps, to the slots.
 
     x [B, t, D], mask [B, t], where in its segment each row stands, what they read and the caches so far (None: all
@@ -124,13 +124,15 @@ class Decoder(nn.Module):
     def __init__(self, sizes: Sizes, layers: int, memory: bool) -> None:
         super().__init__()
         self.sizes, self.memory = sizes, memory
-        self.own_bias, self.read_bias = (PositionBias(sizes.heads, sizes.buckets, sizes.max_distance) for _ in range(2))
+        self.own_bias, self.read_bias = (
+            PositionBias(sizes.num_heads, sizes.buckets, sizes.max_distance) for _ in range(2)
+        )
         self.blocks: Any = nn.ModuleList(ReadingBlock(sizes, True, 1 + memory) for _ in range(layers))
-        self.norm = nn.LayerNorm(sizes.width)
+        self.norm = nn.LayerNorm(sizes.dim)
 
     def empty(self, batch_size: int, device: Any = None, dtype: Any = None) -> tuple[DecoderCache, ...]:
         """The caches at the start of a segment."""
-        heads, width = self.sizes.heads, self.sizes.width // self.sizes.heads
+        heads, width = self.sizes.num_heads, self.sizes.dim // self.sizes.num_heads
 
         def none() -> Tensor:
             return torch.zeros(batch_size, 0, heads, width, device=device, dtype=dtype)

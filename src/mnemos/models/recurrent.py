@@ -22,7 +22,7 @@ class BiLSTMConfig(ModelConfig):
     vocab_size: int = 10  # tokens that can be said; the blank comes on top
     bands: int = 40  # numbers a frame
     stack: int = 1  # frames side by side that are read as one
-    width: int = 320  # of the hidden state, a direction
+    dim: int = 320  # of the hidden state, a direction
     layers: int = 3
     dropout: float = 0.0  # between layers
 
@@ -43,13 +43,13 @@ class BiLSTM(Transcriber):
         super().__init__()
         self.config = c = config
         check_fields(c, "model")
-        check_sizes(c, ("vocab_size", "bands", "stack", "width", "layers"))
+        check_sizes(c, ("vocab_size", "bands", "stack", "dim", "layers"))
         if not 0 <= c.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
         self.stack = Stack(c.stack)
         dropout = c.dropout if c.layers > 1 else 0.0  # torch warns of one that has nothing to stand between
-        self.lstm = nn.LSTM(c.stack * c.bands, c.width, c.layers, batch_first=True, dropout=dropout, bidirectional=True)
-        self.head = nn.Linear(2 * c.width, c.vocab_size + 1)
+        self.lstm = nn.LSTM(c.stack * c.bands, c.dim, c.layers, batch_first=True, dropout=dropout, bidirectional=True)
+        self.head = nn.Linear(2 * c.dim, c.vocab_size + 1)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> Output:
         """See the class."""

@@ -23,9 +23,9 @@ class SpeechConfig(ModelConfig):
     vocab_size: int = 10  # tokens that can be said; the blank comes on top
     bands: int = 40  # numbers a frame
     stack: int = 1  # frames side by side that are read as one: attention costs 1/stack or less
-    width: int = 192
+    dim: int = 192
     layers: int = 9
-    heads: int = 6
+    num_heads: int = 6
     mlp: int = 768  # hidden width of the MLP
     activation: Activation = "gelu"
     dropout: float = 0.0
@@ -43,7 +43,7 @@ class SpeechRecogniser(Transcriber):
     vocab_size + 1], the last class the blank; those of padding mean nothing. Positions are sinusoids: T has no limit.
     Every row is heard as a whole, so there is no state. `score` and `transcribe`: see `Transcriber`.
 
-    `SpeechRecogniser(SpeechConfig(...))` or `SpeechRecogniser(width=64, ...)` with the configuration's fields.
+    `SpeechRecogniser(SpeechConfig(...))` or `SpeechRecogniser(dim=64, ...)` with the configuration's fields.
     Raises InputError for impossible sizes and shapes.
     """
 
@@ -55,23 +55,23 @@ class SpeechRecogniser(Transcriber):
         self.config = c = dataclasses.replace(config or SpeechConfig(), **fields)
         check_fields(c, "model")
         check_sizes(c, ("vocab_size", "bands", "stack", "layers", "mlp"))
-        check_heads(c.width, c.heads)
+        check_heads(c.dim, c.num_heads)
         if not 0 <= c.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
         self.stack = Stack(c.stack)
-        self.entry = nn.Linear(c.stack * c.bands, c.width)
+        self.entry = nn.Linear(c.stack * c.bands, c.dim)
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(
             Block(
-                c.attention.build(c.width, c.heads, causal=False, dropout=c.dropout),
-                MLP(c.width, c.mlp, c.activation, c.dropout),
-                c.width,
+                c.attention.build(c.dim, c.num_heads, causal=False, dropout=c.dropout),
+                MLP(c.dim, c.mlp, c.activation, c.dropout),
+                c.dim,
                 dropout=c.dropout,
             )
             for _ in range(c.layers)
         )
-        self.final_norm = nn.LayerNorm(c.width)
-        self.head = nn.Linear(c.width, c.vocab_size + 1)
+        self.final_norm = nn.LayerNorm(c.dim)
+        self.head = nn.Linear(c.dim, c.vocab_size + 1)
         init_weights(self)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> Output:

@@ -35,9 +35,9 @@ class TransformerConfig(ModelConfig):
 
     name: ClassVar[str] = "transformer"
     vocab_size: int = 256
-    width: int = 128
+    dim: int = 128
     layers: int = 2
-    heads: int = 4
+    num_heads: int = 4
     mlp: int = 512  # hidden width of the MLP
     max_length: int = 512  # the longest sequence: what learned positions and a cache of length "auto" are made for
     causal: bool = True
@@ -69,7 +69,7 @@ class Transformer(nn.Module):
     logistics over brightnesses 0 … V − 1 (`likelihood`). A classifier: logits [B, classes]. The state is that of the
     attentions (a `TransformerState`; None where none keeps any); T may be anything from 1 up, in any call.
 
-    `Transformer(TransformerConfig(...))` or `Transformer(width=64, ...)` with the configuration's fields.
+    `Transformer(TransformerConfig(...))` or `Transformer(dim=64, ...)` with the configuration's fields.
     Raises InputError for impossible shapes, tokens out of the vocabulary, sequences longer than learned positions.
     """
 
@@ -80,21 +80,21 @@ class Transformer(nn.Module):
                 raise InputError(unknown_field(name, known, "Transformer"))
         self.config = config = dataclasses.replace(config or TransformerConfig(), **fields)
         _check(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.cls = nn.Parameter(torch.zeros(config.width)) if self._prefix else None
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.cls = nn.Parameter(torch.zeros(config.dim)) if self._prefix else None
         self.positions = None
         if config.position == "learned":
-            self.positions = nn.Embedding(config.max_length + self._prefix, config.width)
+            self.positions = nn.Embedding(config.max_length + self._prefix, config.dim)
         self._table: Tensor | None = None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks: Any = nn.ModuleList(self._block() for _ in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        self.final_norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
         self.head = self._head()
         init_weights(self)
         if isinstance(self.head, nn.Linear) and config.head.mixture:
             spread_means(self.head)
         if self.cls is not None:
-            nn.init.normal_(self.cls, std=config.width**-0.5)
+            nn.init.normal_(self.cls, std=config.dim**-0.5)
         if config.head.tied and not config.head.classes:
             self.head.weight = self.embedding.weight
         # This model says when a forward begins and ends for all its caches; see memory/gated_cache.py.
@@ -109,23 +109,23 @@ class Transformer(nn.Module):
     def _block(self) -> Block:
         c = self.config
         rotary = {"rotary": True} if c.position == "rotary" else {}
-        attention = c.attention.build(c.width, c.heads, causal=c.causal, dropout=c.dropout, **rotary)
+        attention = c.attention.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
         if c.cache is not None:
             # A causal cache as long as the sequence would be updated once, at its end, and never read.
             length = max(1, c.max_length // 8) if c.causal else c.max_length
             attention = gated(attention, c.cache, length, prefix=self._prefix)
-        return Block(attention, MLP(c.width, c.mlp, c.activation, c.dropout), c.width, c.norm, c.dropout)
+        return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
 
     def _head(self) -> nn.Module:
         c = self.config
         if c.head.mixture:
-            return nn.Linear(c.width, 3 * c.head.mixture)
+            return nn.Linear(c.dim, 3 * c.head.mixture)
         if not c.head.classes:
-            return nn.Linear(c.width, c.vocab_size, bias=not c.head.tied)
+            return nn.Linear(c.dim, c.vocab_size, bias=not c.head.tied)
         if not c.head.hidden:
-            return nn.Linear(c.width, c.head.classes)
+            return nn.Linear(c.dim, c.head.classes)
         activation = nn.GELU() if c.activation == "gelu" else nn.ReLU()
-        return nn.Sequential(nn.Linear(c.width, c.head.hidden), activation, nn.Linear(c.head.hidden, c.head.classes))
+        return nn.Sequential(nn.Linear(c.dim, c.head.hidden), activation, nn.Linear(c.head.hidden, c.head.classes))
 
     @property
     def likelihood(self) -> LogisticMixture | None:
@@ -184,10 +184,10 @@ class Transformer(nn.Module):
     def _sinusoids(self, t: int, seen: Tensor | None, y: Tensor) -> Tensor:
         """Fixed positions as y is; those from 0 on are kept from call to call, as a table that grows."""
         if seen is not None or torch.compiler.is_compiling():
-            return sinusoids(t, self.config.width, seen, y.device).to(y.dtype)
+            return sinusoids(t, self.config.dim, seen, y.device).to(y.dtype)
         table = self._table
         if table is None or table.shape[1] < t or table.device != y.device or table.dtype != y.dtype:
-            table = self._table = sinusoids(t, self.config.width, None, y.device).to(y.dtype)
+            table = self._table = sinusoids(t, self.config.dim, None, y.device).to(y.dtype)
         return table[:, :t]
 
     def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:
@@ -218,7 +218,7 @@ def _check(c: TransformerConfig) -> None:
             f"head.mixture is for language models of two brightnesses or more whose head is not tied, found mixture "
             f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}"
         )
-    check_heads(c.width, c.heads)
+    check_heads(c.dim, c.num_heads)
     for name in ("vocab_size", "layers", "mlp", "max_length"):
         if getattr(c, name) < 1:
             raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")

@@ -5,8 +5,8 @@ from typing import Any
 
 from mnemos.types import InputError
 
-from .linear_attention import linear_attention
-from .linear_attention.varlen import linear_attention_varlen
+from .linear import linear_attention
+from .linear.varlen import linear_attention_varlen
 from .lsh import lsh_attention
 from .relative_position import relative_attention
 from .slot_memory import biased_memory_norm, slot_attention, slot_write
@@ -23,7 +23,7 @@ __all__ = [
     "which",
 ]
 
-_WITH_BACKENDS = ("linear_attention",)
+_WITH_BACKENDS = {"linear_attention": "linear"}  # operation: its folder
 
 
 def backends(operation: str) -> list[str]:
@@ -39,4 +39,4 @@ def which(operation: str, *tensors: Any, backend: str = "auto", **options: Any) 
 def _module(operation: str) -> Any:
     if operation not in _WITH_BACKENDS:
         raise InputError(f"no choice of backends for {operation!r}; there is one for {', '.join(_WITH_BACKENDS)}")
-    return importlib.import_module(f"{__name__}.{operation}")
+    return importlib.import_module(f"{__name__}.{_WITH_BACKENDS[operation]}")

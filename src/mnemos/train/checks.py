@@ -39,7 +39,7 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     if train.seed < 0:
         raise InputError(f"train.seed must be at least 0, found {train.seed}")
     rollout = train.rollout
-    for name, least in (("segment", 0), ("steps", 1), ("horizon", 0)):
+    for name, least in (("segment_length", 0), ("segments", 1), ("horizon", 0)):
         if getattr(rollout, name) < least:
             raise InputError(f"train.rollout.{name} must be at least {least}, found {getattr(rollout, name)}")
     if rollout.checkpoints not in ("all", "sqrt") and (isinstance(rollout.checkpoints, str) or rollout.checkpoints < 2):
@@ -93,20 +93,22 @@ def check_task(recipe: Recipe, task: Task) -> None:
 
 def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
     """Steps are pieces of rows, or batches that continue one another; what is no language has neither."""
-    if task.kind != "language" and rollout.segment:
+    if task.kind != "language" and rollout.segment_length:
         raise InputError(
-            f"train.rollout.segment is {rollout.segment}, but only a language's rows can be read in pieces, not those "
-            f"of {task.kind}; use train.rollout.segment 0"
+            f"train.rollout.segment_length is {rollout.segment_length}, but only a language's rows can be read in "
+            "pieces, not those "
+            f"of {task.kind}; use train.rollout.segment_length 0"
         )
-    if task.carries_state and rollout.segment:
+    if task.carries_state and rollout.segment_length:
         raise InputError(
-            f"train.rollout.segment is {rollout.segment}, but the data comes in segments already (data.segment); use "
-            "train.rollout.steps to take several of them in an update"
+            f"train.rollout.segment_length is {rollout.segment_length}, but the data comes in segments already "
+            "(data.segment); use "
+            "train.rollout.segments to take several of them in an update"
         )
-    if rollout.steps > 1 and not task.carries_state:
-        fix = "use train.rollout.segment to read rows in pieces" if task.kind == "language" else "use 1"
+    if rollout.segments > 1 and not task.carries_state:
+        fix = "use train.rollout.segment_length to read rows in pieces" if task.kind == "language" else "use 1"
         raise InputError(
-            f"train.rollout.steps is {rollout.steps}, but the data's batches do not continue one another; {fix}"
+            f"train.rollout.segments is {rollout.segments}, but the data's batches do not continue one another; {fix}"
         )
     count = rollout.count(task.max_length)
     if rollout.horizon > count:

@@ -76,11 +76,11 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
 
 def _train(recipe: Recipe) -> TrainConfig:
     """What runs must have in common: not how an update reads its rows, but how many batches it reads."""
-    return replace(recipe.train, rollout=RolloutConfig(steps=recipe.train.rollout.steps))
+    return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.segments))
 
 
 def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
-    """Run one recipe to its end in a process of its own; nothing is done where it has been run."""
+    """RunFolder one recipe to its end in a process of its own; nothing is done where it has been run."""
     done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
     resume = (place / "recipe.json").is_file()
     if resume and as_now(json.loads((place / "recipe.json").read_text())) != as_now(to_dict(recipe)):

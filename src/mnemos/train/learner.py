@@ -21,7 +21,7 @@ from . import devices, generators
 from .checks import check_batch
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_rate
 from .recipe import Recipe
-from .rollout import Rollout, Scored
+from .rollout import RolloutGradients, Scored
 from .sharding import load_model_state, model_state
 from .stopping import TrainingFailed
 
@@ -65,7 +65,7 @@ class Learner:
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
-        self._rollout = Rollout(fabric, self._wrapped, self.model, recipe.train)
+        self._rollout = RolloutGradients(fabric, self._wrapped, self.model, recipe.train)
         if recipe.train.compile:
             # For training alone: every mode, mask and shape is a program of its own, and each takes seconds to make.
             scored.model = torch.compile(self.model)  # type: ignore[assignment]
@@ -73,7 +73,7 @@ class Learner:
         generators.seed_process(recipe.train.seed, fabric.global_rank)  # other dropout on every process
 
     def update(self) -> dict[str, float]:
-        """One update of the weights: {"loss", "rate", "grad_norm"} of all that it reads, a batch or a rollout.
+        """One update of the weights: {"loss", "lr", "grad_norm"} of all that it reads, a batch or a rollout.
 
         The loss is the mean over all counted targets, however they are split over processes, micro-batches and steps.
         Raises TrainingFailed, with the weights as they were, where loss or gradient is not finite.
@@ -99,7 +99,7 @@ class Learner:
         loss_mean, right_sum = total.tolist()
         loss_mean /= fabric.world_size
         norm: Any = fabric.clip_gradients(
-            self._wrapped, self._optimiser, max_norm=self.recipe.optim.clip or math.inf, error_if_nonfinite=False
+            self._wrapped, self._optimiser, max_norm=self.recipe.optim.grad_clip or math.inf, error_if_nonfinite=False
         )
         norm = getattr(norm, "full_tensor", lambda: norm)().item()
         rate = set_rate(self.optimiser, self.recipe.optim, step, config.steps, self.plateau.factor)
@@ -113,7 +113,7 @@ class Learner:
         self.tally = Tally(
             before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + targets
         )
-        return {"loss": loss_mean, "rate": rate, "grad_norm": norm}
+        return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
 
     def looked(self, valid_loss: float) -> None:
         """The model was looked at: a schedule that waits for better validation losses hears of it."""
@@ -134,7 +134,7 @@ class Learner:
         if math.isfinite(loss) and (math.isfinite(norm) or self.recipe.train.precision == "16-mixed"):
             return
         what = f"loss is {loss:.4g}" + (f" but its gradient's norm {norm}" if math.isfinite(loss) else "")
-        raise TrainingFailed(f"update {step}: the {what}, at rate {rate:.3g}; lower optim.rate or clip more")
+        raise TrainingFailed(f"update {step}: the {what}, at rate {rate:.3g}; lower optim.lr or lower optim.grad_clip")
 
     def _peak(self) -> int:
         return max(self.count.peak_bytes, devices.peak_bytes(self.fabric.device) - self._memory_before)
@@ -149,7 +149,7 @@ class Learner:
             "loss": tally.loss / tally.updates,
             "accuracy": (accuracy := tally.right / max(1, tally.counted)),
             **error(self.model, accuracy),
-            "rate": update["rate"],
+            "lr": update["lr"],
             "grad_norm": update["grad_norm"],
             "seconds": round(self.count.seconds, 3),
             "tokens": self.count.tokens,

@@ -32,7 +32,7 @@ from .checks import check_batch, check_settings, check_task
 from .learner import Learner
 from .progress import Silent, progress
 from .recipe import Recipe, as_now
-from .run import Run
+from .run import RunFolder
 from .stopping import Interrupted, StopSignals, TrainingFailed
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ Watch = Callable[[nn.Module, int], dict[str, Any] | None]
 def train(
     recipe: Recipe, folder: str | Path, resume: bool = False, watch: Watch | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
+    """RunFolder a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
 
     {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
     "majority", "metric" (what the task is judged by), "parameters", "seconds" (in updates), "peak_bytes" (of the GPU,
     or by how much the process grew since before the model), "tokens" (of images: images; of sound: frames),
     "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling), and
-    "rollout_steps" (of an update, where there are several)}
+    "rollout_segments" (of an update, where there are several)}
 
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
@@ -89,7 +89,7 @@ class _Session:
         self,
         fabric: Fabric,
         learner: Learner,
-        run: Run | None,
+        run: RunFolder | None,
         voice: Silent,
         signals: StopSignals,
         watch: Watch | None,
@@ -168,7 +168,7 @@ class _Session:
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
         with generators.kept(), self.fabric.autocast():
-            parts = pieces(self._shares(split), self.recipe.train.rollout.segment)
+            parts = pieces(self._shares(split), self.recipe.train.rollout.segment_length)
             found = evaluate(self.learner.model, parts, total if self.fabric.world_size > 1 else None)
         return {key: value for key, value in found.items() if key != "count"}
 
@@ -207,7 +207,7 @@ class _Session:
             "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
         }
         if (steps := self.recipe.train.rollout.count(self.task.max_length)) > 1:
-            result["rollout_steps"] = steps
+            result["rollout_segments"] = steps
         if self.run is not None:
             self.run.finish(result)
         return result
@@ -219,18 +219,18 @@ class _StopAskedError(Exception):
 
 def _open(
     fabric: Fabric, recipe: Recipe, folder: Path, resume: bool
-) -> tuple[Run | None, dict[str, Any] | None, dict[str, Any] | None]:
+) -> tuple[RunFolder | None, dict[str, Any] | None, dict[str, Any] | None]:
     """(the run, on the first process alone; the checkpoint to go on from; the result, where there is one already)."""
     run, saved, problem, step, result = None, None, None, 0, None
     if fabric.is_global_zero:
         try:
             if resume:
-                run = Run.resume(folder, recipe)
+                run = RunFolder.resume(folder, recipe)
                 result = run.result
                 if result is None:
                     step, saved = _prepare(run, recipe)
             else:
-                run = Run.start(folder, recipe, devices.device_name(fabric.device))
+                run = RunFolder.start(folder, recipe, devices.device_name(fabric.device))
         except InputError as error:
             problem = str(error)
             if run is not None:
@@ -244,7 +244,7 @@ def _open(
     return run, saved, result
 
 
-def _prepare(run: Run, recipe: Recipe) -> tuple[int, dict[str, Any] | None]:
+def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, dict[str, Any] | None]:
     """Find the checkpoint to go on from and cut the measurements back to it: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
     step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its beginning"])

@@ -22,16 +22,16 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     Raises InputError for values out of range.
     """
     check(config)
-    groups = parameter_groups(model, 0.0 if config.name == "adam" else config.decay, config.gate_rate)
-    common: dict[str, Any] = {"lr": config.rate, "betas": config.betas, "eps": config.eps}
+    groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
+    common: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.name == "radam":
         return RAdam(groups, decoupled_weight_decay=True, foreach=True, **common)
     common["fused" if fused else "foreach"] = True
     return (AdamW if config.name == "adamw" else Adam)(groups, **common)
 
 
-def parameter_groups(model: nn.Module, decay: float, gate_rate: float = 1.0) -> list[dict[str, Any]]:
-    """What decays, what does not, and, where there are any, the gates' λ, whose rate is `gate_rate` of the others'.
+def parameter_groups(model: nn.Module, decay: float, gate_lr_scale: float = 1.0) -> list[dict[str, Any]]:
+    """What decays, what does not, and, where there are any, the gates' λ, whose rate is `gate_lr_scale` of the others'.
 
     Matrices and larger (linear and convolution weights, embeddings: what GPT-2's, Llama's and nanoGPT's trainings
     decay) do; vectors and scalars (biases, norms), anything called `bias`, and `mix`, the λ of a gated cache,
@@ -48,7 +48,7 @@ def parameter_groups(model: nn.Module, decay: float, gate_rate: float = 1.0) -> 
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": decay, "share": 1.0},
         {"params": free, "weight_decay": 0.0, "share": 1.0},
-        {"params": gates, "weight_decay": 0.0, "share": gate_rate},
+        {"params": gates, "weight_decay": 0.0, "share": gate_lr_scale},
     ]
     return groups if gates else groups[:2]
 
@@ -103,7 +103,7 @@ def set_rate(optimiser: Optimizer, config: OptimConfig, update: int, steps: int,
 
     plateau: a further factor, `Plateau.factor`.
     """
-    rate = config.rate * factor(config.schedule, update, steps) * plateau
+    rate = config.lr * factor(config.schedule, update, steps) * plateau
     for group in optimiser.param_groups:
         group["lr"] = rate * group["share"]
     return rate
@@ -142,12 +142,17 @@ def check(config: OptimConfig) -> None:
     """Raise InputError for values that no optimiser takes."""
     schedule = config.schedule
     for name, right, wanted, value in (
-        ("rate", config.rate > 0 and math.isfinite(config.rate), "above 0", config.rate),
+        ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0", config.lr),
         ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1", config.betas),
         ("eps", config.eps >= 0, "at least 0", config.eps),
-        ("decay", config.decay >= 0, "at least 0", config.decay),
-        ("gate_rate", config.gate_rate >= 0 and math.isfinite(config.gate_rate), "at least 0", config.gate_rate),
-        ("clip", config.clip >= 0, "at least 0 (0 does not clip)", config.clip),
+        ("weight_decay", config.weight_decay >= 0, "at least 0", config.weight_decay),
+        (
+            "gate_lr_scale",
+            config.gate_lr_scale >= 0 and math.isfinite(config.gate_lr_scale),
+            "at least 0",
+            config.gate_lr_scale,
+        ),
+        ("grad_clip", config.grad_clip >= 0, "at least 0 (0 does not clip)", config.grad_clip),
         ("schedule.warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),

@@ -48,7 +48,7 @@ class Plain(Silent):
         rate = (step - self.first) / max(now, 1e-9)
         left = (self.steps - step) / rate
         self.say(
-            f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} rate {update['rate']:.2e} "
+            f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} lr {update['lr']:.2e} "
             f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
         )
 
@@ -99,7 +99,7 @@ class Live(Silent):
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
         """As of any."""
         speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
-        facts = f"loss {update['loss']:.4f}  rate {update['rate']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
+        facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
     def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from mnemos.types import InputError
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate by update s = 1, 2, …, as a factor of `OptimConfig.rate`, after a linear warm-up from `start`.
+    """Learning rate by update s = 1, 2, …, as a factor of `OptimConfig.lr`, after a linear warm-up from `start`.
 
     constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s) (fairseq's). lra:
     min(1, s/warmup)/√max(s, warmup) (Long Range Arena's, which multiplies the rate itself). step: 1, then
@@ -29,35 +29,35 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser: `rate` at the top of the schedule; decoupled `decay` on matrices alone (no biases, norms, λ).
+    """The optimiser: `lr` at the top of the schedule; decoupled `weight_decay` on matrices alone (no biases, norms, λ).
 
-    The λ of gated caches, which say how much of the cache is mixed in, learn at `gate_rate` times the others' rate.
+    The λ of gated caches, which say how much of the cache is mixed in, learn at `gate_lr_scale` times the others' rate.
     """
 
     name: Literal["adamw", "radam", "adam"] = "adamw"
-    rate: float = 1e-3
+    lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    decay: float = 0.01
-    clip: float = 1.0  # largest norm of the gradient; 0 = do not clip
-    gate_rate: float = 1.0
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0  # largest norm of the gradient; 0 = do not clip
+    gate_lr_scale: float = 1.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How an update reads what is longer than a model reads at once: in steps, each of which hands its state on.
+    """How one update reads sequences that are longer than one forward: in segments that pass their state on.
 
-    Of a task's rows, `segment` tokens a step (0: a row is one step); of a task that carries its state from batch to
-    batch, `steps` successive batches in one update. The gradient flows back through time `horizon` steps (0: all of
-    them): after as many it is cut. With `replay` a step's activations are kept while its own gradient is made and no
-    longer, at the cost of a second forward (`mnemos.replay`, whose `checkpoints` and `offload` these are); without,
-    those of a whole horizon are: plain back-propagation through time, of the same gradients. Evaluation reads rows
-    in the same pieces.
+    A task with rows [B, T] is cut into segments of `segment_length` tokens (0: the row is one segment). A task that
+    carries its state from batch to batch gives `segments` successive batches to one update. The gradient flows back
+    through `horizon` segments and is cut there (0: through all). With `replay`, the activations of one segment are in
+    memory at a time, at the cost of a second forward: `mnemos.replay`, which `checkpoints` and `offload` are passed
+    to. Without it, the activations of a whole horizon are: plain back-propagation through time, with the same
+    gradients. Evaluation reads rows in the same segments.
     """
 
-    segment: int = 0
-    steps: int = 1
+    segment_length: int = 0
+    segments: int = 1
     horizon: int = 0
     replay: bool = True
     checkpoints: Literal["all", "sqrt"] | int = "all"
@@ -65,7 +65,7 @@ class RolloutConfig:
 
     def count(self, length: int) -> int:
         """Steps of an update over rows of `length` tokens."""
-        return -(-length // self.segment) if self.segment else self.steps
+        return -(-length // self.segment_length) if self.segment_length else self.segments
 
 
 @dataclass(frozen=True)

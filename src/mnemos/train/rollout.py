@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mnemos.data.batch import Batch, Task, pieces
 from mnemos.evaluate.metrics import counted, scored
-from mnemos.memory.stored import accumulate, stored
-from mnemos.replay import replay
-from mnemos.replay.checks import HALF
+from mnemos.memory.stored import accumulate_caches, stored
+from mnemos.memory_replay import replay
+from mnemos.memory_replay.state_checks import HALF
 from mnemos.types import InputError, State, detach, leaves, map_state, reset
 
 from .recipe import RolloutConfig, TrainConfig
@@ -79,13 +79,13 @@ class Scored(nn.Module):
         return *found, *(x.flatten()[:1].sum() for x in leaves(carry.state) if x.requires_grad)
 
 
-class Rollout:
+class RolloutGradients:
     """Forward and backward of updates. `wrapped`: a `Scored` as Fabric gives it back, of `model`."""
 
     def __init__(self, fabric: Fabric, wrapped: Any, model: nn.Module, config: TrainConfig) -> None:
         self._fabric, self._wrapped, self._model = fabric, wrapped, model
         self._config: RolloutConfig = config.rollout
-        self._splits = config.accumulate > 1 or config.rollout.steps > 1 or config.rollout.segment > 0
+        self._splits = config.accumulate > 1 or config.rollout.segments > 1 or config.rollout.segment_length > 0
         self._caches = bool(stored(model))
         # Fabric's autocast is within the wrapped model, where replay does not see it.
         self._verify = HALF if config.precision.endswith("mixed") else True
@@ -93,14 +93,14 @@ class Rollout:
 
     def batches(self, task: Task, update: int, config: TrainConfig) -> list[Batch]:
         """What update number `update`, from 0, reads: the batches of its steps, in order."""
-        if self._config.segment:
-            return list(pieces([task.train_batch(update, config.batch_size, config.seed)], self._config.segment))
-        first, steps = update * self._config.steps, self._config.steps
+        if self._config.segment_length:
+            return list(pieces([task.train_batch(update, config.batch_size, config.seed)], self._config.segment_length))
+        first, steps = update * self._config.segments, self._config.segments
         return [task.train_batch(first + i, config.batch_size, config.seed) for i in range(steps)]
 
     def one_cache_update(self) -> contextlib.AbstractContextManager[None]:
         """However an update is split, stored caches are updated once, by all that it read."""
-        return accumulate(self._model) if self._caches and self._splits else contextlib.nullcontext()
+        return accumulate_caches(self._model) if self._caches and self._splits else contextlib.nullcontext()
 
     def backward(self, batches: list[Batch], state: State, weight: float, last: bool) -> tuple[Tensor, State]:
         """Add the gradients of weight × Σ losses over a micro-batch's steps.

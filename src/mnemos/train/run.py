@@ -31,8 +31,8 @@ from .recipe import Recipe, as_now
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
 
-class Run:
-    """A run's folder, held for one writer; `Run.start` makes one and `Run.resume` opens one that is there."""
+class RunFolder:
+    """A run's folder, held for one writer; `start` makes one and `resume` opens one that is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Run:
         self._metrics: Any = None
 
     @classmethod
-    def start(cls, folder: str | Path, recipe: Recipe, device: str) -> "Run":
+    def start(cls, folder: str | Path, recipe: Recipe, device: str) -> "RunFolder":
         """A new run in a new folder, or an empty one. Raises InputError for any other; deletes nothing in it."""
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
@@ -64,7 +64,7 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: str | Path, recipe: Recipe) -> "Run":
+    def resume(cls, folder: str | Path, recipe: Recipe) -> "RunFolder":
         """The run that is there. Raises InputError where there is none, it is another recipe's, or it is in use."""
         folder = Path(folder)
         if not (folder / "recipe.json").is_file():

@@ -10,8 +10,8 @@ from torch import nn
 from mnemos.data.batch import IGNORE, Task
 from mnemos.data.pixels import PixelTask
 from mnemos.data.text import TextConfig
-from mnemos.evaluate.pictures import write_pictures
-from mnemos.models.stream import Stream
+from mnemos.evaluate.generated_images import write_pictures
+from mnemos.generate.stream import Stream
 from mnemos.types import InputError
 
 from .recipe import Recipe
@@ -20,7 +20,7 @@ from .session import open_run
 
 @dataclass(frozen=True)
 class Sampling:
-    """How much is written, and how it is drawn; see `Stream.write`. prompt: text to go on from.
+    """How much is written, and how it is drawn; see `Stream.generate`. prompt: text to go on from.
 
     count: pictures, texts or rows; None: 24 pictures, one text, four rows.
     """
@@ -70,8 +70,8 @@ def _pictures(folder: Path, task: PixelTask, model: nn.Module, how: Sampling) ->
 
 def _text(model: nn.Module, how: Sampling) -> None:
     prompt = (how.prompt or "").encode() or b"\0"  # byte 0 is where documents start
-    stream = Stream(model).read(torch.tensor([list(prompt)]).expand(1 if how.count is None else how.count, -1))
-    tokens, _ = stream.write(how.length, how.temperature, how.top_k, how.top_p, _generator(how))
+    stream = Stream(model).prefill(torch.tensor([list(prompt)]).expand(1 if how.count is None else how.count, -1))
+    tokens, _ = stream.generate(how.length, how.temperature, how.top_k, how.top_p, _generator(how))
     for i, row in enumerate(tokens.tolist()):
         print(("\n" + "─" * 40 + "\n") * bool(i) + (prompt.strip(b"\0") + bytes(row)).decode(errors="replace"))
 
@@ -86,8 +86,8 @@ def _tokens(recipe: Recipe, task: Task, model: nn.Module, how: Sampling) -> None
         if not len(counted):
             continue
         first, last = int(counted[0]), int(counted[-1])
-        stream = Stream(model).read(inputs[None, : first + 1])
-        written = stream.write(last - first + 1, how.temperature, how.top_k, how.top_p, _generator(how))[0][0]
+        stream = Stream(model).prefill(inputs[None, : first + 1])
+        written = stream.generate(last - first + 1, how.temperature, how.top_k, how.top_p, _generator(how))[0][0]
         wanted = targets[first : last + 1]
         hit = int(((written == wanted) & (wanted != IGNORE)).sum())
         print(f"read    {' '.join(map(str, inputs[: first + 1].tolist()))}")

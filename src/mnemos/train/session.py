@@ -16,13 +16,13 @@ from mnemos.data.batch import Batch, Task, pieces
 from mnemos.data.pixels import PixelTask
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
-from mnemos.evaluate.flops import forward_flops
-from mnemos.evaluate.listening import listen
+from mnemos.evaluate.generated_images import write_pictures
 from mnemos.evaluate.metrics import bits, evaluate, perplexity, quality
-from mnemos.evaluate.pictures import write_pictures
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.transcriptions import transcriptions
-from mnemos.memory.gated_cache import GatedCache, caches, hold
+from mnemos.evaluate.write_attention import listen
+from mnemos.measure.flops import forward_flops
+from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import save
 from mnemos.types import InputError
 
@@ -73,7 +73,7 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     @functools.cache
     def first() -> Batch:
         batches = recipe.data.build().batches("valid", recipe.train.batch_size)
-        return next(pieces(batches, recipe.train.rollout.segment))
+        return next(pieces(batches, recipe.train.rollout.segment_length))
 
     # The probe runs the model, which several processes would have to do together.
     watch = (lambda model, _: probe(model, first()) if caches(model) else None) if recipe.train.devices == 1 else None
@@ -102,8 +102,8 @@ def assess(folder: Path, result: dict[str, Any], quiet: bool = True) -> dict[str
     recipe, task, model = open_run(folder)
     sample = task.sample()
     model.train()
-    with hold(model):
-        result = {**result, "flops": forward_flops(model, sample, segment=recipe.train.rollout.segment)}
+    with hold_caches(model):
+        result = {**result, "flops": forward_flops(model, sample, segment=recipe.train.rollout.segment_length)}
     with progress(quiet, recipe.name, 0, 0) as voice:
         found = controls(model, partial(_batches, recipe, task, "test", voice))
     if found:
@@ -127,7 +127,7 @@ def assess(folder: Path, result: dict[str, Any], quiet: bool = True) -> dict[str
 def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], voice: Silent) -> Iterator[Batch]:
     """A split as the recipe's model reads it: whole batches, or rows in the pieces of its rollouts."""
     batches = voice.scoring(split, task.size(split), task.batches(split, recipe.train.batch_size))
-    return pieces(batches, recipe.train.rollout.segment)
+    return pieces(batches, recipe.train.rollout.segment_length)
 
 
 def _transcriptions(model: nn.Module, task: Task, recipe: Recipe, split: Literal["valid", "test"]) -> list[Any]:

@@ -17,7 +17,7 @@ from mnemos.models.transformer import HeadConfig, TransformerConfig
 
 from .recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 
-_OPTIM = OptimConfig(rate=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
+_OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
 _READER = TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256))
 
 
@@ -69,7 +69,7 @@ def text_lstm() -> Recipe:
         text(),
         name="text-lstm",
         about="the same text with an LSTM of as many parameters",
-        model=LSTMConfig(width=216, layers=2),
+        model=LSTMConfig(dim=216, layers=2),
     )
 
 
@@ -79,7 +79,7 @@ def text_memformer() -> Recipe:
         name="text-memformer",
         about="the same text with Memformer: 32 slots written every 64 bytes, trained by replay through 8 of them",
         model=MemformerConfig(
-            width=64,
+            dim=64,
             encoder_layers=2,
             decoder_layers=2,
             mlp=256,
@@ -88,7 +88,7 @@ def text_memformer() -> Recipe:
         ),
         data=TextConfig(segment=64),
         optim=_OPTIM,
-        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(steps=8)),
+        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(segments=8)),
     )
 
 
@@ -98,11 +98,11 @@ def copy() -> Recipe:
         name="copy",
         about="copy a word of 32 to 63 symbols, linear attention (Linear transformers, Figure 2)",
         model=TransformerConfig(
-            vocab_size=11, width=256, layers=4, heads=8, mlp=1024, max_length=128, attention=LinearConfig()
+            vocab_size=11, dim=256, layers=4, num_heads=8, mlp=1024, max_length=128, attention=LinearConfig()
         ),
         data=CopyConfig(),
         optim=OptimConfig(
-            name="radam", rate=1e-3, decay=0.0, schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1)
+            name="radam", lr=1e-3, weight_decay=0.0, schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1)
         ),
         train=TrainConfig(steps=5000, batch_size=64),
     )
@@ -128,7 +128,7 @@ def digits() -> Recipe:
         name="digits",
         about="scikit-learn's 1,797 digits as 64 tokens, a classifier",
         model=TransformerConfig(
-            vocab_size=17, width=64, mlp=128, max_length=64, causal=False, head=HeadConfig(classes=10)
+            vocab_size=17, dim=64, mlp=128, max_length=64, causal=False, head=HeadConfig(classes=10)
         ),
         data=DigitsConfig(),
         optim=_OPTIM,
@@ -143,7 +143,7 @@ def mnist() -> Recipe:
         about="MNIST as 784 tokens, a classifier with linear attention (--data.path FOLDER of the idx files)",
         model=TransformerConfig(
             vocab_size=256,
-            width=64,
+            dim=64,
             mlp=128,
             max_length=784,
             causal=False,

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mnemos.adapt.attention_cache import remember
-from mnemos.adapt.cache import cache
+from mnemos.adapt.attach import cache
+from mnemos.adapt.attention_cache import cache_attention
 from mnemos.config import ModelConfig
-from mnemos.memory.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
+from mnemos.memory.token_cache import AttentionCache
 from mnemos.types import InputError, Output, check_heads
 
 
@@ -36,7 +36,7 @@ class ImageConfig(ModelConfig):
         if isinstance(self.cache, GRC):
             cache(host, self.cache, example=example)
         elif self.cache is not None:
-            remember(host, self.cache, example)
+            cache_attention(host, self.cache, example)
         return ImageModel(self, host)
 
     def _host(self) -> nn.Module:
@@ -86,5 +86,5 @@ def check_stages(config: Any, *names: str) -> None:
                 f"{config.name}: expected {name} of {stages or 1} entries above 0, one a stage as in depths "
                 f"{config.depths}, found {found}"
             )
-    for width, heads in zip(config.widths, config.heads, strict=True):
+    for width, heads in zip(config.dims, config.num_heads, strict=True):
         check_heads(width, heads)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from mnemos.adapt.libraries import timm, transformers
+from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 
 from .image import ImageConfig, check_stages
@@ -18,16 +18,16 @@ class PVTConfig(ImageConfig):
 
     Each stage after the first halves the side. A stage of side s has s² queries and (s/r)² keys, where r is its
     reduction. Version 1 has a class token in the last stage, whose reduction is 1; version 2 overlaps its patches, has
-    a convolution in its MLP, and classifies the mean. PVT-Tiny is image 224, patch 4, widths (64, 128, 320, 512),
-    depths (2, 2, 2, 2), heads (1, 2, 5, 8), mlp_ratios (8, 8, 4, 4), reductions (8, 4, 2, 1).
+    a convolution in its MLP, and classifies the mean. PVT-Tiny is image 224, patch 4, dims (64, 128, 320, 512),
+    depths (2, 2, 2, 2), num_heads (1, 2, 5, 8), mlp_ratios (8, 8, 4, 4), reductions (8, 4, 2, 1).
     """
 
     name: ClassVar[str] = "pvt"
     version: Literal[1, 2] = 1
     patch: int = 4  # side of the first stage's patches
-    widths: tuple[int, ...] = (32, 64)
+    dims: tuple[int, ...] = (32, 64)
     depths: tuple[int, ...] = (2, 2)
-    heads: tuple[int, ...] = (2, 4)
+    num_heads: tuple[int, ...] = (2, 4)
     mlp_ratios: tuple[int, ...] = (2, 2)
     reductions: tuple[int, ...] = (2, 1)
 
@@ -50,8 +50,8 @@ class PVTConfig(ImageConfig):
             num_labels=self.classes,
             num_encoder_blocks=len(self.depths),
             depths=self.depths,
-            hidden_sizes=self.widths,
-            num_attention_heads=self.heads,
+            hidden_sizes=self.dims,
+            num_attention_heads=self.num_heads,
             mlp_ratios=self.mlp_ratios,
             sequence_reduction_ratios=self.reductions,
             patch_sizes=strides,
@@ -60,7 +60,7 @@ class PVTConfig(ImageConfig):
         )
         host = PvtForImageClassification(config)
         if self.patch != 4:  # which the library's tables of positions are made for after the first stage
-            parts = zip(self.sides, self.widths, host.pvt.encoder.patch_embeddings, strict=True)
+            parts = zip(self.sides, self.dims, host.pvt.encoder.patch_embeddings, strict=True)
             for side, width, embedding in parts:
                 table = torch.empty(1, side * side + (embedding.cls_token is not None), width)
                 nn.init.trunc_normal_(table, std=config.initializer_range)
@@ -75,20 +75,20 @@ class PVTConfig(ImageConfig):
             in_chans=self.channels,
             num_classes=self.classes,
             depths=self.depths,
-            embed_dims=self.widths,
-            num_heads=self.heads,
+            embed_dims=self.dims,
+            num_heads=self.num_heads,
             sr_ratios=self.reductions,
             mlp_ratios=self.mlp_ratios,
             drop_path_rate=self.drop_path,
         )
         if self.patch != 4:  # timm's; as wide in proportion, initialised as it does
-            host.patch_embed = OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.widths[0])
+            host.patch_embed = OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.dims[0])
             host.patch_embed.apply(host._init_weights)
         return host
 
     def _check(self) -> None:
         super()._check()
-        check_stages(self, "widths", "heads", "mlp_ratios", "reductions")
+        check_stages(self, "dims", "num_heads", "mlp_ratios", "reductions")
         if self.patch < 2:
             raise InputError(f"pvt: patch must be at least 2, found {self.patch}")
         if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from mnemos.adapt.libraries import timm
+from mnemos.libraries import timm
 from mnemos.types import InputError
 
 from .image import ImageConfig, check_stages
@@ -22,15 +22,15 @@ class SwinConfig(ImageConfig):
     name: ClassVar[str] = "swin"
     patch: int = 2
     window: int = 4
-    width: int = 32
+    dim: int = 32
     depths: tuple[int, ...] = (2, 2)
-    heads: tuple[int, ...] = (2, 4)
+    num_heads: tuple[int, ...] = (2, 4)
     mlp_ratio: float = 2.0
 
     @property
-    def widths(self) -> tuple[int, ...]:
+    def dims(self) -> tuple[int, ...]:
         """Of each stage."""
-        return tuple(self.width * 2**i for i in range(len(self.depths)))
+        return tuple(self.dim * 2**i for i in range(len(self.depths)))
 
     def _host(self) -> nn.Module:
         timm()
@@ -41,9 +41,9 @@ class SwinConfig(ImageConfig):
             patch_size=self.patch,
             in_chans=self.channels,
             num_classes=self.classes,
-            embed_dim=self.width,
+            embed_dim=self.dim,
             depths=self.depths,
-            num_heads=self.heads,
+            num_heads=self.num_heads,
             window_size=self.window,
             mlp_ratio=self.mlp_ratio,
             drop_path_rate=self.drop_path,
@@ -51,11 +51,11 @@ class SwinConfig(ImageConfig):
 
     def _check(self) -> None:
         super()._check()
-        check_stages(self, "heads")
+        check_stages(self, "num_heads")
         if self.patch < 1 or self.image % self.patch:
             raise InputError(f"swin: image must be divisible by patch, found {self.image} and {self.patch}")
-        if self.window < 1 or self.mlp_ratio * self.width < 1:
+        if self.window < 1 or self.mlp_ratio * self.dim < 1:
             raise InputError(
                 f"swin: expected a window and an MLP of at least 1, found {self.window} and "
-                f"{self.mlp_ratio * self.width:g}"
+                f"{self.mlp_ratio * self.dim:g}"
             )

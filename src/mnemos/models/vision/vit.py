@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from mnemos.adapt.libraries import timm
+from mnemos.libraries import timm
 from mnemos.types import InputError, check_heads
 
 from .image import ImageConfig
@@ -17,9 +17,9 @@ class ViTConfig(ImageConfig):
 
     name: ClassVar[str] = "vit"
     patch: int = 4  # side of a patch
-    width: int = 64
+    dim: int = 64
     depth: int = 4
-    heads: int = 4
+    num_heads: int = 4
     mlp_ratio: float = 2.0  # hidden width of the MLP over width
     dropout: float = 0.0  # of embedded patches, and of what attention and MLP add
     pool: Literal["cls", "mean"] = "cls"  # what is classified: a class token, or the mean over patches
@@ -35,9 +35,9 @@ class ViTConfig(ImageConfig):
             num_classes=self.classes,
             global_pool="token" if self.pool == "cls" else "avg",
             class_token=self.pool == "cls",
-            embed_dim=self.width,
+            embed_dim=self.dim,
             depth=self.depth,
-            num_heads=self.heads,
+            num_heads=self.num_heads,
             mlp_ratio=self.mlp_ratio,
             pos_drop_rate=self.dropout,
             proj_drop_rate=self.dropout,
@@ -46,11 +46,11 @@ class ViTConfig(ImageConfig):
 
     def _check(self) -> None:
         super()._check()
-        check_heads(self.width, self.heads)
+        check_heads(self.dim, self.num_heads)
         if self.patch < 1 or self.image % self.patch:
             raise InputError(f"vit: image must be divisible by patch, found {self.image} and {self.patch}")
-        if self.depth < 1 or self.mlp_ratio * self.width < 1 or not 0 <= self.dropout < 1:
+        if self.depth < 1 or self.mlp_ratio * self.dim < 1 or not 0 <= self.dropout < 1:
             raise InputError(
                 f"vit: expected depth of at least 1, an MLP of at least 1 and dropout below 1, found {self.depth}, "
-                f"{self.mlp_ratio * self.width:g} and {self.dropout}"
+                f"{self.mlp_ratio * self.dim:g} and {self.dropout}"
             )

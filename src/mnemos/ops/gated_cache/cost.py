@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     lifts: bool = True
 
 
-class Part(NamedTuple):
+class CostPart(NamedTuple):
     """One operation, or a few alike, of a batch: multiply-adds, and numbers read and written, forward and backward.
 
     kept: numbers that its backward needs and that nothing else keeps.
@@ -79,7 +79,7 @@ class _Sizes(NamedTuple):
     out: int  # D'
 
 
-def parts(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training") -> list[Part]:
+def parts(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training") -> list[CostPart]:
     """The operations of one layer's branch for `batch` samples, in order. `grc` is a GRC, every switch set."""
     sizes = _sizes(shape, grc, batch, mode)
     found = [] if mode == "frozen" else _update(shape, grc, sizes, mode)
@@ -130,7 +130,7 @@ def kept_bytes(shape: Shape, grc: Any, batch: int = 1, width: int = 4) -> int:
     return width * sum(part.kept for part in parts(shape, grc, batch, "training"))
 
 
-def seconds(found: Iterable[Part], macs: float, moved: float, backward: bool = False) -> float:
+def seconds(found: Iterable[CostPart], macs: float, moved: float, backward: bool = False) -> float:
     """The roofline's time on a machine of `macs` multiply-adds and `moved` numbers a second: Σ max(work / rate)."""
     total = 0.0
     for part in found:
@@ -170,13 +170,13 @@ def _sizes(shape: Shape, grc: Any, batch: int, mode: Mode) -> _Sizes:
     return _Sizes(rows, 1 if shared else rows, shape.length * shape.cache_width, values, lifted, out)
 
 
-def _product(name: str, n: int, k: int, m: int) -> Part:
+def _product(name: str, n: int, k: int, m: int) -> CostPart:
     """[n, k]·[k, m] + bias: the backward is one product for each of the two, and a sum for the bias."""
     macs, moved = n * k * m, n * k + k * m + n * m
-    return Part(name, macs, moved, 2 * macs, 2 * moved + n * m)
+    return CostPart(name, macs, moved, 2 * macs, 2 * moved + n * m)
 
 
-def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
+def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[CostPart]:
     d, tm = shape.cache_width, shape.length
     all_slots = sizes.rows * sizes.slots
     resampled = 0 if shape.tokens == tm else 2 * all_slots
@@ -192,20 +192,20 @@ def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
     cache = _product("update, cache", tm, d, 2 * d)
     # Nothing is kept: S̄ is made of tokens that the host keeps, and what is made of it again.
     return [
-        Part("resampling", 0, resampled, 0, 2 * resampled),
+        CostPart("resampling", 0, resampled, 0, 2 * resampled),
         _again(_product("update, source", sizes.rows * tm, d, 3 * d)),
         cache._replace(backward_macs=2 * cache.macs, backward_moved=2 * cache.moved),
         _again(_product("update, candidate", sizes.rows * tm, d, d)),
-        Part("update, elementwise", 0, elementwise, 0, backward),
+        CostPart("update, elementwise", 0, elementwise, 0, backward),
     ]
 
 
-def _again(part: Part) -> Part:
+def _again(part: CostPart) -> CostPart:
     """An operation that the backward does a second time."""
     return part._replace(backward_macs=part.backward_macs + part.macs, backward_moved=part.backward_moved + part.moved)
 
 
-def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
+def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[CostPart]:
     t, tm, d, values = shape.tokens, shape.length, shape.cache_width, sizes.values
     tokens = sizes.rows * t
     found = [_product("queries", tokens, d, d)]
@@ -217,27 +217,27 @@ def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[Part]:
     if grc.branch == "linear":
         each = d * values // shape.heads
         macs = sizes.key_rows * tm * each + tokens * (each + d)
-        found.append(Part("linear attention", macs, moved, 2 * macs, 2 * moved, kept))
+        found.append(CostPart("linear attention", macs, moved, 2 * macs, 2 * moved, kept))
     else:
         macs = tokens * tm * (d + values)
         # The fused kernel, for equal widths, does not keep its scores: five products backward to two forward.
         backward = macs * 5 // 2 if values == d else 2 * macs
-        found.append(Part("scores and values", macs, moved, backward, 2 * moved, kept))
+        found.append(CostPart("scores and values", macs, moved, backward, 2 * moved, kept))
     if sizes.lifted:
         found.append(_product("lift", tokens, d, sizes.lifted))
     if grc.lift == "pad":
         padded = tokens * (d + sizes.out)
-        found.append(Part("zeros", 0, padded, 0, padded, tokens * sizes.out))
+        found.append(CostPart("zeros", 0, padded, 0, padded, tokens * sizes.out))
     mixed = 3 * tokens * sizes.out  # both branches are read, one is written
-    found.append(Part("mix", 0, mixed, 0, mixed * 3 // 2, tokens * sizes.out))
+    found.append(CostPart("mix", 0, mixed, 0, mixed * 3 // 2, tokens * sizes.out))
     # The gradient of Dm channels is spread over D and added to that of the self-attention; the summary's likewise.
     for _ in range(1 if mode == "frozen" else 2):
-        found.append(Part("gradient of the input", 0, 0, 0, tokens * (d + 4 * shape.width)))
+        found.append(CostPart("gradient of the input", 0, 0, 0, tokens * (d + 4 * shape.width)))
     if _convolves(shape, grc):
         width, pixels = shape.width, sizes.rows * shape.grid_tokens
         macs = 9 * pixels * width * width // d
         moved = 2 * pixels * width + 3 * tokens * sizes.out
-        found.append(Part("convolution", macs, moved, 2 * macs, 2 * moved, pixels * width))
+        found.append(CostPart("convolution", macs, moved, 2 * macs, 2 * moved, pixels * width))
     return found
 
 

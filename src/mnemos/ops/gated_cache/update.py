@@ -12,7 +12,7 @@ aten = torch.ops.aten
 _EPS = 1e-5  # of the layer norm
 
 
-class Gates(NamedTuple):
+class GateWeights(NamedTuple):
     """What an update opened: g_u and g_r [B, Tm, Dm]. To look at: no gradient flows through them."""
 
     update: Tensor
@@ -27,7 +27,7 @@ def gated_update(
     candidate: tuple[Tensor, Tensor],
     norm: tuple[Tensor, Tensor] | None = None,
     places: Tensor | None = None,
-) -> tuple[Tensor, Gates]:
+) -> tuple[Tensor, GateWeights]:
     """C_t = (1 − g_u) ⊙ C + g_u ⊙ C̃ for S̄ `source` [B, Tm, Dm] and `cache` [Tm, Dm] or [B, Tm, Dm].
 
         g_u = σ(W_u [S̄ ; C])    g_r = σ(W_r [S̄ ; C])    C̃ = W_c [S̄ ; g_r ⊙ C]
@@ -48,7 +48,7 @@ def gated_update(
         # A transformation of functions (vmap, jvp) knows each operation, and not ours.
         compute = _Update.apply if differentiates and not _transformed(source) else _update
         new, g_u, g_r = compute(places, *given)
-    return new, Gates(g_u, g_r)
+    return new, GateWeights(g_u, g_r)
 
 
 def _transformed(tensor: Tensor) -> bool:

@@ -20,9 +20,9 @@ from ..claims import Claim, paper
 from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small import caution, runs
-from . import small
-from .costs import costs
+from ..small_runs import caution, runs
+from . import comparisons
+from .host_costs import costs
 from .tables import PAPER, commands
 
 if TYPE_CHECKING:
@@ -49,12 +49,14 @@ def figure1(claim: Claim, options: Options) -> Finding:
     found = Finding([table], [commands([name for names in FAMILIES.values() for name in names])])
     ours: dict[str, list[list[tuple[float, float]]]] = {}
     if not options.recipes_only:
-        comparison = small.trained(options, "depths", _depths(options))
-        measured = Table(f"Test accuracy: {small.about(options, comparison)}", ["", "M multiply-adds", "accuracy"])
-        name = small.recipe(options, "pvt").name
+        comparison = comparisons.trained(options, "depths", _depths(options))
+        measured = Table(
+            f"Test accuracy: {comparisons.about(options, comparison)}", ["", "M multiply-adds", "accuracy"]
+        )
+        name = comparisons.recipe(options, "pvt").name
         ours[name] = [[], []]
         for i, row in enumerate(comparison["rows"]):
-            measured.add(row["name"], row["flops"] / 2e6, small.accuracy(comparison, i))
+            measured.add(row["name"], row["flops"] / 2e6, comparisons.accuracy(comparison, i))
             ours[name][i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
         found.tables.append(measured)
         found.runs += runs(comparison)
@@ -125,8 +127,8 @@ def _run(options: Options, host: str) -> Path:
     """The run to draw: the one given, or the twin of a host with the paper's cache, trained where it has not been."""
     if options.run is not None:
         return options.run
-    comparison = small.twins(options, host)
-    name = comparison["rows"][small.kinds(host).index(small.PAPER)]["name"]
+    comparison = comparisons.twins(options, host)
+    name = comparison["rows"][comparisons.kinds(host).index(comparisons.PAPER)]["name"]
     return comparison["folder"] / comparison["runs"][name][0]
 
 
@@ -145,8 +147,8 @@ def _depths(options: Options) -> list[Any]:
     """A small PVT of each depth, without a cache and with one, alternating."""
     found = []
     for depth in DEPTHS:
-        for kind in (small.PLAIN, small.PAPER):
-            recipe = small.recipe(options, "pvt", kind)
+        for kind in (comparisons.PLAIN, comparisons.PAPER):
+            recipe = comparisons.recipe(options, "pvt", kind)
             model: Any = recipe.model
             model = replace(model, depths=(depth,) * len(model.depths))
             found.append(replace(recipe, name=f"{recipe.name}-depth-{depth}", model=model))

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mnemos.adapt.cache import cache
-from mnemos.evaluate.bench import race, ratio
+from mnemos.adapt.attach import cache
+from mnemos.measure.timing import race, ratio
 from mnemos.memory.grc import GRC
 
 from ..claims import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small import caution, runs
-from . import small
-from .costs import RECIPES, Cost, config, costs
+from ..small_runs import caution, runs
+from . import comparisons
+from .host_costs import RECIPES, Cost, config, costs
 
 PAPER = GRC(preset="paper")
 RATIOS = (0.125, 0.25, 0.5, 1.0)
@@ -94,12 +94,13 @@ def table10(claim: Claim, options: Options) -> Finding:
     found = Finding([table], [_COUNTS])
     if options.recipes_only:
         return found
-    comparison = small.trained(options, "ratios", small.ratios(options, "pvt", RATIOS))
+    comparison = comparisons.trained(options, "ratios", comparisons.ratios(options, "pvt", RATIOS))
     ours = Table(
-        f"Test accuracy: {small.about(options, comparison)}", ["ratio", "accuracy", "cache emptied", "paper top-1"]
+        f"Test accuracy: {comparisons.about(options, comparison)}",
+        ["ratio", "accuracy", "cache emptied", "paper top-1"],
     )
     for i, (name, values) in enumerate(claim.values.items()):
-        ours.add(name, small.accuracy(comparison, i), small.emptied(comparison, i), values[1])
+        ours.add(name, comparisons.accuracy(comparison, i), comparisons.emptied(comparison, i), values[1])
     found.tables.append(ours)
     found.runs += runs(comparison)
     found.notes.append(caution(options))
@@ -157,14 +158,14 @@ def _papers(claim: Claim) -> list[str]:
 
 def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> None:
     """A table of small hosts with each kind of cache."""
-    ours = Table("", ["", *small.NAMES.values(), "GRC, paper, emptied", "GRC, mnemos, emptied"])
+    ours = Table("", ["", *comparisons.NAMES.values(), "GRC, paper, emptied", "GRC, mnemos, emptied"])
     for host in hosts:
-        comparison = small.twins(options, host)
-        place = {kind: i for i, kind in enumerate(small.kinds(host))}
-        cells = [small.accuracy(comparison, place[kind]) if kind in place else None for kind in small.NAMES]
-        cells += [small.emptied(comparison, place[kind]) for kind in (small.PAPER, small.CACHED)]
+        comparison = comparisons.twins(options, host)
+        place = {kind: i for i, kind in enumerate(comparisons.kinds(host))}
+        cells = [comparisons.accuracy(comparison, place[kind]) if kind in place else None for kind in comparisons.NAMES]
+        cells += [comparisons.emptied(comparison, place[kind]) for kind in (comparisons.PAPER, comparisons.CACHED)]
         ours.add(comparison["rows"][0]["name"], *cells)
-        ours.title = f"Test accuracy: {small.about(options, comparison)}"
+        ours.title = f"Test accuracy: {comparisons.about(options, comparison)}"
         found.runs += runs(comparison)
     found.tables.append(ours)
     found.notes.append(caution(options))

@@ -15,8 +15,8 @@ from mnemos.data.augment import AugmentConfig
 from mnemos.data.cifar import CIFARConfig
 from mnemos.data.images import DigitsConfig, MNISTConfig
 from mnemos.data.photos import PhotosConfig
-from mnemos.memory.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
+from mnemos.memory.token_cache import AttentionCache
 from mnemos.models.vision import ImageConfig, PVTConfig, SwinConfig, ViTConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 
@@ -45,15 +45,15 @@ _PYRAMID = partial(
     PVTConfig,
     image=224,
     classes=1000,
-    widths=(64, 128, 320, 512),
-    heads=(1, 2, 5, 8),
+    dims=(64, 128, 320, 512),
+    num_heads=(1, 2, 5, 8),
     mlp_ratios=(8, 8, 4, 4),
     reductions=(8, 4, 2, 1),
 )
 _SWIN_T = SwinConfig(
-    image=224, classes=1000, patch=4, window=7, width=96, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), mlp_ratio=4.0
+    image=224, classes=1000, patch=4, window=7, dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), mlp_ratio=4.0
 )
-_VIT_S = ViTConfig(image=224, classes=1000, patch=16, width=384, depth=12, heads=6, mlp_ratio=4.0)
+_VIT_S = ViTConfig(image=224, classes=1000, patch=16, dim=384, depth=12, num_heads=6, mlp_ratio=4.0)
 # The paper's models; the share of dropped paths and the largest gradient (0: not clipped) are those that each host was
 # released with, DeiT's for ViT-S.
 _HOSTS: dict[str, tuple[str, ImageConfig, float, float]] = {
@@ -119,7 +119,7 @@ def _schedule(
     epoch = images // batch
     schedule = ScheduleConfig(name="cosine", warmup=5 * epoch, start=start / rate, floor=end / rate)
     return {
-        "optim": OptimConfig(rate=rate, decay=0.05, clip=clip, schedule=schedule),
+        "optim": OptimConfig(lr=rate, weight_decay=0.05, grad_clip=clip, schedule=schedule),
         "train": TrainConfig(
             steps=epochs * epoch, batch_size=batch, log_every=50, eval_every=epoch, checkpoint_every=epoch
         ),
@@ -143,7 +143,7 @@ def _small(
         about=about,
         model=model,
         data=data,
-        optim=OptimConfig(rate=rate, decay=0.05, schedule=ScheduleConfig(name="cosine", warmup=100)),
+        optim=OptimConfig(lr=rate, weight_decay=0.05, schedule=ScheduleConfig(name="cosine", warmup=100)),
         train=TrainConfig(steps=updates, batch_size=batch, eval_every=500, checkpoint_every=1000),
     )
     return _arms(base, GRC(), wider)
@@ -151,10 +151,10 @@ def _small(
 
 _DIGITS, _MNIST = DigitsConfig(layout="image"), MNISTConfig(layout="image")
 _CIFAR = CIFARConfig(augment=AugmentConfig(policy="none"))  # for two epochs; light's black margins cost 4 points of 39
-_VIT = partial(ViTConfig, width=64, depth=4, heads=4, pool="mean")
+_VIT = partial(ViTConfig, dim=64, depth=4, num_heads=4, pool="mean")
 # PVT 2 throughout, which learns several times faster from few images than PVT 1.
-_PVT = partial(PVTConfig, version=2, patch=2, widths=(32, 64), depths=(2, 2), heads=(2, 4))
-_SWIN = partial(SwinConfig, width=32, depths=(2, 2), heads=(2, 4))
+_PVT = partial(PVTConfig, version=2, patch=2, dims=(32, 64), depths=(2, 2), num_heads=(2, 4))
+_SWIN = partial(SwinConfig, dim=32, depths=(2, 2), num_heads=(2, 4))
 _WIDER = {"mlp_ratio": 3.40625}  # from 2: three gates and four projections of half the width
 
 
@@ -181,12 +181,12 @@ def _mnist() -> dict[str, Recipe]:
 
 
 def _cifar() -> dict[str, Recipe]:
-    vit, swin = _VIT(depth=3, patch=4), _SWIN(patch=4, window=4, width=48)
+    vit, swin = _VIT(depth=3, patch=4), _SWIN(patch=4, window=4, dim=48)
     pvt = PVTConfig(
         version=2,
-        widths=(32, 64, 128),
+        dims=(32, 64, 128),
         depths=(1, 2, 1),
-        heads=(1, 2, 4),
+        num_heads=(1, 2, 4),
         mlp_ratios=(4, 4, 2),
         reductions=(2, 2, 1),
     )

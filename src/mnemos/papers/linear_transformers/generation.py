@@ -9,9 +9,9 @@ import torch
 
 from mnemos import registry
 from mnemos.evaluate.metrics import bits
-from mnemos.evaluate.writing import whole, with_state, without_state
 from mnemos.figures import report
-from mnemos.models.decoder import decoder
+from mnemos.generate.fused import fused_step
+from mnemos.measure.decoding import whole, with_state, without_state
 from mnemos.models.transformer import Transformer, TransformerConfig
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
@@ -19,9 +19,9 @@ from mnemos.train.recipe import Recipe
 from ..claim import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small import caution, runs, task
+from ..small_runs import caution, runs, task
 from .arms import ARMS, LSH_ROUNDS, attention
-from .images import PAPER
+from .image_recipes import PAPER
 
 Time = Callable[[int, int], float]  # rows and a place to seconds
 STEPS = 500
@@ -151,12 +151,12 @@ def _ways(config: TransformerConfig) -> dict[str, Time]:
     ways["softmax, cached"] = partial(with_state, softmax, vocab_size=256)
     ways |= {f"{name}, cached": partial(with_state, model, vocab_size=256) for name, model in hashed.items()}
     ways["linear"] = partial(with_state, linear, vocab_size=256)
-    if (step := decoder(linear)).fused:
+    if (step := fused_step(linear)).fused:
         ways["linear, fused"] = partial(with_state, linear, vocab_size=256, step=step)
     return ways
 
 
-_TIMED = "Five places of an image are timed, and straight lines drawn between them; fused: by mnemos.decoder."
+_TIMED = "Five places of an image are timed, and straight lines drawn between them; fused: by mnemos.fused_step."
 
 
 def _commands(name: str) -> str:

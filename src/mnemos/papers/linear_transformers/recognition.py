@@ -12,7 +12,7 @@ from mnemos.types import InputError
 from ..claim import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small import caution, runs
+from ..small_runs import caution, runs
 
 ARMS = ("bilstm", "softmax", "lsh", "linear")  # as the recipes have them; the paper's LSH has four rounds
 

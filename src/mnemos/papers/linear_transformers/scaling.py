@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mnemos.evaluate.peak import peak_of
-from mnemos.figures.picture import heading
 from mnemos.figures.style import MARKERS, arm
-from mnemos.ops.linear_attention import linear_attention
+from mnemos.figures.summary_image import heading
+from mnemos.measure.peak import peak_of
+from mnemos.ops.linear import linear_attention
 from mnemos.ops.lsh import lsh_attention
 
 from ..claim import Claim

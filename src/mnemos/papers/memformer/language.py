@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.evaluate.bench import race
-from mnemos.evaluate.flops import count_flops
-from mnemos.evaluate.rollouts import state_bytes
+from mnemos.measure.flops import count_flops
+from mnemos.measure.gradients import state_bytes
+from mnemos.measure.timing import race
 from mnemos.types import State
 
 from ..claim import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
-from .recipes import LANGUAGE, SMALL_LANGUAGE, Language, language_arm, language_recipe
-from .small import shape, train
+from .recipes import LANGUAGE, SMALL_LANGUAGE, LanguageSizes, language_arm, language_recipe
+from .training import shape, train
 
-PAPER = Language()._replace(dropout=0.0)
+PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
 SPEED, SPACE = 3.2, 8.1  # the paper's headline: times faster on inference, times less memory
 RIVALS = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
@@ -70,7 +70,7 @@ def _gflop(model: nn.Module) -> float:
 
 def _inference() -> Table:
     """Seconds and bytes of the two models with 1,024 slots, or tokens of memory, at equal width."""
-    width, length = PAPER.width, PAPER.segment
+    width, length = PAPER.dim, PAPER.segment
     table = Table(
         f"Inference at width {width}, memory {1024 // PAPER.shorter:,}, {torch.get_num_threads()} threads",
         ["", "ms a token, written", "ms a token, read", "GFLOP a segment", "state MiB", "at most"],
@@ -119,7 +119,7 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
     recipes = {name: language_recipe(name, path) for name in LANGUAGE}
     trained = train(found, options, "table2-text", recipes)
     table = Table(
-        f"Perplexity a byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.width}, segments of "
+        f"Perplexity a byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments of "
         f"{SMALL_LANGUAGE.segment}",
         ["", "here", "perplexity", "GFLOP, first segment", "seconds of training", "paper perplexity"],
     )

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mnemos.figures.picture import heading
 from mnemos.figures.style import RULE, arm
+from mnemos.figures.summary_image import heading
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe, RolloutConfig
 
@@ -16,8 +16,8 @@ from ..claim import Claim
 from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small import caution, runs
-from .text import small, source
+from ..small_runs import caution, runs
+from .text_runs import small, source
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments through which gradient flows
 SLOTS = (1, 8, 16, 32, 64)
@@ -49,7 +49,8 @@ def figure8(claim: Claim, options: Options) -> Finding:
 _ABOUT = (
     f"Every arm reads the same {READ} segments of {SEGMENT} bytes an update; they differ in how many of them the "
     f"gradient flows through (a, {max(SLOTS)} slots), or in their slots (b, a horizon of {HORIZON}). With larger "
-    f"models: mnemos train text-memformer --train.rollout.steps {READ} --train.rollout.horizon H --model.memory.slots K"
+    f"models: mnemos train text-memformer --train.rollout.segments {READ} --train.rollout.horizon H "
+    "--model.memory.slots K"
 )
 _SAYS = (
     "The paper: worst at a horizon of 1, hardly better at 32 than before; much better with 8 slots than with 1, little "
@@ -67,10 +68,12 @@ def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
     return replace(
         recipe,
         name=f"text-horizon-{horizon}-slots-{slots}",
-        model=replace(model, width=32, encoder_layers=1, decoder_layers=1, mlp=64, segment=SEGMENT, memory=memory),
+        model=replace(model, dim=32, encoder_layers=1, decoder_layers=1, mlp=64, segment=SEGMENT, memory=memory),
         data=replace(data, segment=SEGMENT, longest=512 * SEGMENT),
-        optim=replace(recipe.optim, rate=3e-3, schedule=replace(recipe.optim.schedule, warmup=min(100, steps // 10))),
-        train=replace(recipe.train, batch_size=8, eval_every=steps, rollout=RolloutConfig(steps=READ, horizon=horizon)),
+        optim=replace(recipe.optim, lr=3e-3, schedule=replace(recipe.optim.schedule, warmup=min(100, steps // 10))),
+        train=replace(
+            recipe.train, batch_size=8, eval_every=steps, rollout=RolloutConfig(segments=READ, horizon=horizon)
+        ),
     )
 
 

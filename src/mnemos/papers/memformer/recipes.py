@@ -25,10 +25,10 @@ HORIZON = 8  # segments that gradient flows through
 Arm = tuple[ModelConfig, RolloutConfig]
 
 
-class Pictures(NamedTuple):
+class ImageSizes(NamedTuple):
     """The size of Table 1's models: the paper's by default. A segment is a row of a picture."""
 
-    width: int = 128
+    dim: int = 128
     shallower: int = 1  # the paper's layers are divided by it
     fewer: int = 1  # its slots are
     side: int = 28
@@ -40,11 +40,11 @@ class Pictures(NamedTuple):
         return self.side**2
 
 
-class Language(NamedTuple):
+class LanguageSizes(NamedTuple):
     """The size of Table 2's models: the paper's by default."""
 
-    width: int = 512
-    heads: int = 8
+    dim: int = 512
+    num_heads: int = 8
     shallower: int = 1  # the paper's layers are divided by it
     shorter: int = 1  # its segments, memories and slots are
     dropout: float = 0.1
@@ -84,33 +84,35 @@ _MEMFORMERS = {
 }
 LANGUAGE = (*_XL, *_MEMFORMERS)
 
-_OPTIM = OptimConfig(rate=1e-3, decay=0.01, clip=1.0, schedule=ScheduleConfig("cosine", warmup=1000))
+_OPTIM = OptimConfig(lr=1e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=1000))
 _PAPER = TrainConfig(steps=10_000, batch_size=256, eval_every=1000, checkpoint_every=500)
 _MNIST = PixelsConfig(MNISTConfig(layout="image"), start=True)
 _DIGITS = PixelsConfig(DigitsConfig(layout="image"), start=True)
-_SMALL_OPTIM = OptimConfig(rate=3e-3, decay=0.01, clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
+_SMALL_OPTIM = OptimConfig(
+    lr=3e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05)
+)
 _SMALL = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
 # Sizes that train on a core: half the layers, and on 8 x 8 pixels a quarter of the slots.
 SMALL = {
-    "digits": Pictures(width=32, shallower=2, fewer=4, side=8, dropout=0.0),
-    "mnist": Pictures(width=32, shallower=2, dropout=0.0),
+    "digits": ImageSizes(dim=32, shallower=2, fewer=4, side=8, dropout=0.0),
+    "mnist": ImageSizes(dim=32, shallower=2, dropout=0.0),
 }
-SMALL_LANGUAGE = Language(width=64, heads=4, shallower=4, shorter=4, dropout=0.0)
+SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, shallower=4, shorter=4, dropout=0.0)
 
 
-def picture_arm(name: str, size: Pictures) -> Arm:
+def picture_arm(name: str, size: ImageSizes) -> Arm:
     """The model of a row of Table 1, and how its updates read a picture.
 
     What carries no gradient from segment to segment has a horizon of 1; where a picture is no longer than a horizon,
     Memformer reads it at once: the gradient is the same.
     """
     if name == "LSTM":
-        return LSTMConfig(width=4 * size.width, layers=4, dropout=size.dropout), RolloutConfig()
+        return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
     plain = TransformerConfig(
-        width=size.width,
+        dim=size.dim,
         layers=8 // size.shallower,
-        heads=4,
-        mlp=2 * size.width,
+        num_heads=4,
+        mlp=2 * size.dim,
         max_length=size.length,
         dropout=size.dropout,
     )
@@ -119,58 +121,58 @@ def picture_arm(name: str, size: Pictures) -> Arm:
     if name.startswith("Transformer-XL"):
         reach = round(_number(name) * size.length / 784)  # the same share of a picture
         model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
-        return model, RolloutConfig(segment=size.side, horizon=1)
+        return model, RolloutConfig(segment_length=size.side, horizon=1)
     encoder, decoder = (4, 8) if "4+8" in name else (4, 4) if "4+4" in name else (2, 6)
     slots = 0 if name == "w/o memory" else max(1, (_number(name) if "memory=" in name else 64) // size.fewer)
     memory = SlotsConfig(
         slots=slots,
         temperature=1.0 if "temperature" in name else 0.25,
         forgetting=name != "w/o forgetting",
-        heads=1 if name == "w/o multi-head" else 0,
+        num_heads=1 if name == "w/o multi-head" else 0,
     )
     memformer = MemformerConfig(
-        width=size.width,
+        dim=size.dim,
         encoder_layers=encoder // size.shallower,
         decoder_layers=decoder // size.shallower,
-        heads=4,
-        mlp=2 * size.width,
+        num_heads=4,
+        mlp=2 * size.dim,
         segment=size.side,
         memory=memory,
         dropout=size.dropout,
     )
     whole = size.side <= HORIZON
-    return memformer, RolloutConfig() if whole else RolloutConfig(segment=size.side, horizon=HORIZON)
+    return memformer, RolloutConfig() if whole else RolloutConfig(segment_length=size.side, horizon=HORIZON)
 
 
-def language_arm(name: str, size: Language) -> Arm:
+def language_arm(name: str, size: LanguageSizes) -> Arm:
     """The model of a row of Table 2, and how its updates read: `HORIZON` segments, with gradient through all of them.
 
     Transformer-XL's memory carries no gradient; it reads as many.
     """
     if name in _XL:
         model = TransformerConfig(
-            width=size.width,
-            heads=size.heads,
-            mlp=4 * size.width,
+            dim=size.dim,
+            num_heads=size.num_heads,
+            mlp=4 * size.dim,
             layers=16 // size.shallower,
             max_length=size.segment,
             position="none",
             dropout=size.dropout,
             attention=RelativeConfig(memory=_XL[name] // size.shorter),
         )
-        return model, RolloutConfig(steps=HORIZON, horizon=1)
+        return model, RolloutConfig(segments=HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[name]
     memformer = MemformerConfig(
-        width=size.width,
-        heads=size.heads,
-        mlp=4 * size.width,
+        dim=size.dim,
+        num_heads=size.num_heads,
+        mlp=4 * size.dim,
         encoder_layers=encoder // size.shallower,
         decoder_layers=decoder // size.shallower,
         segment=size.segment,
         memory=SlotsConfig(slots=slots // size.shorter, temperature=0.125),
         dropout=size.dropout,
     )
-    return memformer, RolloutConfig(steps=HORIZON)
+    return memformer, RolloutConfig(segments=HORIZON)
 
 
 def picture_recipe(task: str, name: str) -> Recipe:
@@ -206,12 +208,14 @@ def _wikitext(ending: str, name: str) -> Recipe:
     about = f"text of --data.path FOLDER, as bytes, {name} at the paper's size (Memformer, Table 2)"
     optim = replace(_OPTIM, schedule=replace(_OPTIM.schedule, warmup=10_000))
     train = replace(_PAPER, steps=150_000, batch_size=128, eval_every=5000)
-    return _recipe(f"wikitext-{ending}", about, language_arm(name, Language()), TextConfig(segment=128), optim, train)
+    return _recipe(
+        f"wikitext-{ending}", about, language_arm(name, LanguageSizes()), TextConfig(segment=128), optim, train
+    )
 
 
 def _mnist(name: str) -> Recipe:
     about = f"MNIST byte by byte, {name} at the paper's size (Memformer, Table 1)"
-    return _recipe(f"mnist-{PICTURES[name]}", about, picture_arm(name, Pictures()), _MNIST, _OPTIM, _PAPER)
+    return _recipe(f"mnist-{PICTURES[name]}", about, picture_arm(name, ImageSizes()), _MNIST, _OPTIM, _PAPER)
 
 
 def _recipe(name: str, about: str, arm: Arm, data: DataConfig, optim: OptimConfig, train: TrainConfig) -> Recipe:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.evaluate.bench import race, ratio
-from mnemos.evaluate.peak import peak_of
-from mnemos.evaluate.rollouts import WAYS, check_ways, most_saved, state_bytes
+from mnemos.measure.gradients import WAYS, check_ways, most_saved, state_bytes
+from mnemos.measure.peak import peak_of
+from mnemos.measure.timing import race, ratio
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer, MemformerConfig
 from mnemos.types import Output, State
@@ -20,10 +20,10 @@ from ..reproduce import Options
 # The paper's layers and horizon; narrower.
 MODEL = MemformerConfig(
     vocab_size=256,
-    width=64,
+    dim=64,
     encoder_layers=4,
     decoder_layers=16,
-    heads=8,
+    num_heads=8,
     mlp=256,
     segment=64,
     memory=SlotsConfig(slots=64, temperature=0.125),
@@ -96,6 +96,6 @@ _ABOUT = (
 
 
 def _title() -> str:
-    layers = f"{MODEL.encoder_layers} + {MODEL.decoder_layers} layers of width {MODEL.width}"
+    layers = f"{MODEL.encoder_layers} + {MODEL.decoder_layers} layers of width {MODEL.dim}"
     sizes = f"{MODEL.memory.slots} slots, {HORIZON} segments of {MODEL.segment}, batch {ROWS}"
     return f"A rollout of Memformer: {layers}, {sizes}, {torch.get_num_threads()} threads"

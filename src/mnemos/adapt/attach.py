@@ -1,0 +1,302 @@
+"""cache(model) and uncache(model): a gated cache beside every self-attention of a model that someone else wrote."""
+
+import difflib
+import fnmatch
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.config import to_dict
+from mnemos.memory.gated_cache import caches
+from mnemos.memory.grc import GRC
+from mnemos.types import InputError
+
+from . import hugging_face_hosts, timm_hosts, torch_hosts
+from .branch import HostBranch
+from .custom import custom_host
+from .example import Seen, tokens_seen
+from .hooks import attach, attach_root, detach_all
+from .host import Host, Place, Site
+from .report import Left, Report, Swapped
+
+Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+_NOT_NAMED = "not named by where="
+HOSTS: tuple[Host, ...] = (*torch_hosts.HOSTS, *timm_hosts.HOSTS, *hugging_face_hosts.HOSTS)
+
+
+class Known(NamedTuple):
+    """What there is to know of an attention that had a cache before: Tm, T of a call (None: it varies), D."""
+
+    length: int
+    tokens: int | None
+    width: int
+
+
+class _Planned(NamedTuple):
+    site: Site
+    host: Host
+    place: Place
+    length: int
+
+
+def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example: Any = None) -> Report:
+    """Give the self-attentions of a torch.nn, timm or Hugging Face model a gated recurrent cache, in place.
+
+        report = mnemos.cache(model, mnemos.GRC(preset="paper"))      # report.swapped, report.left
+        mnemos.uncache(model)                                         # and it is the model it was
+
+    Each attention gets a child `grc` (a `HostBranch`), mixed into its output by a forward hook. Nothing of the host is
+    renamed or replaced: its own checkpoints still load, with strict=True too (one without any cache leaves the caches
+    as they are). With the gate closed (λ → −∞) the outputs are the host's; `gate_init` says how near that it starts.
+
+    where: which attentions: a pattern or patterns of module names ("encoder.*.attn"; `*` stays within one part of a
+    name), or a function (name, module) -> bool. None: every one that is known. A pattern may also name modules of other
+    kinds that map [B, T, D] to [B, T, D] (a tensor, or a tuple that starts with it). They must not be causal, which
+    not all of them tell: a shared cache holds what all tokens of a call wrote.
+    example: an input of the model (a tensor, or a tuple or dict of its arguments), where it does not say how long its
+    sequences are. It is run once in eval mode.
+    Slots: `grc.length` is one number for all, a tuple with one a stage, or "auto": a vision host's number of patches,
+    the area of Swin's windows, the reduced length of PVT's keys; where T varies 64, or the T of an example.
+
+    Cost: well under a second for 86M parameters. Raises InputError, the model unchanged, where nothing is found, where
+    it has caches already, for lengths that do not fit, for a host whose attention is not as this version knows it.
+    """
+    return apply(model, grc or GRC(), where, example)
+
+
+def apply(
+    model: nn.Module, grc: GRC, where: Where = None, example: Any = None, known: dict[str, Known] | None = None
+) -> Report:
+    """What `cache` does; `known` says by name of each attention what need not be found out again."""
+    _check(model, grc)
+    plans, left = _plan(model, grc, where, example, known)
+    branches = [_branch(plan, grc) for plan in plans]
+    for plan, branch in zip(plans, branches, strict=True):
+        attach(plan.site.module, branch)
+    attach_root(model, branches)
+    _stop_nesting(model)
+    _forget_compiled()
+    report = Report(tuple(_swapped(*both) for both in zip(plans, branches, strict=True)), tuple(left))
+    _record(model, grc, report)
+    return report
+
+
+def uncache(model: nn.Module) -> nn.Module:
+    """Undo `cache`: the model computes what it computed before, and has the parameters it had; returns it.
+
+    Its own parameters keep what they have learned since. Raises InputError where there is nothing to undo.
+    """
+    if not detach_all(model):
+        raise InputError("the model has no cache of mnemos.cache to take away")
+    _forget_compiled()
+    for module in model.modules():
+        if (before := module.__dict__.pop("_nested_before_cache", None)) is not None:
+            module.use_nested_tensor = before
+        config = getattr(module, "config", None)
+        if hasattr(config, "mnemos"):
+            delattr(config, "mnemos")
+    return model
+
+
+def _check(model: nn.Module, grc: GRC) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(grc, GRC):
+        raise InputError(f"expected a torch.nn.Module and a mnemos.GRC(...), found {model!r:.60} and {grc!r:.60}")
+    if found := caches(model):
+        raise InputError(f"the model has {len(found)} gated caches already; mnemos.uncache(model) takes a host's away")
+    sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
+        kind = "a sharded one" if sharded else type(model).__name__
+        raise InputError(
+            f"expected a model that is not distributed yet, found {kind}; call mnemos.cache() first, then distribute "
+            "it with its caches"
+        )
+
+
+def _sites(model: nn.Module) -> Iterable[Site]:
+    """Every module with those above it."""
+
+    def below(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterable[Site]:
+        yield Site(name, module, above)
+        for part, child in module.named_children():
+            yield from below(child, f"{name}.{part}" if name else part, (*above, module))
+
+    seen: set[int] = set()
+    for site in below(model, "", ()):
+        if id(site.module) not in seen:  # shared by several layers: one cache
+            seen.add(id(site.module))
+            yield site
+
+
+def _plan(
+    model: nn.Module, grc: GRC, where: Where, example: Any, known: dict[str, Known] | None
+) -> tuple[list[_Planned], list[Left]]:
+    """What to swap and what to leave, with nothing changed yet."""
+    sites = list(_sites(model))
+    hosts = {site.name: host for site in sites if (host := _host(site.module)) is not None}
+    named, others = _named(sites, set(hosts), where)
+    chosen: list[Site] = []
+    left = []
+    for site in sites:
+        host = hosts.get(site.name)
+        if host is None:
+            chosen += [site] if site.name in others else []
+        elif named is not None and site.name not in named:
+            left.append(Left(site.name, _NOT_NAMED))
+        elif (why := host.left(site)) is not None:
+            left.append(Left(site.name, why))
+        else:
+            host.check(site.module)
+            chosen.append(site)
+    left += _unknown(sites, set(hosts) | others)
+    if not chosen:
+        raise InputError(_nothing(left, where))
+    seen: Mapping[str, Known | Seen] = tokens_seen(model, chosen, example) if known is None else known
+    placed = []
+    for site in chosen:
+        found = seen.get(site.name)
+        host = hosts.get(site.name) or custom_host(site, found and found.width)
+        placed.append((site, host, host.place(site, found and found.tokens)))
+    lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
+    return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
+
+
+def _host(module: nn.Module) -> Host | None:
+    return next((host for host in HOSTS if (cls := host.cls()) is not None and isinstance(module, cls)), None)
+
+
+def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
+    """The names that `where` chooses, None where no choice was made; those of modules of other kinds among them.
+
+    Of what a function or one pattern chooses, these count where there is no attention that is known: "blocks.*.attn*"
+    does not mean the dropout beside it.
+    """
+    if where is None:
+        return None, set()
+    names = [site.name for site in sites]
+    if callable(where):
+        chosen = {site.name for site in sites if where(site.name, site.module)}
+        return chosen, set() if chosen & hosts else chosen
+    found: set[str] = set()
+    others: set[str] = set()
+    for pattern in [where] if isinstance(where, str) else where:
+        hits = [name for name in names if _matches(name, pattern)]
+        if not hits:
+            near = difflib.get_close_matches(pattern, names, 1, 0.0)
+            raise InputError(
+                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` stays within one part of it)"
+            )
+        found |= set(hits)
+        others |= set() if hosts & set(hits) else set(hits)
+    return found, others
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
+    """Modules that call themselves attention and that no adapter knows, outside of those that one does."""
+    left = []
+    for site in sites:
+        kind = type(site.module).__name__
+        inside = any(site.name == name or site.name.startswith(f"{name}.") for name in known)
+        around = any(name.startswith(f"{site.name}.") for name in known) or not site.name
+        if "Attention" in kind and not inside and not around and any(True for _ in site.module.parameters()):
+            left.append(
+                Left(
+                    site.name,
+                    f"no adapter for {kind}; name it with where= if it maps [B, T, D] to it, and not causally",
+                )
+            )
+            known = known | {site.name}
+    return left
+
+
+def _nothing(left: list[Left], where: Where) -> str:
+    if left:
+        first = next((one for one in left if one.why != _NOT_NAMED), left[0])
+        more = f", and so were {len(left) - 1} more" if left[1:] else ""
+        return f"no self-attention to give a cache: {first.name!r} was left ({first.why}){more}"
+    hint = (
+        "name modules that map [B, T, D] to [B, T, D] with where="
+        if where is None
+        else f"where={where!r} chose nothing"
+    )
+    return f"no attention found that mnemos knows, of torch.nn, timm or Hugging Face; {hint}"
+
+
+def _lengths(placed: list[tuple[Site, Host, Place]], grc: GRC) -> list[int]:
+    """Tm of each: stages are runs of attentions of one width and number of tokens."""
+    keys = [(host.sizes(site.module)[0], place.tokens) for site, host, place in placed]
+    stages = list(dict.fromkeys(keys))
+    wanted = grc.length
+    if isinstance(wanted, tuple) and len(wanted) != len(stages):
+        raise InputError(f"expected one cache length for each of {len(stages)} stages, found {len(wanted)}: {wanted}")
+    lengths = []
+    for key, (site, _, place) in zip(keys, placed, strict=True):
+        length: Any = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
+        if length == "auto":
+            length = place.slots
+        if place.limit is not None and length > place.limit:
+            raise InputError(
+                f"a cache of {length} slots is longer than the {place.limit} tokens of {site.name!r}; use fewer"
+            )
+        lengths.append(length)
+    return lengths
+
+
+def _branch(plan: _Planned, grc: GRC) -> HostBranch:
+    dim, out_dim, heads = plan.host.sizes(plan.site.module)
+    try:
+        branch = HostBranch(plan.host, plan.place, replace(grc, length=plan.length), dim, out_dim, heads)
+    except InputError as error:
+        raise InputError(f"{plan.site.name}: {error}") from None
+    like: Tensor | None = next((p for p in plan.site.module.parameters() if p.is_floating_point()), None)
+    if like is not None:
+        branch.to(device=like.device, dtype=like.dtype)
+    return branch.train(plan.site.module.training)
+
+
+def _stop_nesting(model: nn.Module) -> None:
+    """PyTorch's encoder packs padded batches into nested tensors for a fast path, which hooks rule out anyway."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
+            module._nested_before_cache = module.use_nested_tensor  # type: ignore[assignment]
+            module.use_nested_tensor = False
+
+
+def _forget_compiled() -> None:
+    """What was compiled before does not look whether hooks have come or gone since."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
+    return Swapped(
+        plan.site.name,
+        plan.host.name,
+        plan.length,
+        branch.dim,
+        branch.cache_dim,
+        branch.num_heads,
+        plan.place.tokens,
+        branch.out_dim,
+        plan.place.prefix,
+        plan.place.grid,
+        plan.place.rows,
+        branch.grc,
+        sum(p.numel() for p in branch.parameters()),
+    )
+
+
+def _record(model: Any, grc: GRC, report: Report) -> None:
+    """In a Hugging Face model's configuration, which is saved with it: what `from_pretrained` needs to do it again."""
+    config = getattr(model, "config", None)
+    if hasattr(model, "save_pretrained") and config is not None:
+        found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
+        config.mnemos = {"grc": to_dict(grc), "caches": found}

@@ -1,0 +1,186 @@
+"""Hosts of Hugging Face: ViT, DeiT, Swin, PVT, PVT v2, BERT, RoBERTa, BigBird, Reformer, Marian and BART."""
+
+from typing import Any
+
+from .host import Call, Host, Place, Site, argument, tokens_in, valid_tokens
+from .timm_hosts import pyramid, windows
+
+_DECODER = "of a decoder: a shared cache would show it the future"
+_ACROSS = "across two sequences: it has no input of its own to remember"
+
+
+def _config(site: Site, name: str) -> Any:
+    """The innermost configuration above a module that has a field."""
+    for module in (site.module, *reversed(site.above)):
+        if (value := getattr(getattr(module, "config", None), name, None)) is not None:
+            return value
+    return None
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _patches(site: Site, seen: int | None) -> Place:
+    """ViT's and DeiT's: as many slots as patches; the class token (DeiT: and the teacher's) is left out."""
+    prefix = 2 if type(site.module).__name__.startswith("DeiT") else 1
+    image, patch = _sides(_config(site, "image_size")), _sides(_config(site, "patch_size"))
+    height, width = image[0] // patch[0], image[1] // patch[1]
+    tokens = seen or height * width + prefix
+    grid = (height, width) if tokens == height * width + prefix else None
+    return Place(tokens, tokens - prefix, prefix, grid, tokens)
+
+
+def _window(site: Site, seen: int | None) -> Place:
+    """Swin's: windows are folded in the batch, so T is the window's area, and so is the cache's length."""
+    # The table of relative positions has (2w − 1)² rows.
+    table = site.module.relative_position_bias.relative_position_bias_table
+    side = (round(table.shape[0] ** 0.5) + 1) // 2
+    return Place(side * side, side * side, 0, (side, side), side * side, windows(site, (side, side)))
+
+
+def _stage(site: Site, path: str) -> int:
+    """The number after `path` in a module's name: "…encoder.block.2.1.attention" -> 2."""
+    return int(f".{site.name}".rpartition(f".{path}.")[2].split(".")[0])
+
+
+def _pvt(site: Site, seen: int | None) -> Place:
+    """PVT's: as many slots as the layer has keys after its strided convolution; a class token is in the last stage."""
+    encoder = next(m for m in site.above if hasattr(m, "patch_embeddings") and hasattr(m, "block"))
+    stage = _stage(site, "block")
+    prefix = int(getattr(encoder.patch_embeddings[stage], "cls_token", None) is not None)
+    height, width = _sides(_config(site, "image_size"))
+    for stride in _config(site, "strides")[: stage + 1]:
+        height, width = height // stride, width // stride
+    return pyramid(seen, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
+
+
+def _pvt_v2(site: Site, seen: int | None) -> Place:
+    """PVT v2's: as many slots as the layer has keys."""
+    height, width = _sides(_config(site, "image_size"))
+    for stride in _config(site, "strides")[: _stage(site, "layers") + 1]:
+        height, width = -(-height // stride), -(-width // stride)  # its patches overlap, and reach beyond the edge
+    module = site.module
+    return pyramid(seen, (height, width), module.spatial_reduction_ratio, keys=49 if module.linear_attention else None)
+
+
+def _text(module: Any, args: tuple, kwargs: dict) -> Call:
+    x = argument(args, kwargs, 0, "hidden_states")
+    return Call(x, valid_tokens(argument(args, kwargs, 1, "attention_mask"), x))
+
+
+def _big_bird(module: Any, args: tuple, kwargs: dict) -> Call:
+    x = argument(args, kwargs, 0, "hidden_states")
+    sparse = kwargs.get("to_mask")  # [B, 1, 1, T] of ones and zeros; dense attention is given the additive mask
+    if sparse is not None:
+        return Call(x, sparse[:, 0, 0] > 0)
+    return Call(x, valid_tokens(argument(args, kwargs, 1, "attention_mask"), x))
+
+
+def _sequence_to_sequence(module: Any, args: tuple, kwargs: dict) -> Call:
+    x = argument(args, kwargs, 0, "hidden_states")
+    return Call(x, valid_tokens(argument(args, kwargs, 3, "attention_mask"), x))
+
+
+def _decoder(site: Site) -> str | None:
+    module = site.module
+    if site.name.endswith("encoder_attn") or site.name.endswith("crossattention.self"):
+        return _ACROSS
+    if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False) or _config(site, "is_decoder"):
+        return _DECODER
+    return None
+
+
+def _marian(site: Site) -> str | None:
+    if site.name.endswith("encoder_attn"):
+        return _ACROSS
+    return _DECODER if site.module.is_decoder or site.module.is_causal else None
+
+
+def _linear_host(kind: str, place: Any) -> Host:
+    return Host(
+        kind,
+        ("hidden_states", "attention_mask"),
+        width="q_proj.in_features",
+        out="o_proj.out_features",
+        heads="num_attention_heads",
+        call=tokens_in("hidden_states"),
+        place=place,
+    )
+
+
+def _heads_host(kind: str, signature: tuple[str, ...], **more: Any) -> Host:
+    """An attention whose output is its heads: one projection, outside, serves both branches."""
+    return Host(
+        kind,
+        ("hidden_states", "attention_mask", *signature),
+        width="query.in_features",
+        out="all_head_size",
+        heads="num_attention_heads",
+        call=_text,
+        left=_decoder,
+        **more,
+    )
+
+
+def _reformer_host(kind: str, width: str) -> Host:
+    return Host(
+        f"transformers.models.reformer.modeling_reformer:{kind}",
+        ("hidden_states", "attention_mask"),
+        width="hidden_size",
+        out="all_head_size",
+        heads="num_attention_heads",
+        call=_text,
+        left=_decoder,
+    )
+
+
+def _encoder_host(kind: str) -> Host:
+    return Host(
+        kind,
+        ("hidden_states", "key_value_states", "past_key_values", "attention_mask"),
+        width="embed_dim",
+        heads="num_heads",
+        call=_sequence_to_sequence,
+        left=_marian,
+    )
+
+
+_MODELS = "transformers.models"
+HOSTS = (
+    _linear_host(f"{_MODELS}.vit.modeling_vit:ViTAttention", _patches),
+    _linear_host(f"{_MODELS}.deit.modeling_deit:DeiTAttention", _patches),
+    _linear_host(f"{_MODELS}.swin.modeling_swin:SwinAttention", _window),
+    Host(
+        f"{_MODELS}.pvt.modeling_pvt:PvtAttention",
+        ("hidden_states", "height", "width"),
+        width="self.query.in_features",
+        heads="self.num_attention_heads",
+        call=tokens_in("hidden_states"),
+        place=_pvt,
+    ),
+    Host(
+        f"{_MODELS}.pvt_v2.modeling_pvt_v2:PvtV2SelfAttention",
+        ("hidden_states", "height", "width"),
+        width="hidden_size",
+        heads="num_attention_heads",
+        call=tokens_in("hidden_states"),
+        place=_pvt_v2,
+    ),
+    _heads_host(f"{_MODELS}.bert.modeling_bert:BertSelfAttention", ("past_key_values",)),
+    _heads_host(f"{_MODELS}.roberta.modeling_roberta:RobertaSelfAttention", ("past_key_values",)),
+    Host(
+        f"{_MODELS}.big_bird.modeling_big_bird:BigBirdAttention",
+        ("hidden_states", "attention_mask", "encoder_hidden_states"),
+        width="self.query.in_features",
+        out="self.all_head_size",
+        heads="self.num_attention_heads",
+        call=_big_bird,
+        left=_decoder,
+        carrier="output",  # the attention inside is replaced when a sequence is short
+    ),
+    _reformer_host("LSHSelfAttention", "query_key"),
+    _reformer_host("LocalSelfAttention", "query"),
+    _encoder_host(f"{_MODELS}.marian.modeling_marian:MarianAttention"),
+    _encoder_host(f"{_MODELS}.bart.modeling_bart:BartAttention"),
+)

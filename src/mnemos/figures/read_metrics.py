@@ -1,0 +1,112 @@
+"""Read `metrics.jsonl`: a JSON object a line, of kind "train", "valid" or "gates"."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mnemos.models.ctc import TOKEN_ERROR_RATE
+from mnemos.types import InputError
+
+from .results import Columns, GateCurves
+
+TRAIN = ("loss", "accuracy", TOKEN_ERROR_RATE, "lr", "grad_norm", "seconds", "tokens")
+VALID = ("loss", "accuracy", TOKEN_ERROR_RATE, "seconds")
+GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
+
+
+def read_metrics(path: Path) -> tuple[Columns, Columns, GateCurves | None]:
+    """The training, validation and gate records of a run, by step.
+
+    A resumed run writes again the steps since its last checkpoint: of two lines of one kind and step the
+    later stands. Lines of other kinds are left alone, and so is a last line that is cut off: the run is being
+    written, or was killed. Raises InputError naming file and line.
+    """
+    found: dict[str, dict[int, tuple[str, dict[str, Any]]]] = {"train": {}, "valid": {}, "gates": {}}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected the metrics of a run, found {error}; is this a run folder?") from None
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if 1 < number == len(lines):
+                continue
+            raise InputError(f"{where}: expected one JSON object, found {error}; repair or delete the line") from None
+        if not isinstance(record, dict):
+            raise InputError(f"{where}: expected one JSON object, found {line[:40]!r}; repair or delete the line")
+        if record.get("kind") in found:
+            found[record["kind"]][_step(record, where)] = where, record
+    return _columns(found["train"], TRAIN), _columns(found["valid"], VALID), _gates(found["gates"])
+
+
+def _step(record: dict[str, Any], where: str) -> int:
+    step = record.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise InputError(
+            f'{where}: expected "step" to be a count of updates, found {step!r}; repair or delete the line'
+        )
+    return step
+
+
+def number(value: Any, where: str, name: str) -> float:
+    """A measured number: NaN for one that is absent or null, InputError for what is no number at all."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f'{where}: expected "{name}" to be a number, found {value!r}; repair or delete it')
+    return float(value)
+
+
+def _columns(records: dict[int, tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> Columns:
+    ordered = [records[step] for step in sorted(records)]
+    columns = {n: np.array([number(r.get(n), where, n) for where, r in ordered]) for n in names}
+    return {"step": np.array(sorted(records), dtype=np.int64), **columns}
+
+
+def _gates(records: dict[int, tuple[str, dict[str, Any]]]) -> GateCurves | None:
+    steps = sorted(records)
+    rows = [_layers(*records[step]) for step in steps]
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return None
+    heads = max(len(layer["mix"]) for row in rows for layer in row.values())
+    mix = np.full((len(steps), len(names), heads), math.nan)
+    values = {key: np.full((len(steps), len(names)), math.nan) for key in GATES}
+    for s, row in enumerate(rows):
+        for name, layer in row.items():
+            place = names.index(name)
+            mix[s, place, : len(layer["mix"])] = layer["mix"]
+            for key in GATES:
+                values[key][s, place] = layer[key]
+    return GateCurves(np.array(steps, dtype=np.int64), names, mix, values)
+
+
+def _layers(where: str, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """One gates line, checked: layer name -> its "mix" (a list) and each of GATES (a number)."""
+    layers = record.get("layers")
+    if not isinstance(layers, list):
+        raise InputError(f'{where}: expected "layers" to be a list, found {layers!r}; repair or delete the line')
+    checked = {}
+    for layer in layers:
+        if not isinstance(layer, dict) or not isinstance(layer.get("name"), str):
+            raise InputError(f'{where}: expected every layer to have a "name", found {layer!r}; delete the line')
+        mix = layer.get("mix") or []
+        if not isinstance(mix, list):
+            raise InputError(f'{where}: expected "mix" to be σ(λ) a head, found {mix!r}; repair or delete the line')
+        entry: dict[str, Any] = {"mix": [number(m, where, "mix") for m in mix]}
+        for key in GATES:
+            group, name = key.split(".")
+            part = layer.get(group) or {}
+            if not isinstance(part, dict):
+                raise InputError(f'{where}: expected "{group}" to be an object, found {part!r}; delete the line')
+            entry[key] = number(part.get(name), where, key)
+        checked[layer["name"]] = entry
+    return checked

@@ -1,0 +1,1 @@
+"""Writing with a model: streams, sampling and the fused step."""

@@ -1,0 +1,241 @@
+"""Decoding with linear attention at the cost of reading the weights: a token through the whole model in one call.
+
+Token by token, `model(x, state)` waits for its operations to be started one after the other: at width 256 and 8 layers
+that takes several times as long as to read the weights, which is the least there is to do. Here the kernels
+(mnemos/native/decode.cpp) go through all layers at once, and the state is the model's own.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as every
+
+from mnemos.attention.linear import LinearAttention
+from mnemos.models.transformer import Transformer, TransformerState
+from mnemos.native import library, why_not
+from mnemos.ops.linear import LinearState
+from mnemos.ops.linear.feature_maps import FEATURE_MAPS
+from mnemos.types import Output
+
+MAPS = {"elu": 1, "relu": 2}
+PLACES = {"none": 0, "learned": 1, "sinusoidal": 2}
+_KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
+ROWS = 64  # beyond, a matrix product's own threads and tiles are faster
+
+
+def fused_step(model: nn.Module) -> "FusedStep":
+    """`step = fused_step(model)`; then `logits, state = step(x, state)` is `model(x, state)`, faster, without gradient.
+
+    x [B, 1] int64, state of the model or of a step before (None: fresh rows); logits and state are those of the model
+    to rounding, and a stream may change between the two at any token. The state given is never changed.
+
+    Where a fused kernel serves, which is a `mnemos.Transformer` with linear attention (maps "elu" and "relu") in
+    float32 on the CPU, `step.fused` is True, and a token costs one reading of the weights and of the state, by
+    `torch.get_num_threads()` threads, however many tokens came before. Elsewhere `step.why` says in a line why not, and
+    the step is the model's own. So it is, at any time, for more than one token or `ROWS` rows, under autocast, and in
+    training with dropout.
+
+    Weights may change in place, or be moved, between steps. The modules are looked at once: for a model in which
+    modules or hooks have been put since, make a new decoder.
+    Raises InputError for what the model refuses.
+    """
+    return FusedStep(model)
+
+
+class FusedStep:
+    """See `fused_step`. fused: whether the kernel serves; why: in one line, why it does not ("" where it does)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.why = _why_not(model)
+        self._pointers: list[int] | None = None
+        if not self.why:
+            self._plan(model)
+            self._look()
+
+    @property
+    def fused(self) -> bool:
+        """Whether the kernel serves."""
+        return not self.why
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, state: TransformerState | None = None) -> Output:
+        """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after."""
+        if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= ROWS:
+            self._look()
+            if not self.why and _takes(x) and not (self._drops and self.model.training):
+                found = self._step(x, state)
+                if found is not None:
+                    return found
+        return self.model(x, state)
+
+    def _plan(self, model: Any) -> None:
+        """Where the parameters are found, and the sizes, in the order of `Stack` and `Layer` of native/decode.h."""
+        c, attention = model.config, model.blocks[0].attention
+        self._drops = c.dropout > 0
+        self._shape = (c.num_heads, c.dim // c.num_heads, c.dim // c.num_heads)
+        self._eps = model.blocks[0].mlp_norm.eps, attention.eps
+        head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
+        parts = [(model.embedding, "weight"), *([(model.positions, "weight")] if c.position == "learned" else [])]
+        affine = [model.final_norm] if c.norm == "pre" else []
+        affine += head
+        for block in model.blocks:
+            affine += [block.attention_norm, block.attention.qkv, block.attention.output]
+            affine += [block.mlp_norm, block.mlp.expand, block.mlp.contract]
+        parts += [(module, name) for module in affine for name in ("weight", "bias")]
+        self._where = [(module._parameters, name) for module, name in parts]
+        self._shapes = [None if (p := found[name]) is None else p.shape for found, name in self._where]
+        wide = torch.arange(0, c.dim, 2, dtype=torch.float64, device="cpu")
+        self._frequencies = 10000.0 ** (-wide / c.dim)  # as in blocks.sinusoids
+        outputs = head[-1].out_features
+        self._outputs = (outputs,) if c.head.classes else (1, outputs)
+        kinds = (c.norm == "post", c.activation == "gelu", _map(attention), PLACES[c.position])
+        sizes = (c.layers, c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0, outputs)
+        self._sizes = (*sizes, *map(int, kinds), c.max_length)
+
+    def _look(self) -> None:
+        """Where the weights are now; only where one has moved is there more to do."""
+        # A transposed weight lies where it lay: -1 has it looked at.
+        pointers = [
+            0 if (p := found[name]) is None else p.data_ptr() if p.is_contiguous() else -1
+            for found, name in self._where
+        ]
+        if pointers == self._pointers:
+            return
+        # Kept, so that no other tensor can come to lie where one of these was, unnoticed.
+        self._held = [None if (p := found[name]) is None else p.detach() for found, name in self._where]
+        self._pointers = pointers
+        self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
+        rest = iter(pointers)
+        learned, pre, deep = self._sizes[10] == PLACES["learned"], not self._sizes[7], self._sizes[5] > 0
+        numbers = [*self._sizes, next(rest), next(rest) if learned else 0, self._frequencies.data_ptr()]
+        for there in (pre, deep, True):  # final norm, the head's hidden layer, the head
+            numbers += [next(rest), next(rest)] if there else [0, 0]
+        self._stack = (ctypes.c_int64 * len(numbers))(*numbers)
+        layers = list(rest)
+        self._layers = (ctypes.c_int64 * len(layers))(*layers)
+
+    def _step(self, x: Tensor, state: TransformerState | None) -> Output | None:
+        """The kernel's answer, or None for what the model itself had better answer."""
+        b, layers = x.shape[0], self._sizes[0]
+        h, d, m = self._shape
+        if state is None:
+            nothing = LinearState(torch.zeros(b, h, d, m, **_KIND), torch.zeros(b, h, d, **_KIND))
+            given, seen = (nothing,) * layers, None
+        else:
+            if not isinstance(state, TransformerState):
+                return None
+            given, seen = state.layers, state.seen
+            if not _fits(state, layers, (b, h, d, m)):
+                return None
+        s, z = torch.empty(layers, b, h, d, m, **_KIND), torch.empty(layers, b, h, d, **_KIND)
+        new = tuple(map(LinearState, s.unbind(), z.unbind()))
+        sums = [x.data_ptr() for pair in zip(given, new, strict=True) for layer in pair for x in layer]
+        logits = torch.empty(b, *self._outputs, **_KIND)
+        threads = torch.get_num_threads()
+        place = 0 if seen is None else seen.data_ptr()
+        step = (ctypes.c_int64 * 6)(b, threads, x.data_ptr(), x.stride(0), place, logits.data_ptr())
+        loaded: Any = library()
+        words = (ctypes.c_int64 * len(sums))(*sums)
+        if loaded.mnemos_decode(_variant(loaded), self._stack, self._layers, step, words, *self._eps):
+            return None
+        one = torch.ones(b, dtype=torch.int64, device="cpu")
+        return logits, TransformerState(one if seen is None else seen + one, new)
+
+
+def _variant(loaded: ctypes.CDLL) -> int:
+    """0 for any processor, 1 with AVX2, 2 with AVX-512. Tests put the lesser ones in its place."""
+    return loaded.mnemos_best()
+
+
+def _takes(x: Tensor) -> bool:
+    """Plain tokens on the CPU, and nobody who looks on or stands in for tensors."""
+    return (
+        type(x) is Tensor
+        and x.dtype == torch.int64
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+    )
+
+
+def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:
+    """Whether the state's tensors are as the kernel reads them."""
+    seen = state.seen
+    if seen is None or seen.shape != shape[:1] or seen.dtype != torch.int64 or not _plain(seen):
+        return False
+    if len(state.layers) != layers or any(type(layer) is not LinearState for layer in state.layers):
+        return False
+    return all(
+        s.shape == shape and z.shape == shape[:3] and s.dtype == z.dtype == torch.float32 and _plain(s) and _plain(z)
+        for s, z in state.layers
+    )
+
+
+def _plain(x: Tensor) -> bool:
+    return x.is_contiguous() and x.is_cpu
+
+
+def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
+    if p is None or shape is None:
+        return "" if p is shape else "a bias has come or gone"
+    if p.dtype != torch.float32 or p.device.type != "cpu":
+        return f"its weights are {p.dtype} on {p.device.type}; the kernel takes torch.float32 on cpu"
+    if p.shape != shape or not p.is_contiguous():
+        return f"a weight of shape {tuple(shape)} is {tuple(p.shape)} now, or not contiguous"
+    return ""
+
+
+def _why_not(model: nn.Module) -> str:
+    """Why the kernel cannot serve this model, in one line; empty where it can."""
+    if library() is None:
+        return why_not()
+    if type(model) is not Transformer:
+        return f"the kernel knows mnemos.Transformer, found {type(model).__name__}"
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        return "there are hooks on all modules"
+    for name, part in model.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks:
+            return f"there is a hook on {name or 'the model'}"
+    return next((why for block in model.blocks if (why := _attends(block, model.blocks[0]))), "") or _differs(model)
+
+
+def _attends(block: nn.Module, first: Any) -> str:
+    attention: Any = block.attention
+    if type(attention) is not LinearAttention:
+        return f"its attention is {type(attention).__name__}; the kernel knows LinearAttention"
+    if not attention.causal:
+        return "its attention is not causal, and keeps no state"
+    if _map(attention) is None:
+        return f"the kernel's feature maps are {' and '.join(MAPS)}, found {attention.feature_map!r}"
+    if attention.compensated:
+        return "its state is compensated"
+    settings = [(a.num_heads, a.eps, _map(a)) for a in (attention, first.attention)]
+    return "" if settings[0] == settings[1] else "its layers' attention differs in heads, eps or feature map"
+
+
+def _map(attention: LinearAttention) -> int | None:
+    """The kernel's number of a feature map."""
+    found = attention.feature_map
+    return next((number for name, number in MAPS.items() if found in (name, FEATURE_MAPS[name])), None)
+
+
+def _differs(model: Any) -> str:
+    """What of its parts is not as its configuration makes them; the head may have any number of outputs."""
+    expected = _bare(model).named_modules()
+    found = dict(model.named_modules())
+    for name, part in expected:
+        other = found.pop(name, None)
+        if type(part) is not type(other) or (part.extra_repr() != other.extra_repr() and not name.startswith("head")):
+            return f"{name} is {other}, where its configuration says {part}"
+    return f"{next(iter(found))} is more than its configuration says" if found else ""
+
+
+def _bare(model: Transformer) -> Transformer:
+    """A model of the same configuration, without numbers."""
+    with torch.device("meta"):
+        return Transformer(model.config)

@@ -1,0 +1,212 @@
+"""Reading and writing streams of tokens at the cost that the model's state has: constant, for a memory of one size."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mnemos.config import from_dict, to_dict
+from mnemos.models.modes import evaluating
+from mnemos.types import InputError, Output, State, join, leaves, map_state, select
+
+from .fused import fused_step
+from .sampling import draw
+
+Step = Callable[[Tensor, State], Output]  # tokens [B, 1] and a state to outputs [B, 1, V] and the new one
+
+
+class Stream:
+    """A model's place in some streams of tokens. Never changed: read and write give new ones, so any may be forked.
+
+        stream = Stream(model).prefill(prompt)               # prompt [B, T] int64
+        tokens, stream = stream.generate(100)                # tokens [B, 100]
+        two = stream.select(torch.tensor([0, 0]))         # fork: the same stream twice
+        all_of_them = Stream.join([two, other])           # batch
+        stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
+
+    state: the model's, after all tokens but the last; last [B, 1]: that one, which is fed when more is asked for. Both
+    None before anything is read. The model is used in eval mode and without gradient, a token at a time through
+    `mnemos.fused_step(model)`, which is fused where it can be; `step`, where given, stands in for that.
+    """
+
+    __slots__ = ("last", "model", "state", "step")
+
+    def __init__(self, model: nn.Module, step: Step | None = None, state: State = None, last: Tensor | None = None):
+        self.model, self.step, self.state, self.last = model, step or fused_step(model), state, last
+
+    @property
+    def rows(self) -> int:
+        """B, the number of streams; 0 before anything is read."""
+        return 0 if self.last is None else len(self.last)
+
+    def prefill(self, tokens: Tensor, chunk: int = 1024) -> "Stream":
+        """The stream after these tokens [B, T] too, taken in by `chunk` at a time: memory O(B·chunk).
+
+        Cost: that of a forward of T tokens. Raises InputError for a model that keeps no state.
+        """
+        if chunk < 1:
+            raise InputError(f"chunk must be at least 1, found {chunk}")
+        self._check(tokens)
+        state = self.state
+        if self.last is None:
+            state = _fresh(self.model, len(tokens))
+        else:
+            tokens = torch.cat([self.last, tokens], 1)
+        with torch.no_grad(), evaluating(self.model):
+            for part in tokens[:, :-1].split(chunk, 1) if tokens.shape[1] > 1 else ():
+                _, state = (self.step if part.shape[1] == 1 else self.model)(part, state)
+        return Stream(self.model, self.step, state, tokens[:, -1:].clone())
+
+    def generate(
+        self,
+        length: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, "Stream"]:
+        """`length` tokens drawn one after the other, [B, length] int64, and the stream that ends with them.
+
+        temperature 0: always the likeliest. top_k > 0: among the k likeliest alone; top_p < 1: among the fewest that
+        have that share. The same generator state gives the same tokens. Cost: a step of the model a token.
+        """
+        last, state = self._begun("generate"), self.state
+        if length < 0:
+            raise InputError(f"length must be at least 0, found {length}")
+        tokens = torch.empty(length, len(last), 1, dtype=torch.int64, device=last.device)
+        likelihood = getattr(self.model, "likelihood", None)
+        with torch.no_grad(), evaluating(self.model):
+            for i in range(length):
+                outputs, state = self.step(last, state)
+                tokens[i, :, 0] = draw(outputs[:, -1], temperature, top_k, top_p, generator, likelihood)
+                last = tokens[i]
+        return tokens[..., 0].T, Stream(self.model, self.step, state, last.clone())
+
+    def predict(self) -> Tensor:
+        """What the model says of the next token: its outputs [B, V]."""
+        last = self._begun("predict")
+        with torch.no_grad(), evaluating(self.model):
+            return self.step(last, self.state)[0][:, -1]
+
+    def select(self, rows: Tensor) -> "Stream":
+        """The streams of the given rows: indices [R], of which repeats fork a stream, or a mask [B]."""
+        self._begun("select")
+        return Stream(self.model, self.step, *select((self.state, self.last), rows))
+
+    @staticmethod
+    def join(streams: Sequence["Stream"]) -> "Stream":
+        """Streams of one model as one batch; they may have read different lengths."""
+        if not streams:
+            raise InputError("join: expected at least one stream, found none")
+        for stream in streams:
+            stream._begun("join")
+            if stream.model is not streams[0].model:
+                raise InputError("join: expected streams of one and the same model, found several")
+        return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
+
+    def save(self, file: str | Path) -> None:
+        """Write the stream as safetensors, whole or not at all; `restore` goes on from there, bit for bit."""
+        from safetensors.torch import save_file
+
+        tensors = {"last": self._begun("save")} | {f"state.{i}": x for i, x in enumerate(leaves(self.state))}
+        # A copy each: tensors of a file may not share memory, and those of a state may.
+        tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+        file = Path(file)
+        if not file.parent.is_dir():
+            raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
+        temporary = file.with_name(file.name + ".tmp")
+        about = {"mnemos.stream": _signature(self.model), "weights": _fingerprint(self.model)}
+        save_file(tensors, str(temporary), about)
+        temporary.replace(file)
+
+    def _check(self, tokens: Tensor) -> None:
+        """All of them, and now: the last is held back, and would be complained of too late."""
+        fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and not tokens.is_floating_point() and tokens.numel()
+        if not fits or len(tokens) != (self.rows or len(tokens)):
+            found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InputError(f"expected tokens [{self.rows or 'B'}, T] of integers, T at least 1, found {found}")
+        size = getattr(getattr(self.model, "config", None), "vocab_size", None)
+        if size is not None and tokens.device.type == "cpu":
+            low, high = torch.aminmax(tokens)
+            if low < 0 or high >= size:
+                raise InputError(f"token ids must be 0 to {size - 1}, found {int(low)} to {int(high)}")
+
+    def _begun(self, verb: str) -> Tensor:
+        if self.last is None:
+            raise InputError(f"{verb}: the stream must read something first; give it a prompt")
+        return self.last
+
+    @classmethod
+    def restore(cls, model: nn.Module, file: str | Path, step: Step | None = None) -> "Stream":
+        """The stream that `save` wrote. Raises InputError for a file that is missing, damaged or another model's."""
+        from safetensors import SafetensorError, safe_open
+
+        file = Path(file)
+        if not file.is_file():
+            raise InputError(f"{file}: expected a saved stream, found no such file")
+        try:
+            with safe_open(str(file), "pt") as opened:
+                said = opened.metadata() or {}
+                about = said.get("mnemos.stream")
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: expected a saved stream, cannot be read ({error})") from None
+        if about is None or "last" not in tensors:
+            raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
+        if not _of(about, model):
+            raise InputError(f"{file}: is the stream of a model of another configuration; restore it with its own")
+        if said.get("weights") != _fingerprint(model):
+            raise InputError(f"{file}: is the stream of a model with other weights, to which its state means nothing")
+        last = tensors.pop("last")
+        device = next(model.parameters()).device
+        state = _like(_fresh(model, len(last)), list(tensors), file)
+        return cls(model, step, map_state(lambda name: tensors[name].to(device), state), last.to(device))
+
+    def __repr__(self) -> str:
+        return f"Stream({type(self.model).__name__}, {self.rows} rows)"
+
+
+def _fresh(model: nn.Module, rows: int) -> State:
+    classes = getattr(getattr(getattr(model, "config", None), "head", None), "classes", 0)
+    speaks = hasattr(model, "initial_state") and not classes
+    state = model.initial_state(rows) if speaks else None  # type: ignore[operator]
+    if state is None:
+        raise InputError(f"a stream needs a causal language model with a state; {type(model).__name__} is none")
+    return state
+
+
+def _like(fresh: State, names: list[str], file: Path) -> State:
+    """The structure of a fresh state with the names of the tensors in it that a file holds."""
+    found, structure = pytree.tree_flatten(fresh)
+    if sum(isinstance(x, Tensor) for x in found) != len(names):
+        raise InputError(f"{file}: expected a state of {len(found)} tensors, found {len(names)}")
+    count = iter(range(len(names)))
+    return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
+
+
+def _of(about: str, model: nn.Module) -> bool:
+    """Whether a stream's file is of this model; fields that came with a later version are as they are by default."""
+    if about == _signature(model):
+        return True
+    config: Any = getattr(model, "config", None)
+    try:
+        return config is not None and from_dict(type(config), json.loads(about), "model") == config
+    except (InputError, ValueError):
+        return False
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Tells the weights of a model from others: a hash of each one's sum in float64. Cost: reading them once."""
+    sums = [p.detach().double().sum().item() for p in model.state_dict().values() if p.is_floating_point()]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
+
+
+def _signature(model: nn.Module) -> str:
+    """What a stream's file says of its model: its configuration, or its class for a model that has none."""
+    config: Any = getattr(model, "config", None)
+    return json.dumps(to_dict(config)) if config is not None else type(model).__qualname__

@@ -1,0 +1,1 @@
+"""What a program costs: seconds, bytes, multiply-adds, and the limits of the machine."""

@@ -1,0 +1,92 @@
+"""Ways to take the gradient of a rollout, and what autograd keeps for it: what replay is measured against."""
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from mnemos.memory_replay import replay
+from mnemos.types import State, leaves
+
+# A model here is a step of a rollout, `loss, state = model(segment, state)`, with `state = model.advance(segment,
+# state)`, the critical path alone. Every way adds the gradients of the mean loss to the parameters'.
+Way = Callable[[Any, Sequence[Any]], Any]
+
+
+def through_time(model: Any, segments: Sequence[Any]) -> None:
+    """Back-propagation through time: one graph over all segments."""
+    _mean(model, segments)
+
+
+def checkpointed(model: Any, segments: Sequence[Any]) -> None:
+    """The same with `torch.utils.checkpoint` around each segment."""
+    _mean(lambda x, state: checkpoint(model, x, state, use_reentrant=False), segments)
+
+
+WAYS: dict[str, Way] = {
+    "through time": through_time,
+    "torch.utils.checkpoint": checkpointed,
+    "replay": replay,
+    "replay, advance": lambda model, segments: replay(model, segments, advance=model.advance),
+    "replay, advance, sqrt": lambda m, segments: replay(m, segments, advance=m.advance, checkpoints="sqrt"),
+}
+
+
+def _mean(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence[Any]) -> None:
+    total, state = torch.zeros(()), None
+    for segment in segments:
+        loss, state = step(segment, state)
+        total = total + loss / len(segments)
+    total.backward()
+
+
+def check_ways(model: nn.Module, segments: Sequence[Any]) -> None:
+    """Raise AssertionError where two ways give different gradients; the parameters' are emptied."""
+    wanted: list[Tensor] = []
+    for name, way in WAYS.items():
+        way(model, segments)
+        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        wanted = wanted or found
+        for a, b in zip(found, wanted, strict=True):
+            assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7, f"{name}: other gradients"
+
+
+def most_saved(run: Callable[[], Any]) -> int:
+    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart.
+
+    What torch.utils.checkpoint computes anew it keeps out of sight: of that, the process's peak alone tells.
+    """
+    held: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    most = total = 0
+
+    class Held:
+        def __init__(self, x: Tensor) -> None:
+            nonlocal most, total
+            self.x, self.key = x, x.untyped_storage().data_ptr()
+            held[self.key] = held.get(self.key, 0) + 1
+            if held[self.key] == 1 and not isinstance(x, nn.Parameter) and not x.is_leaf:
+                sizes[self.key] = x.untyped_storage().nbytes()
+                total += sizes[self.key]
+                most = max(most, total)
+
+        def __del__(self) -> None:
+            nonlocal total
+            held[self.key] -= 1
+            if not held[self.key]:
+                total -= sizes.pop(self.key, 0)
+
+    with saved_tensors_hooks(Held, lambda h: h.x):
+        run()
+    gc.collect()
+    return most
+
+
+def state_bytes(state: State) -> int:
+    """Bytes of a state's tensors."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))

@@ -1,0 +1,88 @@
+"""The paper's comparisons at the size that runs here: small twins, trained on digits, MNIST or CIFAR-10."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mnemos import registry
+from mnemos.memory.grc import GRC
+from mnemos.train.compare import compare
+from mnemos.train.recipe import Recipe
+
+from ..findings import Cell, spread
+from ..reproduce import Options
+from ..small_runs import task
+
+STEPS = 500  # updates of a run, where the options do not say
+# What is changed of a small recipe's memory. The paper's cache is that of preset="paper", which claims are about.
+PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
+NAMES = {PLAIN: "none", ATTENTION: "attention-based", PAPER: "GRC, paper", CACHED: "GRC, mnemos"}
+
+
+def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
+    """The small recipe of a host ("vit", "pvt", "swin") and a kind of cache, with what the options change."""
+    name, fields = task(options)
+    found: Recipe = registry.load("recipe", f"{name}-{host}{CACHED if kind == PAPER else kind}")()
+    if kind == PAPER:
+        model: Any = found.model
+        model = replace(model, cache=GRC(preset="paper"))
+        found = replace(found, name=f"{name}-{host}{PAPER}", model=model)
+    data = replace(found.data, **fields)
+    return replace(found, data=data, train=replace(found.train, steps=options.steps or STEPS))
+
+
+def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]:
+    """A host without a cache (ratio 0), and with one of each ratio."""
+    cached = recipe(options, host, PAPER)
+    found = [recipe(options, host)]
+    for ratio in wanted:
+        name = f"{found[0].name}-ratio-{ratio:g}"
+        model: Any = cached.model
+        found.append(replace(cached, name=name, model=replace(model, cache=replace(model.cache, ratio=ratio))))
+    return found
+
+
+def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """The comparison of recipes, trained in options.out/runs where they have not been already.
+
+    What comparison.json says, with "folder": where it is.
+    """
+    steps = recipes[0].train.steps
+    folder = options.out / "runs" / f"{name}-{task(options)[0]}-{steps}"
+    found = compare(list(recipes), folder, options.seeds, quiet=True)
+    return {**found, "folder": folder}
+
+
+def twins(options: Options, host: str) -> dict[str, Any]:
+    """A host with each kind of cache that it can have, in the order of `kinds`."""
+    return trained(options, host, [recipe(options, host, kind) for kind in kinds(host)])
+
+
+def kinds(host: str) -> tuple[str, ...]:
+    """Swin's windows leave no room for keys of other images."""
+    return (PLAIN, PAPER, CACHED) if host == "swin" else (PLAIN, ATTENTION, PAPER, CACHED)
+
+
+def accuracy(comparison: dict[str, Any], index: int) -> Cell:
+    """The test accuracy of an arm, mean and standard deviation over seeds, in percent."""
+    row = comparison["rows"][index]
+    return spread(row["mean"], row["std"])
+
+
+def emptied(comparison: dict[str, Any], index: int) -> Cell:
+    """That of a cached arm with its caches emptied."""
+    name = comparison["rows"][index]["name"]
+    for control in comparison["controls"]:
+        if (control["name"], control["control"]) == (name, "emptied"):
+            return spread(control["mean"], control["std"])
+    return None
+
+
+def about(options: Options, comparison: dict[str, Any]) -> str:
+    """One line: what was trained, on what, for how long, and what chance would do."""
+    name, _ = task(options)
+    steps = recipe(options, "vit").train.steps
+    seeds = comparison["rows"][0]["seeds"]
+    majority = comparison["majority"]
+    chance = "" if majority is None else f"; always the commonest class: {100 * majority:.1f}"
+    return f"small models on {name}, {steps:,} updates, {seeds} seed{'s' * (seeds > 1)}{chance}"

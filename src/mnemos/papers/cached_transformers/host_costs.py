@@ -1,0 +1,81 @@
+"""What the paper's models cost at their real size, with a cache and without: counted, by formula, as the paper counts.
+
+G are 10⁹ multiply-adds a sample, which is what the paper calls FLOPs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from mnemos import registry
+from mnemos.adapt.attach import cache, uncache
+from mnemos.measure.flops import flops_by_operation
+from mnemos.memory.grc import GRC
+from mnemos.ops.gated_cache.cost import paper_flops
+
+# The paper's names, and the recipes of the same models at their real size; "-cached" is added for their twins.
+RECIPES = {
+    "ViT-S": "imagenet-vit-s",
+    "PVT-Tiny": "imagenet-pvt-tiny",
+    "PVT-Small": "imagenet-pvt-small",
+    "PVT-Medium": "imagenet-pvt-medium",
+    "Swin-T": "imagenet-swin-t",
+    "PVTv2-B2": "imagenet-pvt-v2-b2",
+    "PVTv2-B3": "imagenet-pvt-v2-b3",
+    "PVTv2-B4": "imagenet-pvt-v2-b4",
+    "Swin-T, 22k": "imagenet-22k-swin-t",
+}
+_ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of one activation with another
+_KEPT: dict[tuple[str, GRC | None], "Cost"] = {}
+
+
+class Cost(NamedTuple):
+    """Of one model: parameters, and G of a forward in training and in eval.
+
+    added: G that the hand formula says a training forward gains. papers: G as the paper counts: without attention
+    products, and 9·T·Dm² a cache.
+    """
+
+    parameters: int
+    training: float
+    inference: float
+    added: float
+    papers: float
+
+
+def config(name: str) -> Any:
+    """The configuration of a paper's model, without a cache."""
+    return replace(registry.load("recipe", RECIPES[name])().model, cache=None)
+
+
+def costs(name: str, grcs: Sequence[GRC]) -> list[Cost]:
+    """The cost of a paper's model without a cache, and with each of these: built once, run for one image each time."""
+    wanted = [None, *grcs]
+    if any((name, grc) not in _KEPT for grc in wanted):
+        made = config(name)
+        model, x = made.build(), torch.zeros(1, made.channels, made.image, made.image)
+        host = _count(model, x)
+        _KEPT[name, None] = base = Cost(_parameters(model), *host[:2], 0.0, host[2])
+        for grc in grcs:
+            report = cache(model.host, grc)
+            training, inference, _ = _count(model, x)
+            papers = base.papers + sum(paper_flops(one.shape) for one in report.swapped) / 1e9
+            _KEPT[name, grc] = Cost(_parameters(model), training, inference, report.flops / 2e9, papers)
+            uncache(model.host)
+    return [_KEPT[name, grc] for grc in wanted]
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@torch.no_grad()
+def _count(model: torch.nn.Module, x: torch.Tensor) -> tuple[float, float, float]:
+    """G of a forward in training and in eval, and of the former without attention products."""
+    found = flops_by_operation(lambda: model.train()(x))
+    model.eval()(x)  # a frozen cache's keys and values are projected once
+    inference = flops_by_operation(lambda: model(x))
+    apart = sum(n for operation, n in found.items() if operation.startswith(_ATTENTION))
+    return sum(found.values()) / 2e9, sum(inference.values()) / 2e9, (sum(found.values()) - apart) / 2e9

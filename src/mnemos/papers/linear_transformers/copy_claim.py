@@ -1,0 +1,102 @@
+"""Figure 2: how fast each attention learns to copy."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.data.copying import CopyConfig
+from mnemos.figures import report
+from mnemos.figures.curves import draw
+from mnemos.figures.read import read
+from mnemos.figures.results import Comparison
+from mnemos.figures.style import MARKERS, arm
+from mnemos.figures.summary_image import heading
+from mnemos.models.transformer import TransformerConfig
+from mnemos.train.compare import compare
+from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table, spread
+from ..reproduce import Options
+from ..small_runs import caution, runs
+from .arms import attention
+
+ARMS = ("softmax", "lsh-4", "linear")
+LEARNED = 0.02  # nats a symbol, of log 10 = 2.3 at the start
+
+
+def copy_small() -> Recipe:
+    """The copy task at a size that is learned in minutes."""
+    config = CopyConfig(length=64)
+    return Recipe(
+        "copy-small",
+        "copy a word of 16 to 31 symbols, linear attention: 2 layers of width 128, some minutes",
+        TransformerConfig(
+            vocab_size=11, dim=128, layers=2, num_heads=4, mlp=256, max_length=64, attention=LinearConfig()
+        ),
+        config,
+        OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
+        TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),
+    )
+
+
+def figure2(claim: Claim, options: Options) -> Finding:
+    """Figure 2 at a size that runs here: the loss by update, and how many symbols are right at the end."""
+    found = Finding([], ["At the paper's size: mnemos train copy (length 128, 4 layers of width 256)."])
+    if options.recipes_only:
+        return found
+    base = copy_small()
+    steps = options.steps or base.train.steps
+    recipes = [_arm(base, name, steps) for name in ARMS]
+    folder = options.out / "runs" / f"copy-{steps}"
+    comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
+    table = Table(
+        f"Copying words of 16 to 31 of 10 symbols: models of 2 layers, {steps:,} updates",
+        ["", "symbols right, %", "test loss, nats", f"updates to {LEARNED:g} nats", "seconds of training"],
+    )
+    for name, recipe, row in zip(ARMS, recipes, comparison["rows"], strict=True):
+        places = [folder / place for place in comparison["runs"][recipe.name]]
+        losses = [json.loads((place / "result.json").read_text())["test"]["loss"] for place in places]
+        table.add(name, spread(row["mean"], row["std"]), max(losses), _learned(places), row["seconds"])
+    found.tables.append(table)
+    found.notes += [
+        caution(options, data=False),
+        "Loss and updates are those of the slowest seed; a dash: not reached.",
+    ]
+    found.runs += runs(comparison)
+    page = report([folder], folder / "report.html")
+    drawn = partial(_lay_out, comparison=read([folder]))
+    found.files += [png(options.out / "figure2.png", (6.4, 4.2), drawn), page]
+    return found
+
+
+def _arm(base: Recipe, name: str, steps: int) -> Recipe:
+    model: Any = base.model
+    train = replace(base.train, steps=steps, eval_every=max(1, min(base.train.eval_every, steps // 4)))
+    return replace(
+        base, name=f"copy-{name}", model=replace(model, attention=attention(name, model.max_length)), train=train
+    )
+
+
+def _learned(places: list[Path]) -> float | None:
+    """The first look at which every run's validation loss is at most `LEARNED`; None where one never gets there."""
+    firsts = []
+    for place in places:
+        lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        steps = [line["step"] for line in lines if line["kind"] == "valid" and line["loss"] <= LEARNED]
+        if not steps:
+            return None
+        firsts.append(steps[0])
+    return max(firsts)
+
+
+def _lay_out(figure: Any, comparison: Comparison) -> None:
+    axes = figure.add_axes((0.11, 0.13, 0.86, 0.68))
+    draw(axes, comparison, "valid", "loss")
+    axes.set_yscale("log")
+    axes.set_ylabel("validation loss, nats")
+    heading(axes, "Copying", [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])

@@ -1,0 +1,80 @@
+"""Table 1: pictures byte by byte, with Memformer, its ablations and its rivals."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mnemos.config import ModelConfig
+from mnemos.measure.flops import forward_flops
+from mnemos.train.recipe import Recipe
+from mnemos.types import InputError
+
+from ..claim import Claim
+from ..findings import Finding, Table
+from ..reproduce import Options
+from ..small_runs import task
+from .recipes import PICTURES, ImageSizes, picture_arm, picture_recipe
+from .training import shape, train
+
+
+def table1(claim: Claim, options: Options) -> Finding:
+    """Table 1: FLOPs of the paper's models; perplexities of small ones, on MNIST or scikit-learn's digits."""
+    found = Finding([_costs(claim)], [_COUNTED, _COMMANDS])
+    if not options.recipes_only:
+        _perplexities(found, claim, options)
+    return found
+
+
+_COUNTED = (
+    "GFLOP: a multiply-add is 2; a picture read from its first byte on, with memories that are empty then. The paper "
+    "does not say how it counts."
+)
+_COMMANDS = (
+    "At the paper's size: mnemos train RECIPE --data.images.path MNIST, of "
+    f"{', '.join(f'mnist-{ending}' for ending in PICTURES.values())}."
+)
+
+
+def _costs(claim: Claim) -> Table:
+    size = ImageSizes()
+    table = Table("The paper's models: a picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
+    for name in PICTURES:
+        model, rollout = picture_arm(name, size)
+        # Memformer cuts a picture in segments by itself, with the same products.
+        segment = rollout.segment_length if model.name == "transformer" else 0
+        theirs = claim.values[name][0] if name in claim.values else None
+        table.add(name, *_cost(model, size.length, segment), theirs)
+    return table
+
+
+def _cost(config: ModelConfig, length: int, segment: int) -> tuple[int, float]:
+    """Parameters, and GFLOP of a forward of so many tokens, by shapes alone; an LSTM, whose steps those are, runs."""
+    with torch.device("cpu" if config.name == "lstm" else "meta"):
+        model, tokens = config.build().eval(), torch.zeros(1, length, dtype=torch.int64)
+        return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
+
+
+def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
+    data = task(options)[0]
+    recipes = {name: _recipe(options, name) for name in PICTURES}
+    trained = train(found, options, f"table1-{data}", recipes)
+    table = Table(
+        f"Perplexity a byte of {data}, small models",
+        ["", "here", "perplexity", "GFLOP", "seconds of training", "paper perplexity"],
+    )
+    for name, recipe in recipes.items():
+        row = trained.rows[name]
+        theirs = claim.values[name][1] if name in claim.values else None
+        table.add(name, shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"], theirs)
+    found.tables.append(table)
+    found.notes.append(trained.order(claim.values, 1))
+
+
+def _recipe(options: Options, name: str) -> Recipe:
+    data, fields = task(options)
+    if data == "cifar":
+        raise InputError(f"--data {options.data}: expected a folder with MNIST, found none; leave it out for digits")
+    found = picture_recipe(data, name)
+    pixels: Any = found.data
+    return replace(found, data=replace(pixels, images=replace(pixels.images, **fields)))

@@ -1,0 +1,156 @@
+"""Figure 5: what a sequence and what a memory cost a Transformer, Transformer-XL and Memformer of equal parameters."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from mnemos.attention.relative import RelativeConfig
+from mnemos.config import ModelConfig
+from mnemos.figures.style import MARKERS, RULE, arm
+from mnemos.figures.summary_image import heading
+from mnemos.measure.flops import forward_flops
+from mnemos.measure.peak import peak_of
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import MemformerConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.types import leaves, select
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table
+from ..reproduce import Options
+
+LENGTHS = tuple(2**i for i in range(7, 14))  # of a sequence: 128 to 8,192
+SIZES = tuple(2**i for i in range(6, 12))  # of a memory, slots or tokens: 64 to 2,048
+SEGMENT, MEMORY, BATCH = 128, 1024, 16
+# The paper's image model: as many layers in all three, and their MLPs so wide that parameters are equal.
+MEMFORMER = MemformerConfig(dim=128, encoder_layers=4, decoder_layers=8, num_heads=4, mlp=256, segment=SEGMENT)
+ARMS = ("Transformer", "Transformer-XL", "Memformer")
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of a batch at one size of memory: of the state between calls, and the process's most during one call."""
+
+    state: int
+    peak: int | None
+
+    @property
+    def together(self) -> float:
+        """What a batch needs beyond the weights."""
+        return float(self.state + (self.peak or 0))
+
+
+def figure5(claim: Claim, options: Options) -> Finding:
+    """Figure 5: FLOPs of a forward by length; bytes of state and of a forward by size of memory, in batches of 16."""
+    if options.recipes_only:
+        return Finding([], [_ABOUT])
+    flops = {name: [sequence_flops(name, n) for n in LENGTHS] for name in ARMS}
+    counts = ", ".join(f"{name} {parameters(configuration(name, MEMORY)):,}" for name in ARMS)
+    table = Table(
+        f"Billions of FLOPs of a forward; memory {MEMORY:,}, segments of {SEGMENT} (parameters: {counts})",
+        ["tokens", *ARMS, "XL over Memformer"],
+    )
+    for i, n in enumerate(LENGTHS):
+        table.add(f"{n:,}", *(flops[name][i] / 1e9 for name in ARMS), flops[ARMS[1]][i] / flops[ARMS[2]][i])
+    held = {name: [memory_of(name, size) for size in SIZES] for name in ARMS[1:]}
+    bytes_ = Table(
+        f"MiB of a batch of {BATCH} in inference, beyond the weights",
+        ["memory", "XL state", "Memformer state", "ratio", "XL forward", "Memformer forward", "ratio of sums", "paper"],
+    )
+    for i, size in enumerate(SIZES):
+        xl, ours = (held[name][i] for name in ARMS[1:])
+        state = xl.state / 2**20, ours.state / 2**20, xl.state / ours.state
+        peaks = [None if one.peak is None else one.peak / 2**20 for one in (xl, ours)]
+        theirs = PAPER if size == max(SIZES) else None
+        bytes_.add(f"{size:,}", *state, *peaks, xl.together / ours.together, theirs)
+    growth = ", ".join(f"{name} ×{flops[name][-1] / flops[name][-2]:.2f}" for name in ARMS) if len(LENGTHS) > 1 else ""
+    notes = [_ABOUT, f"FLOPs over the last doubling of the length: {growth}.", _HELD]
+    path = png(options.out / "figure5.png", (10.0, 4.2), partial(_lay_out, flops=flops, held=held))
+    return Finding([table, bytes_], notes, [path])
+
+
+PAPER = 8.1  # times less memory, "in large memory size setting"
+_ABOUT = (
+    f"Width {MEMFORMER.dim}, {MEMFORMER.num_heads} heads, "
+    f"{MEMFORMER.encoder_layers} + {MEMFORMER.decoder_layers} layers "
+    f"in Memformer and as many in the others, whose MLPs are widened until parameters are equal. The Transformer reads "
+    f"a sequence whole, the others {SEGMENT} tokens at a time. A multiply-add counts 2; attention counts as if nothing "
+    "were masked."
+)
+_HELD = (
+    "State: the bytes that are kept between two segments, the memory full. Forward: the most that the process takes "
+    "while it reads one more segment, without gradient. Ratios: Transformer-XL over Memformer, of states, and of state "
+    "and forward together."
+)
+
+
+def configuration(name: str, memory: int) -> ModelConfig:
+    """An arm whose memory holds `memory` slots or tokens; parameters are Memformer's at `MEMORY`."""
+    if name == "Memformer":
+        return replace(MEMFORMER, memory=SlotsConfig(slots=memory))
+    layers = MEMFORMER.encoder_layers + MEMFORMER.decoder_layers
+    base = TransformerConfig(dim=MEMFORMER.dim, layers=layers, num_heads=MEMFORMER.num_heads)
+    if name == "Transformer-XL":
+        base = replace(base, position="none", attention=RelativeConfig(memory=memory))
+    wanted = parameters(replace(MEMFORMER, memory=SlotsConfig(slots=MEMORY)))
+    narrow, wide = (parameters(replace(base, mlp=mlp)) for mlp in (1, 2))
+    return replace(base, mlp=1 + round((wanted - narrow) / (wide - narrow)))
+
+
+def parameters(config: ModelConfig) -> int:
+    """How many numbers a model learns; nothing is allocated."""
+    with torch.device("meta"):
+        model: nn.Module = config.build()
+    return sum(p.numel() for p in model.parameters())
+
+
+def sequence_flops(name: str, length: int) -> int:
+    """FLOPs of a forward of one sequence, counted while it is made."""
+    return forward_flops(_built(name, MEMORY), _tokens(1, length), segment=0 if name == "Transformer" else SEGMENT)
+
+
+def memory_of(name: str, size: int) -> Held:
+    """Bytes of a batch whose memory is full."""
+    model = _built(name, size)
+    with torch.no_grad():
+        state: Any = None
+        for _ in range(-(-size // SEGMENT) if name == "Transformer-XL" else 1):
+            _, state = model(_tokens(1, SEGMENT), state)
+        state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream, as often as the batch has rows
+        inputs = _tokens(BATCH, SEGMENT)
+        peak = peak_of(lambda: model(inputs, state))
+    return Held(sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)), peak)
+
+
+def _built(name: str, memory: int) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = configuration(name, memory).build()
+    return model.eval()
+
+
+def _tokens(rows: int, length: int) -> torch.Tensor:
+    return torch.arange(length).remainder(256).expand(rows, -1).contiguous()
+
+
+def _lay_out(figure: Any, flops: dict[str, list[int]], held: dict[str, list[Held]]) -> None:
+    left = figure.add_axes((0.06, 0.13, 0.42, 0.68))
+    for i, name in enumerate(ARMS):
+        left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=arm(i), marker=MARKERS[i], markersize=5)
+    heading(left, "FLOPs of a forward, 10⁹", [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
+    left.set_xlabel("tokens of the sequence")
+    right = figure.add_axes((0.56, 0.13, 0.42, 0.68))
+    for i, name in enumerate(ARMS[1:], start=1):
+        mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
+        for values, line in zip(mib, ("-", "--"), strict=True):
+            right.plot(SIZES, values, color=arm(i), marker=MARKERS[i], markersize=5, linestyle=line)
+    heading(right, f"Memory of {BATCH} streams, MiB (dashed: state)", [])
+    right.set_xlabel("size of the memory, tokens or slots")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        axes.grid(axis="y", color=RULE[0])

@@ -1,0 +1,184 @@
+"""Figures 6 and 7: what the slots of a trained Memformer do with a document, and which words they listen to."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mnemos.evaluate.write_attention import KINDS, listen
+from mnemos.figures import report
+from mnemos.figures.read import read_run
+from mnemos.figures.results import SlotExample, WriteAttention
+from mnemos.figures.slot_attention import (
+    NAMES,
+    PAPER,
+    SAID,
+    about,
+    colour,
+    draw_listener,
+    draw_shares,
+    explained,
+    heading,
+    heard,
+    summary,
+)
+from mnemos.train.compare import compare
+from mnemos.train.session import open_run
+from mnemos.types import InputError
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table
+from ..reproduce import Options
+from .text_runs import small, source
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STEPS = 1000
+COLUMNS = 100  # letters of a line in figure7.png
+SHOWN = 12  # words in the table
+
+
+def figure6(claim: Claim, options: Options) -> Finding:
+    """Figure 6: how many slots hold, mix or are overwritten, by segment, and one of each kind."""
+    if options.recipes_only:
+        return Finding([], [_COMMANDS])
+    run = _run(options)
+    found = _listened(run)
+    low, high = found.about["thresholds"]
+    table = Table(
+        f"Slots by kind, over the middle half of {found.about['documents']} test documents",
+        ["", "own weight", "share, %", "paper share, %", "slots usually so", "their ‖v_bias‖/ρ", "paper ‖v_bias‖/ρ"],
+    )
+    bounds = {"holds": f"> {high:g}", "mixes": "between", "overwrites": f"< {low:g}"}
+    for kind in KINDS:
+        usual, theirs = found.about["kinds"][kind], PAPER.get(kind)
+        bias = usual["bias"] and usual["bias"] / found.about["radius"]
+        said = "–" if theirs is None else f"{100 * theirs[0]:.0f} to {100 * theirs[1]:.0f}"
+        paper = {"holds": 1.15, "overwrites": 3.2}.get(kind)
+        share = 100 * found.about["middle"][kind]
+        table.add(f"slots that {SAID[kind]}", bounds[kind], share, said, int(usual["slots"]), bias, paper)
+    size = (10.0, 3.0 + 2.6 * ((len(found.examples) + 2) // 2 - 1))
+    path = png(options.out / "figure6.png", size, partial(_panels, found=found))
+    notes = [f"{run}: {summary(found)}", f"Read: {about(found)}", explained(found)]
+    return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
+
+
+def figure7(claim: Claim, options: Options) -> Finding:
+    """Figure 7: the words that slots listened to in the middle of a document."""
+    if options.recipes_only:
+        return Finding([], [_COMMANDS])
+    run = _run(options)
+    found = _listened(run)
+    if found.words is None:
+        raise InputError(f"{run}: expected a run on text, found one on another task; name another with --run")
+    listeners = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
+    tables = []
+    for one in listeners:
+        columns = ["word", "attention a byte, times even", "% of its attention", "bytes"]
+        table = Table(f"{heading(one)}: the words it listened to most", columns)
+        pairs = sorted(zip(heard(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
+        for weight, (word, length) in [pair for pair in pairs if not pair[1][0].isspace()][:SHOWN]:
+            table.add(word, weight * found.first, 100 * weight * length, length)
+        tables.append(table)
+    lines = len(_wrapped(found.words))
+    size = (10.0, 0.35 + len(listeners) * (0.55 + 0.24 * lines))
+    path = png(options.out / "figure7.png", size, partial(_texts, listeners=listeners, words=found.words))
+    notes = [f"{run}: {explained(found)} Even: as much on every byte of a segment.", _SAYS]
+    return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
+
+
+_COMMANDS = "A finished run is drawn with --run RUN, as that of: mnemos train text-memformer --data.path FOLDER"
+_SAYS = "The paper's slot attended to named entities and verbs, of words; tokens here are bytes."
+
+
+def _run(options: Options) -> Path:
+    """The run to look at: the one given, or a small one on text, trained where it has not been."""
+    if options.run is not None:
+        return options.run
+    recipe = small(options, STEPS)
+    folder = options.out / "runs" / f"text-{recipe.train.steps}"
+    print(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
+    comparison = compare([recipe], folder, quiet=True)
+    return folder / comparison["runs"][recipe.name][0]
+
+
+def _listened(run: Path) -> WriteAttention:
+    """What a run's slots listened to; looked at now where the run did not."""
+    if not (run / "write_attention.json").is_file():
+        _, task, model = open_run(run)
+        listen(model, task, run)
+    found = read_run(run, str(run)).listened
+    if found is None:
+        raise InputError(f"{run}: expected a run of a model that writes slots, found another; name one with --run")
+    return found
+
+
+def _panels(figure: Any, found: WriteAttention) -> None:
+    """The shares, and each example: two panels a row."""
+    from matplotlib.lines import Line2D
+
+    count = len(found.examples) + 1
+    rows = (count + 1) // 2
+    inches = figure.get_size_inches()[1]
+    high = (inches - 0.55) / rows
+    for i in range(count):
+        row, column = divmod(i, 2)
+        bottom = inches - 0.55 - (row + 1) * high + 0.55
+        axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
+        if i:
+            draw_listener(axes, found.examples[i - 1], found.first)
+            axes.set_xlabel("byte of the segment" if found.words is not None else "token of the segment")
+        else:
+            draw_shares(axes, found)
+            axes.set_xlabel("segment")
+        title = heading(found.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
+        axes.set_title(title, loc="left", fontsize=13)
+    keys = [Line2D([], [], color=colour(kind), label=f"slots that {SAID[kind]}", linewidth=2.5) for kind in KINDS]
+    figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.05, 1.0), ncol=3, frameon=False, fontsize=12)
+
+
+def _texts(figure: Any, listeners: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
+    part = 1 / len(listeners)
+    for i, one in enumerate(listeners):
+        axes = figure.add_axes((0.02, 1 - (i + 1) * part, 0.96, part))
+        _shaded(axes, one, words)
+
+
+def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) -> None:
+    """A segment as a typewriter sets it, every word on its share of the slot's attention."""
+    from matplotlib.patches import Rectangle
+
+    lines, weights = _wrapped(words), heard(one, words)
+    most = max(weights) or 1.0
+    axes.set_axis_off()
+    axes.set_xlim(0, COLUMNS)
+    axes.set_ylim(len(lines) + 0.4, -1.9)
+    axes.text(0, -0.9, f"Slot {one.slot}, which {NAMES[one.kind]}", fontsize=13)
+    for row, line in enumerate(lines):
+        for word, column, text in line:
+            if not text.isspace():
+                share = 0.85 * weights[word] / most
+                box = Rectangle((column, row - 0.08), len(text), 0.98, color=colour(one.kind), alpha=share, linewidth=0)
+                axes.add_patch(box)
+            for i, letter in enumerate(text):
+                axes.text(column + i + 0.5, row + 0.45, letter, ha="center", va="center", family="DejaVu Sans Mono")
+
+
+def _wrapped(words: tuple[tuple[str, int], ...]) -> list[list[tuple[int, int, str]]]:
+    """Lines of at most `COLUMNS` letters: (which word, its column, its text); words are cut where a line is full."""
+    lines: list[list[tuple[int, int, str]]] = [[]]
+    column = 0
+    for i, (text, _) in enumerate(words):
+        for letter in text.expandtabs(4):
+            if letter == "\n" or column >= COLUMNS:
+                lines.append([])
+                column = 0
+                if letter == "\n":
+                    continue
+            if lines[-1] and lines[-1][-1][0] == i:
+                lines[-1][-1] = (i, lines[-1][-1][1], lines[-1][-1][2] + letter)
+            else:
+                lines[-1].append((i, column, letter))
+            column += 1
+    return [line for line in lines if line] or [[]]

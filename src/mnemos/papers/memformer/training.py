@@ -1,0 +1,77 @@
+"""What Memformer's claims share that are reproduced at a size that runs here."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from mnemos.evaluate.metrics import perplexity
+from mnemos.figures import report
+from mnemos.train.compare import compare
+from mnemos.train.recipe import Recipe
+
+from ..claim import Values
+from ..findings import Finding, spread
+from ..reproduce import Options
+from ..small_runs import caution, runs
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The runs of a table's rows: `rows` of the comparison, by the paper's names, and perplexities a seed."""
+
+    rows: Mapping[str, Mapping[str, Any]]
+    perplexities: Mapping[str, list[float]]
+
+    def perplexity(self, name: str) -> str:
+        """Mean and standard deviation over seeds."""
+        found = self.perplexities[name]
+        return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, 3)
+
+    def order(self, theirs: Values, column: int) -> str:
+        """A sentence: ours from the best down, and how many pairs of rows the paper has in the same order."""
+        ours = {name: statistics.fmean(found) for name, found in self.perplexities.items()}
+        known = [name for name in ours if name in theirs]
+        pairs = [(a, b) for a, b in combinations(known, 2) if theirs[a][column] != theirs[b][column]]
+        same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
+        ranked = "; ".join(sorted(ours, key=ours.__getitem__))
+        return f"Order of merit, the best first: {ranked}. Of {len(pairs)} pairs {same} stand as in the paper."
+
+
+def train(found: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
+    """Train what is not trained yet, in options.out/runs, and put runs, report and caution into the finding."""
+    recipes = {row: _prepared(recipe, options) for row, recipe in recipes.items()}
+    folder = options.out / "runs" / f"{name}-{next(iter(recipes.values())).train.steps}"
+    comparison = {**compare(list(recipes.values()), folder, options.seeds, quiet=True), "folder": folder}
+    found.runs += runs(comparison)
+    found.files.append(report([folder], folder / "report.html"))
+    found.notes.append(caution(options, data=False))
+    losses = {
+        row: [_loss(folder / place) for place in comparison["runs"][recipe.name]] for row, recipe in recipes.items()
+    }
+    return Trained(
+        dict(zip(recipes, comparison["rows"], strict=True)),
+        {row: [perplexity(loss) for loss in each] for row, each in losses.items()},
+    )
+
+
+def shape(recipe: Recipe) -> str:
+    """What stands here for the paper's model."""
+    model: Any = recipe.model
+    if model.name == "memformer":
+        return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
+    memory = getattr(getattr(model, "attention", None), "memory", None)
+    return f"{model.layers} layers" + ("" if memory is None else f", memory {memory}")
+
+
+def _prepared(recipe: Recipe, options: Options) -> Recipe:
+    steps = options.steps or recipe.train.steps
+    return replace(recipe, train=replace(recipe.train, steps=steps, eval_every=min(recipe.train.eval_every, steps)))
+
+
+def _loss(place: Path) -> float:
+    result = json.loads((place / "result.json").read_text())
+    return float(result["test"]["loss"])
