@@ -15,7 +15,7 @@ What theory says, per slot, with b_t = W_cS·S̄ + b_c and R = diag(g_r):
 
   linear: C_t = A_t·C_{t−1} + diag(g_u)·b_t with A_t = diag(1 − g_u) + diag(g_u)·W_cC·R. The max norm of A_t is at most
   max_i (1 − g_u,i + g_u,i·Σ_j |W_cC,ij|·g_r,j), so rows of W_cC that sum to q < 1 in absolute value suffice:
-  |C_t| ≤ max(|C_0|, max|b|/(1 − q)). GateWeights that stand still leave it unstable exactly where A has an eigenvalue outside
+  |C_t| ≤ max(|C_0|, max|b|/(1 − q)). Gates that stand still leave it unstable exactly where A has an eigenvalue outside
   the unit circle; with g_u the same in all channels, where an eigenvalue z of W_cC·R has |1 − g_u + g_u·z| > 1: a
   real z > 1 for every g_u, however small, while the complex z of the same size is damped by it. Default initialisation
   (uniform, ±1/√(2·Dm)) puts the eigenvalues of W_cC in a disc of radius 1/√6 = 0.41 whatever Dm is: it is unstable from

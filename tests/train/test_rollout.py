@@ -137,7 +137,7 @@ def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path):
 
 def test_a_rollout_of_one_step_is_a_plain_update(tmp_path):
     plain = run(tmp_path / "plain", True, {"cached": True}, "32-true")
-    one = run(tmp_path / "one", True, {"cached": True}, "32-true", segment=LENGTH + 5)
+    one = run(tmp_path / "one", True, {"cached": True}, "32-true", segment_length=LENGTH + 5)
     assert all(torch.equal(one[name], plain[name]) for name in plain)
 
 

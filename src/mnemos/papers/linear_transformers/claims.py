@@ -17,7 +17,7 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "figure2",
             "the copy task: loss by update",
-            f"{_HERE}.copying:figure2",
+            f"{_HERE}.copy_claim:figure2",
             "linear attention converges smoothly to softmax's loss; LSH does not reach it",
         ),
         Claim(

@@ -11,7 +11,7 @@ MEMFORMER = Paper(
         Claim(
             "table1",
             "MNIST byte by byte: FLOPs and perplexity, with ablations",
-            f"{_HERE}.pictures:table1",
+            f"{_HERE}.image_tables:table1",
             "Memformer is the best of all, at a tenth of the FLOPs of the best Transformer-XL; every part contributes",
             ("GFLOP", "perplexity"),
             {
@@ -92,7 +92,7 @@ MEMFORMER = Paper(
         Claim(
             "recall",
             "a fact recalled over 32 segments (no table of the paper; the bar of this library)",
-            f"{_HERE}.recall:recall",
+            f"{_HERE}.recall_claim:recall",
             "slots carry information from the distant past; a horizon of 1 passes no gradient through them",
         ),
     ),

@@ -167,7 +167,7 @@ def test_bad_input(tmp_path):
         Stream.join([stream.prefill(ids(1, 3)), Stream(model()).prefill(ids(1, 3))])
     classifier = Transformer(vocab_size=11, dim=16, num_heads=2, causal=False, head=HeadConfig(classes=3))
     with pytest.raises(InputError, match="language model"):
-        Stream(classifier).read(ids(1, 3))
+        Stream(classifier).prefill(ids(1, 3))
     read = stream.prefill(ids(1, 3))
     file = tmp_path / "stream.safetensors"
     read.save(file)
