@@ -1,19 +1,21 @@
-"""What everything else speaks: axis letters, State, Output, and the error of a wrong input.
+"""The base of the library: axis letters, State, Output, auxiliary losses, and the error for wrong input.
 
-Axes, in the order they appear in shapes: B batch, T tokens, D width, H heads, M value width a head,
+Axes, in the order they appear in shapes: B batch, T tokens, D width, H heads, M value width per head,
 N sequence length, K memory slots, Tm and Dm length and width of a gated recurrent cache.
 
 A memory is a *state*: a plain pytree of tensors that is passed in and returned, never mutated:
 
-    y, state = layer(x, state)        # any length of x; state=None starts afresh
+    y, state = layer(x, state)        # any length of x; state=None starts a new sequence
 
-Two rules make one `select` and one `reset` serve every memory there is. Every leaf leads with the
-batch, and a row of zeros *is* a fresh row: whatever starts elsewhere (a learned start, a stored cache)
-keeps a count of what it has seen and reads its start where that count is zero.
+Two rules let one `select` and one `reset` serve every memory. The first axis of every leaf is the batch, and a row
+of zeros *is* a new row: a memory that starts elsewhere (a learned start, a stored cache) keeps a count of the tokens
+seen and reads its start where that count is zero.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -24,11 +26,87 @@ Output = tuple[Tensor, State]
 
 
 class InputError(ValueError):
-    """The user's input was wrong: one line of what was expected, what was found and what to do."""
+    """The user's input was wrong: one line that says what was expected, what was found and what to do."""
+
+
+class AuxiliaryLosses(Sequence[Tensor]):
+    """The auxiliary losses added while a `collect_auxiliary_losses` context was the innermost: a read-only list."""
+
+    # A chain of pairs and not a list: torch.compile guards on the length of a list that it appends to, and would
+    # compile a layer again for each place that the layer has in a model.
+    _chain: tuple[Tensor, Any] | None = None
+
+    def _list(self) -> list[Tensor]:
+        found, rest = [], self._chain
+        while rest is not None:
+            loss, rest = rest
+            found.append(loss)
+        return found[::-1]
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        return self._list()[index]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._list())
+
+
+class _Innermost(threading.local):
+    collector: AuxiliaryLosses | None = None
+
+
+_innermost = _Innermost()
+
+
+def add_auxiliary_loss(loss: Tensor) -> None:
+    """Add a scalar `loss` to the training loss of the forward that is running.
+
+    For a layer that trains a part of itself by a loss of its own (a reconstruction, a load balance): the layer calls
+    this in `forward`, and its signature stays `y, state = layer(x, state)`. The innermost `collect_auxiliary_losses`
+    of this thread receives the loss; without one it is dropped. The trainer and `mnemos.replay` collect. A layer
+    should compute the loss only in training mode, and whether or not it is collected, because activation
+    checkpointing must run the same operations twice. Its recomputation runs in the backward pass, outside the
+    collector, so the loss counts once; use `use_reentrant=False`, as the other kind runs its counted forward without
+    gradient. torch.compile traces this function without a graph break.
+
+    Raises InputError unless `loss` is one number of a floating type.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(f"add_auxiliary_loss: expected a scalar tensor of floats, found {found}; add its mean or sum")
+    collector = _innermost.collector
+    if collector is not None:
+        collector._chain = (loss.reshape(()), collector._chain)
+
+
+@contextlib.contextmanager
+def collect_auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+    """Collect the auxiliary losses that layers add inside the context, in the order in which they add them.
+
+        with collect_auxiliary_losses() as auxiliary:
+            y, state = model(x)
+        (task_loss(y) + sum(auxiliary)).backward()
+
+    The sequence can be read inside the context and after it. Contexts nest: the innermost one takes a loss, and outer
+    ones do not see it. Each thread has its own. Call `backward` outside, so that activation checkpointing's
+    recomputation is not collected again.
+    """
+    outer, collector = _innermost.collector, AuxiliaryLosses()
+    _innermost.collector = collector
+    try:
+        yield collector
+    finally:
+        _innermost.collector = outer
 
 
 def check_heads(dim: int, num_heads: int) -> None:
-    """Raise InputError unless `num_heads` heads share `dim` channels evenly."""
+    """Raise InputError unless `num_heads` divides `dim`."""
     if num_heads < 1 or dim < 1 or dim % num_heads:
         near = [h for h in range(1, dim + 1) if dim % h == 0]
         hint = f"; num_heads may be {', '.join(map(str, near))}" if near else ""
@@ -36,12 +114,12 @@ def check_heads(dim: int, num_heads: int) -> None:
 
 
 def angle_dtype(device: Any) -> torch.dtype:
-    """float64, where the device has it: float32 tells positions past 2^24 no longer apart."""
+    """float64 where the device has it, because float32 does not distinguish positions beyond 2^24; else float32."""
     return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
 
 
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
-    """Apply `function` to every tensor of a state (and to those of others of the same structure)."""
+    """Apply `function` to every tensor of a state (and to the same tensors of others of the same structure)."""
     return pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)
 
 
@@ -51,9 +129,9 @@ def leaves(state: State) -> list[Tensor]:
 
 
 def select(state: State, rows: Tensor) -> State:
-    """The state of the given batch rows: `rows` are indices [R] (repeats fork a stream) or a mask [B].
+    """The state of the given batch rows: `rows` are indices [R] (a repeated index copies a row) or a mask [B].
 
-    Cost: one copy of the rows selected.
+    Cost: one copy of the selected rows. Raises InputError for rows that the state does not have.
     """
     batch = _batch(state, rows, "select")
     if rows.dtype == torch.bool:
@@ -64,7 +142,10 @@ def select(state: State, rows: Tensor) -> State:
 
 
 def reset(state: State, rows: Tensor) -> State:
-    """The state with the rows of the mask [B] (True) made fresh; the others keep values and gradient."""
+    """The state with the rows of the mask [B] (True) as new; the other rows keep their values and gradient.
+
+    Raises InputError unless `rows` is a mask of the state's batch.
+    """
     _batch(state, rows, "reset")
     if rows.dtype != torch.bool:
         raise InputError(f"reset: expected a mask [B] of booleans, found {rows.dtype}; build one with rows == value")
@@ -77,17 +158,18 @@ def reset(state: State, rows: Tensor) -> State:
 
 
 def join(states: Sequence[State]) -> State:
-    """States of one structure as one batch, the rows of the first before those of the second, and so on.
+    """States of one structure as one batch: the rows of the first state, then those of the second, and so on.
 
-    Where tensors differ in how many tokens they hold (axis 1 of a key-value state), the shorter get zeros in front,
-    which its `valid` then calls invalid. Raises InputError for states that are of different models.
+    Where tensors hold different numbers of tokens (axis 1 of a key-value state), the shorter ones are padded with
+    zeros in front, and the state's `valid` marks the padding as invalid. Raises InputError for states of different
+    models.
     """
     if not states:
         raise InputError("join: expected at least one state, found none")
     parts = [pytree.tree_flatten(state) for state in states]
     structure = parts[0][1]
     if any(other != structure for _, other in parts):
-        raise InputError("join: expected states of one structure, found different ones; are they of one model?")
+        raise InputError("join: expected states of one structure, found different ones; join states of one model")
     return pytree.tree_unflatten(
         [_joined(rows) for rows in zip(*(found for found, _ in parts), strict=True)], structure
     )
@@ -97,20 +179,22 @@ def _joined(rows: Sequence[Tensor | None]) -> Tensor | None:
     tensors = [x for x in rows if x is not None]
     if len(tensors) != len(rows):
         if tensors:
-            raise InputError("join: expected a tensor in every state or in none, found both; are they of one model?")
+            raise InputError(
+                "join: expected a tensor in every state or in no state, found both; join states of one model"
+            )
         return None
     if len({x.shape[1:] for x in tensors}) == 1:
         return torch.cat(tensors)
     if len({x.shape[2:] for x in tensors}) > 1 or min(x.dim() for x in tensors) < 2:
         found = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise InputError(f"join: expected tensors that differ in rows and tokens alone, found {found}")
+        raise InputError(f"join: expected tensors that differ only in rows and tokens, found {found}")
     longest = max(x.shape[1] for x in tensors)
     padded = [torch.cat([x.new_zeros(len(x), longest - x.shape[1], *x.shape[2:]), x], 1) for x in tensors]
     return torch.cat(padded)
 
 
 def _batch(state: State, rows: Tensor, verb: str) -> int:
-    """B of a state, once the rows named are known to be of it."""
+    """The batch size B of a state, after a check that `rows` fit it."""
     if not isinstance(rows, Tensor) or rows.dim() != 1:
         raise InputError(f"{verb}: expected rows as a tensor of one dimension, found {rows!r}")
     found = leaves(state)
@@ -128,5 +212,5 @@ def check_input(x: Tensor, dim: int) -> None:
 
 
 def detach(state: State) -> State:
-    """The same values, cut from the graph that made them: what truncates back-propagation through time."""
+    """The same values without the graph that computed them: this truncates back-propagation through time."""
     return map_state(Tensor.detach, state)

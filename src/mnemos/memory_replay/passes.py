@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mnemos.types import InputError, State, reset
+from mnemos.types import AuxiliaryLosses, InputError, State, collect_auxiliary_losses, reset
 
 from . import arguments, state_checks
 from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
@@ -70,6 +70,8 @@ def replay(
 
     state: any pytree of tensors (and numbers), or None for the step to make one. Gradient reaches a state given with
     requires_grad, or made of parameters, as well as one that the step makes of parameters itself.
+    Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t, counted once;
+    those that they add inside `advance` are dropped.
     advance(segment, state) -> state: the critical path alone, for the first pass; it must do to the state what `step`
     does and draw a prefix of the random numbers that `step` draws. A step then begins where the advance before it left
     the generators, not a `step`: with dropout, gradients are exact for another draw than the plain loop's.
@@ -340,7 +342,8 @@ class _ReplayPasses:
 
     def _called(self, t: int, function: Callable[[Any, State], Any], state: State) -> Any:
         try:
-            found = function(self.segments[t], state)
+            with collect_auxiliary_losses() as auxiliary:
+                found = function(self.segments[t], state)
         except InputError as error:
             raise InputError(f"step {t}: {error}") from error
         except Exception as error:
@@ -350,7 +353,7 @@ class _ReplayPasses:
             if not isinstance(found, tuple) or len(found) != 2:
                 raise InputError(f"step {t}: expected (loss, state), found {_said(found)}")
             state_checks.check_loss(found[0], t)
-            return found[0].reshape(()), found[1]
+            return _with_auxiliary(found[0].reshape(()), auxiliary), found[1]
         state_checks.check_advanced(found, t)
         return found
 
@@ -364,6 +367,13 @@ class _ReplayPasses:
         state_checks.check_kinds(incoming, leaves, t)
         state_checks.check_rows(self.segments[t], incoming, leaves, t)
         return leaves, structure
+
+
+def _with_auxiliary(loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
+    """A step's loss and what its layers added to it, on the loss's device."""
+    for added in auxiliary:
+        loss = loss + added.to(loss.device)
+    return loss
 
 
 def _said(found: Any) -> str:
