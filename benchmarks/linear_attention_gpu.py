@@ -121,7 +121,7 @@ def copy(tensors: int, like: Tensor) -> Callable[[], None]:
 
 
 def race(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a call of each, a measurement a round: `mnemos.evaluate.bench.race` by the GPU's clock."""
+    """Milliseconds of a call of each, a measurement a round: `mnemos.measure.timing.race` by the GPU's clock."""
     calls = {}
     for name, run in runs.items():
         calls[name] = max(1, int(LEAST_MS / max(timed(run, 3), 1e-3)))

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = "\n".join(page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
 # Beside a CPU-only PyTorch, torchvision (which transformers imports where it finds it) needs this first.
-PREAMBLE = "import mnemos.libraries; mnemos.adapt.libraries.transformers()\n"
+PREAMBLE = "import mnemos.libraries; mnemos.libraries.transformers()\n"
 RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 
 

@@ -58,9 +58,9 @@ def test_two_lines_of_a_user():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rwkv", "mamba"])
 def test_hugging_face(name):
-    import mnemos.adapt.libraries
+    import mnemos.libraries
 
-    mnemos.adapt.libraries.transformers()
+    mnemos.libraries.transformers()
     from transformers import DynamicCache, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2}

@@ -80,7 +80,7 @@ class SlotExample:
 
 @dataclass(frozen=True)
 class WriteAttention:
-    """What a model's slots listened to (see evaluate/listening.py).
+    """What a model's slots listened to (see evaluate/write_attention.py).
 
     shares: kind -> [S] by segment; examples, and the text as (text, how many tokens), None where it is no text; first:
     how many tokens are of the segment that examples are of; about: what else write_attention.json says.
