@@ -42,14 +42,14 @@ def test_names_with_underscores_and_16_khz(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (wav(np.arange(4000), channels=2), r"found 2 channel\(s\) of 16 bits at 8000 Hz"),
-        (wav(np.arange(2000) % 200, width=1), "of 8 bits"),
-        (wav(np.arange(2000), 44100), "at 44100 Hz"),
-        (wav(np.arange(2000))[:-500], "cut short"),
-        (wav(np.arange(199)), "expected 0.025 to 60 seconds"),
-        (wav(np.zeros(8000 * 61)), "expected 0.025 to 60 seconds"),
-        (b"RIFF", "cannot be read"),
-        (b"ID3 what is this", "cannot be read"),
+        (wav(np.arange(4000), channels=2), "2 channel.* 16 bits.* 8000 Hz"),
+        (wav(np.arange(2000) % 200, width=1), "found .* 8 bits"),
+        (wav(np.arange(2000), 44100), "found .* 44100 Hz"),
+        (wav(np.arange(2000))[:-500], "2000 .*found 1750"),
+        (wav(np.arange(199)), "0.025 to 60 seconds, found 0.0249"),
+        (wav(np.zeros(8000 * 61)), "0.025 to 60 seconds, found 61"),
+        (b"RIFF", "PCM"),
+        (b"ID3 what is this", "PCM"),
     ],
 )
 def test_other_files_are_refused(content, problem):
@@ -62,27 +62,27 @@ def test_other_files_are_refused(content, problem):
 def test_folders_that_cannot_be(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"--data\.path"):
         read_recordings(tmp_path / "none")
-    with pytest.raises(InputError, match=r"found none.*--data\.path"):
+    with pytest.raises(InputError, match=r"LABEL_SPEAKER_TAKE.*--data\.path"):
         read_recordings(tmp_path)
     (tmp_path / "broken.tar.gz").write_bytes(b"\x1f\x8b\x08 no")
-    with pytest.raises(InputError, match=r"broken\.tar\.gz: expected a tar archive"):
+    with pytest.raises(InputError, match=r"broken\.tar\.gz: .*tar"):
         read_recordings(tmp_path)
     (tmp_path / "broken.tar.gz").unlink()
     folder = write_recordings(tmp_path / "a")
     with monkeypatch.context() as patch:
-        patch.setattr(audio, "MOST", 1000)
-        with pytest.raises(InputError, match="found more; give fewer recordings"):
+        patch.setattr(audio, "MAX_BYTES", 2**14)
+        with pytest.raises(InputError, match=r"0\.015625 MiB"):
             read_recordings(folder)
     (tmp_path / "a" / "b").mkdir()
     (tmp_path / "a" / "b" / "low_ann_1.wav").write_bytes(wav(np.arange(800)))
-    with pytest.raises(InputError, match="each recording once"):
+    with pytest.raises(InputError, match=r"low_ann_1\.wav: .*low_ann_1\.wav"):
         read_recordings(folder)
     (tmp_path / "a" / "b" / "low_ann_1.wav").rename(tmp_path / "a" / "b" / "word.wav")
     with pytest.raises(InputError, match="LABEL_SPEAKER_TAKE"):
         read_recordings(folder)
     (tmp_path / "a" / "b" / "word.wav").unlink()
     (tmp_path / "a" / "b" / "low_ann_9.wav").write_bytes(wav(np.arange(800), 16000))
-    with pytest.raises(InputError, match="expected 16000 samples a second like the others, found 8000"):
+    with pytest.raises(InputError, match=r"\.wav: expected 16000 Hz .*found 8000 Hz"):
         read_recordings(folder)
 
 

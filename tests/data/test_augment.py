@@ -10,7 +10,7 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 from image_standins import need_timm, photo
 
 from mnemos.data import augment
-from mnemos.data.augment import AugmentConfig, TimmAugmentation, normalise, vary
+from mnemos.data.augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from mnemos.data.image_task import IMAGENET
 from mnemos.data.randomness import generator, global_generators
 from mnemos.types import InputError
@@ -34,7 +34,7 @@ def test_normalise():
 @pytest.mark.parametrize("flip", [True, False])
 def test_light_crops_from_a_black_margin_and_flips(side, channels, flip):
     pixels = noise(200, side, side, channels)
-    found = vary(pixels, generator(5), flip)
+    found = augment_light(pixels, generator(5), flip)
     margin = side // 8
     corners, flipped = set(), 0
     for image, made in zip(pixels, found, strict=True):
@@ -52,8 +52,8 @@ def test_light_crops_from_a_black_margin_and_flips(side, channels, flip):
         flipped += matches[0][2]
     assert {top for top, _ in corners} == {left for _, left in corners} == set(range(2 * margin + 1))
     assert (70 < flipped < 130) if flip else flipped == 0
-    assert np.array_equal(vary(pixels, generator(5), flip), found)
-    assert not np.array_equal(vary(pixels, generator(6), flip), found)
+    assert np.array_equal(augment_light(pixels, generator(5), flip), found)
+    assert not np.array_equal(augment_light(pixels, generator(6), flip), found)
 
 
 def test_the_papers_augmentation_is_timms():
@@ -165,10 +165,10 @@ def test_the_generators_of_others_are_left_alone():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mixup": -0.1}, "data.augment.mixup must be at least 0, found -0.1"),
-        ({"cutmix": float("nan")}, "data.augment.cutmix must be at least 0"),
-        ({"erasing": 1.5}, "data.augment.erasing must be between 0 and 1"),
-        ({"smoothing": 1.0}, "data.augment.smoothing must be at least 0 and below 1"),
+        ({"mixup": -0.1}, "data.augment.mixup .*-0.1"),
+        ({"cutmix": float("nan")}, "data.augment.cutmix .*nan"),
+        ({"erasing": 1.5}, "data.augment.erasing .*1.5"),
+        ({"smoothing": 1.0}, "data.augment.smoothing .*1.0"),
     ],
 )
 def test_wrong_settings(settings, words):
@@ -178,9 +178,9 @@ def test_wrong_settings(settings, words):
 
 def test_what_timm_cannot_do():
     need_timm()
-    with pytest.raises(InputError, match="for images of 3 colours, found 1; use light"):
+    with pytest.raises(InputError, match=r"data.augment.policy: .*3 .*found 1"):
         TimmAugmentation(AugmentConfig("timm"), 8, 10, True, (0.1,), (0.3,))
     for wrong in ("rand-m9-mstd0.5-xyz3", "nonsense"):
-        with pytest.raises(InputError, match=f"data.augment.operations: expected a policy .* found '{wrong}'") as error:
+        with pytest.raises(InputError, match=f"data.augment.operations: .*'{wrong}'") as error:
             TimmAugmentation(AugmentConfig("timm", operations=wrong), 8, 10, True, *IMAGENET)
         assert "\n" not in str(error.value)

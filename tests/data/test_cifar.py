@@ -104,7 +104,7 @@ def test_tars_of_jpegs(tmp_path):
     assert found.train[1].tolist() == sorted([*range(10)] * 3)
     assert found.test[1].tolist() == sorted([*range(10)] * 2)
     assert np.abs(found.train[0][4].astype(int) - np.array(photo(11, 32, 32))).mean() < 5
-    with pytest.raises(InputError, match="expected 100 class folders, found 10"):
+    with pytest.raises(InputError, match=r"test\.tar\.gz|train.*\.tar\.gz: .*\b100\b.*\b10\b"):
         read_cifar(tmp_path, "cifar100")
 
 
@@ -178,14 +178,14 @@ class Evil:
 @pytest.mark.parametrize(
     ("kind", "name", "data", "words"),
     [
-        ("binary", "data_batch_2.bin", b"\0" * 3072, "data_batch_2.bin: expected records of 3073 bytes, found 3072"),
-        ("binary", "data_batch_2.bin", b"", "expected records of 3073 bytes, found 0"),
-        ("binary", "test_batch.bin", b"\x0a" * 3073, "test_batch.bin: expected labels of cifar10"),
-        ("binary", "batches.meta.txt", b"one\ntwo\n", "batches.meta.txt: expected 10 class names, found 2"),
-        ("python", "test_batch", b"no pickle", r"test_batch: expected CIFAR's pickle, cannot read it"),
-        ("python", "test_batch", pickle.dumps(Evil(), 2), r"cannot read it \(it names \w+.mkdir\)"),
-        ("python", "test_batch", pickle.dumps([1], 2), r"cannot read it \(it is no dict\)"),
-        ("python", "test_batch", pickle.dumps({b"fine_labels": [1]}, 2), "is it cifar10's"),
+        ("binary", "data_batch_2.bin", b"\0" * 3072, "data_batch_2.bin: .*3073 bytes, found 3072"),
+        ("binary", "data_batch_2.bin", b"", "data_batch_2.bin: .*3073 bytes, found 0"),
+        ("binary", "test_batch.bin", b"\x0a" * 3073, "test_batch.bin: .*labels 0 to 9 .*found 10 to 10"),
+        ("binary", "batches.meta.txt", b"one\ntwo\n", "batches.meta.txt: .*10 .*found 2"),
+        ("python", "test_batch", b"no pickle", "test_batch: .*pickle"),
+        ("python", "test_batch", pickle.dumps(Evil(), 2), r"test_batch: .*\w+\.mkdir"),
+        ("python", "test_batch", pickle.dumps([1], 2), "test_batch: .*found a list"),
+        ("python", "test_batch", pickle.dumps({b"fine_labels": [1]}, 2), "test_batch: .*N labels.*cifar10"),
     ],
 )
 def test_damaged_files(tmp_path, kind, name, data, words):
@@ -199,7 +199,7 @@ def test_damaged_archives(tmp_path):
     path = tmp_path / OFFICIAL["cifar10"].archive
     contents = files("cifar10", "binary")
     pack(path, {name: data for name, data in contents.items() if name != "data_batch_3.bin"})
-    with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: expected data_batch_3.bin in it, found none"):
+    with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: .*data_batch_3.bin"):
         read_cifar(tmp_path, "cifar10")
     pack(path, contents)
     whole = path.read_bytes()
@@ -207,7 +207,7 @@ def test_damaged_archives(tmp_path):
     cut = [whole[: len(whole) * i // 20] for i in range(1, 20)]
     for broken in (*cut, b"nothing", whole[:5000] + b"\0" * 99 + whole[5099:]):
         path.write_bytes(broken)
-        with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: .*cut short|damaged") as error:
+        with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: .*(truncated|damaged|cut short)") as error:
             read_cifar(tmp_path, "cifar10")
         assert "\n" not in str(error.value)
     path.unlink()
@@ -216,24 +216,24 @@ def test_damaged_archives(tmp_path):
     whole = (tmp_path / "train.tar.gz").read_bytes()
     for i in range(2, 20):
         (tmp_path / "train.tar.gz").write_bytes(whole[: len(whole) * i // 20])
-        with pytest.raises(InputError, match=r"train.tar.gz: the gzip stream is cut short"):
+        with pytest.raises(InputError, match=r"train.tar.gz: .*gzip.*offset \d+"):
             read_cifar(tmp_path, "cifar10")
     (tmp_path / "train.tar.gz").write_bytes(gzip.decompress(whole)[:-6000])
-    with pytest.raises(InputError, match=r"train.tar.gz: expected a tar, found one cut short"):
+    with pytest.raises(InputError, match=r"train.tar.gz: .*truncated"):
         read_cifar(tmp_path, "cifar10")
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(InputError, match=r"none: expected a folder with cifar-10-binary.tar.gz, found none; or set"):
+    with pytest.raises(InputError, match=r"none: .*cifar-10-binary.tar.gz.*data.download"):
         CIFARConfig(str(tmp_path / "none")).build()
-    with pytest.raises(InputError, match=r"expected cifar-100-binary.tar.gz, cifar-100-python.tar.gz or") as error:
+    with pytest.raises(InputError, match=r"cifar-100-binary.tar.gz.*cifar-100-python.tar.gz.*data.download") as error:
         CIFARConfig(str(tmp_path), "cifar100").build()
     assert "\n" not in str(error.value)
     jpegs(tmp_path / "train.tar.gz", "train", side=31, each=1)
     jpegs(tmp_path / "test.tar.gz", "test", each=1)
-    with pytest.raises(InputError, match=r"train/class0/0000.jpg: expected 32 x 32 pixels, found \(31, 31\)"):
+    with pytest.raises(InputError, match=r"train/class0/0000.jpg: .*32 x 32.*\(31, 31\)"):
         read_cifar(tmp_path, "cifar10")
-    with pytest.raises(InputError, match=r"data.size must be at least 1"):
+    with pytest.raises(InputError, match=r"data.size .*0"):
         CIFARConfig(str(tmp_path), size=0).build()
 
 
@@ -261,7 +261,7 @@ def test_download(tmp_path, mirror):
 def test_a_download_that_fails_stores_nothing(tmp_path, mirror, fault):
     archive = mirror / OFFICIAL["cifar10"].archive
     archive.write_bytes(b"another") if fault == "another" else archive.unlink()
-    words = "expected SHA-256 .*nothing was stored" if fault == "another" else "could not be fetched"
+    words = "cifar-10-binary.tar.gz: .*" + ("SHA-256" if fault == "another" else str(tmp_path / "new"))
     with pytest.raises(InputError, match=words) as error:
         download_cifar(tmp_path / "new", "cifar10")
     assert "\n" not in str(error.value)

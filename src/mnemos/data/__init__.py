@@ -1,1 +1,1 @@
-"""What goes in: tasks whose batches are pure functions of their position."""
+"""Data sets as tasks: every training batch is a pure function of its index, so a run can resume exactly."""

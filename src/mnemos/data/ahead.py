@@ -1,4 +1,4 @@
-"""Work done ahead of time by other processes: the same results, in the same order, as if it were done here."""
+"""Results computed in advance by worker processes: the same values in the same order as without workers."""
 
 import signal
 import warnings
@@ -10,15 +10,15 @@ import torch
 from mnemos.types import InputError
 
 Key = TypeVar("Key")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-def ahead(make: Callable[[Key], Made], keys: Iterable[Key], workers: int) -> Iterator[Made]:
-    """make(key) for every key, in order; by `workers` processes, two results each before they are asked for.
+def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> Iterator[Result]:
+    """Yield make(key) for every key, in order. `workers` processes compute up to two results each in advance.
 
-    `make` must be a pure function; where processes are not forked (macOS, Windows) one that can be pickled. The
-    processes end with the iterator: when it is through, closed or collected. With 0 workers everything is done here.
-    Raises InputError where `make` does, or where a process dies.
+    `make` must be a pure function. On systems that do not fork processes (macOS, Windows) it must also be picklable.
+    The processes end with the iterator: when it is exhausted, closed or garbage-collected. With 0 workers, `make` is
+    called in this process. Raises InputError if `make` does, or if a worker process dies.
     """
     if not workers:
         yield from map(make, keys)
@@ -26,15 +26,15 @@ def ahead(make: Callable[[Key], Made], keys: Iterable[Key], workers: int) -> Ite
     from torch.utils.data import DataLoader
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # as many as were asked for
+        warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # the user chose the number
         loader: Any = DataLoader(
-            _Calls(make),  # type: ignore[arg-type]
+            _CallsAsDataset(make),  # type: ignore[arg-type]
             batch_size=None,
             sampler=keys,
             num_workers=workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin,
-            generator=torch.Generator(),  # or it would draw from the one that the training draws from
+            collate_fn=_unchanged,
+            worker_init_fn=_ignore_interrupt,
+            generator=torch.Generator(),  # the default would draw from the training's generator
         )
         results = iter(loader)
     try:
@@ -44,13 +44,16 @@ def ahead(make: Callable[[Key], Made], keys: Iterable[Key], workers: int) -> Ite
             yield result
     except RuntimeError as error:
         problem = " ".join(str(error).split())
-        raise InputError(f"data.workers: a process that reads data died ({problem}); use fewer, or 0") from None
+        raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers, or 0") from None
     finally:
         results._shutdown_workers()
 
 
-class _Calls:
-    """The function as something that is indexed; a wrong input is a result, as an error would lose its one line."""
+class _CallsAsDataset:
+    """The function as a map-style data set: dataset[key] is make(key).
+
+    An InputError is returned as a result. If it were raised, the DataLoader would replace its one line by a traceback.
+    """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self.make = make
@@ -62,10 +65,10 @@ class _Calls:
             return error
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
-def _begin(_: int) -> None:
-    """A terminal's Ctrl-C reaches every process; when these end, the one that started them decides."""
+def _ignore_interrupt(_: int) -> None:
+    """Ignore SIGINT: a terminal sends Ctrl-C to all processes, and the parent process ends its workers itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Classification from arrays held in memory: rows of one byte a token, and the task made of three sets of them."""
+"""Classification of token sequences held in memory: rows with one byte per token, and the task over three splits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .buckets import Order
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N labelled sequences, one after the other: tokens [total] uint8, starts [N + 1] int64, labels [N] uint8.
+    """N labelled sequences, concatenated: tokens [total] uint8, starts [N + 1] int64, labels [N] uint8.
 
     Row i is tokens[starts[i] : starts[i + 1]].
     """
@@ -27,17 +27,17 @@ class Rows:
 
     @classmethod
     def ragged(cls, tokens: NDArray[np.uint8], lengths: NDArray[np.int64], labels: NDArray[np.uint8]) -> "Rows":
-        """Rows of the given lengths [N]."""
+        """Rows of different lengths [N]: `tokens` holds them one after the other."""
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), labels)
 
     @classmethod
     def fixed(cls, tokens: NDArray[np.uint8], labels: NDArray[np.uint8]) -> "Rows":
-        """Rows of one length: tokens [N, T]."""
+        """Rows of equal length, from tokens [N, T]."""
         return cls.ragged(tokens.reshape(-1), np.full(len(tokens), tokens.shape[1]), labels)
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """The rows of all parts (at least one), in their order."""
+        """The rows of all parts, in order. `parts` must not be empty."""
         return cls.ragged(
             np.concatenate([part.tokens for part in parts]),
             np.concatenate([part.lengths for part in parts]),
@@ -49,20 +49,20 @@ class Rows:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The lengths [N]."""
+        """The number of tokens in each row, [N]."""
         return np.diff(self.starts)
 
     def row(self, index: int) -> NDArray[np.uint8]:
-        """The tokens of a row, as a view."""
+        """The tokens of row `index`, as a view."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def part(self, first: int, end: int) -> "Rows":
-        """Rows first … end − 1; the tokens are a view."""
+        """Rows `first` to `end` − 1. The tokens are a view."""
         starts = self.starts[first : end + 1]
         return Rows(self.tokens[starts[0] : starts[-1]], starts - starts[0], self.labels[first:end])
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
-        """The rows asked for, padded at their end with token 0 to the longest of them."""
+        """The chosen rows as a batch [B, T], each padded at its end with token 0 to the length of the longest."""
         lengths = self.starts[rows + 1] - self.starts[rows]
         longest = int(lengths.max())
         tokens = np.zeros((len(rows), longest), np.int64)
@@ -76,8 +76,8 @@ class Rows:
 class ArrayTask(TokenTask):
     """A classification `Task` over three `Rows`.
 
-    `bucketed` puts rows of similar length in one batch (see `Order`); evaluation then goes by length too.
-    Evaluation visits every row once, its last batch as short as it must be.
+    `bucketed` puts rows of similar length into one batch (see `Order`); evaluation is then ordered by length too.
+    Evaluation visits every row once; its last batch may be smaller than the others.
     Raises InputError for an empty split, a label outside 0 … classes − 1 or a token outside the vocabulary.
     """
 
@@ -105,28 +105,31 @@ class ArrayTask(TokenTask):
         self._order = Order(len(train), train.lengths if bucketed else None)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless training order that `seed` gives. Cost: O(B·T)."""
+        """Training batch `index`, in the endless order that `seed` determines. Cost: O(B·T)."""
         return self._splits["train"].batch(self._order.batch(index, batch_size, seed))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Every row of a split once."""
+        """Batches that hold every row of a split once."""
         rows = self._splits[split]
         order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
         for first in range(0, len(rows), batch_size):
             yield rows.batch(order[first : first + batch_size])
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """Rows of a split."""
+        """The number of rows in a split."""
         return len(self._splits[split])
 
     def epoch(self, batch_size: int) -> float:
-        """Updates in which every training row is seen once."""
+        """The number of updates in one epoch: every training row is used once."""
         return self.size("train") / batch_size
 
 
 def _check(name: str, rows: Rows, vocab_size: int, classes: int) -> None:
     if not len(rows) or not rows.lengths.all():
-        raise InputError(f"{name} split: expected rows of at least one token, found {len(rows)} rows; give more data")
+        raise InputError(
+            f"{name} split: expected rows of at least one token, found none or an empty row ({len(rows)} rows); "
+            "check the data"
+        )
     for what, values, limit in (("labels", rows.labels, classes), ("tokens", rows.tokens, vocab_size)):
         if values.max() >= limit:
             raise InputError(f"{name} split: expected {what} below {limit}, found {values.max()}; check the data")

@@ -1,4 +1,4 @@
-"""How training images are varied: the paper's augmentation, timm's, or a light one that needs no library."""
+"""Augmentation of training images: timm's, as the paper used it, or a light one that needs no library."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,24 +10,25 @@ from torch import Tensor
 
 from mnemos.types import InputError
 
-_JITTER = 0.4  # of colours: DeiT's; timm leaves it out where there are operations, and so did the paper
+_JITTER = 0.4  # colour jitter, DeiT's value; timm omits it if RandAugment is on, as in the paper
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images; evaluation sees every image as it is.
+    """How training images are augmented. Images for evaluation are never augmented.
 
-    none: nothing. light: pad each side by an eighth with black and crop at random, and `flip` half of the images left
-    to right. timm: "standard timm augmentation", DeiT's: a random resized crop (bicubic; where images are stored at the
-    size asked for, as CIFAR's, a padded crop), flip, the `operations` of RandAugment, a rectangle of noise in a share
-    `erasing` of images, and in every batch mixup or cutmix, whose weights come from beta distributions with these
-    parameters, with labels smoothed by `smoothing`. 0 leaves any of them out; operations "" puts a colour jitter of 0.4
-    in their place. With timm, evaluation cuts the centre, 7/8 of the shorter side, else all of it.
+    policy "none": no augmentation. "light": pad each side with black by 1/8 of the size, crop at random and, with
+    `flip`, mirror half of the images left to right. "timm": DeiT's "standard timm augmentation": a random resized crop
+    (bicubic; a padded crop for images that are stored at the target size, such as CIFAR's), `flip`, RandAugment with
+    the policy `operations`, a rectangle of noise in a share `erasing` of the images, and mixup or cutmix in every
+    batch, with labels smoothed by `smoothing`. `mixup` and `cutmix` are the parameters of the beta distributions that
+    the mixing weights are drawn from. The value 0 turns a part off; operations "" replaces RandAugment by a colour
+    jitter of 0.4. Evaluation takes the central 7/8 of the shorter side under "timm", and the whole side otherwise.
     """
 
     policy: Literal["timm", "light", "none"] = "light"
     flip: bool = True
-    # From here on for timm alone.
+    # The fields below apply to the policy "timm" only.
     operations: str = "rand-m9-mstd0.5-inc1"
     erasing: float = 0.25
     mixup: float = 0.8
@@ -36,14 +37,14 @@ class AugmentConfig:
 
     @property
     def centre(self) -> float:
-        """The share of the shorter side that evaluation sees."""
+        """The central share of the shorter side that evaluation takes."""
         return 0.875 if self.policy == "timm" else 1.0
 
     def check(self) -> None:
-        """Raise InputError for values that mean nothing."""
+        """Raise InputError for a value out of range."""
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"data.augment.{name} must be at least 0, found {getattr(self, name)}")
+                raise InputError(f"data.augment.{name} must be at least 0 and finite, found {getattr(self, name)}")
         if not 0 <= self.erasing <= 1:
             raise InputError(f"data.augment.erasing must be between 0 and 1, found {self.erasing}")
         if not 0 <= self.smoothing < 1:
@@ -51,14 +52,14 @@ class AugmentConfig:
 
 
 def normalise(pixels: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(pixels/255 − mean)/std, float32 [B, C, H, W], of pixels [B, H, W, C]."""
+    """Pixels [B, H, W, C] as images (pixels/255 − mean)/std, float32 [B, C, H, W]."""
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float()
     shape = 1, -1, 1, 1
     return images.div_(255).sub_(torch.tensor(mean).view(shape)).div_(torch.tensor(std).view(shape))
 
 
-def vary(pixels: NDArray[np.uint8], random: np.random.Generator, flip: bool) -> NDArray[np.uint8]:
-    """The light policy: pixels [B, S, S, C], each cropped from a black margin of S/8 and half of them flipped."""
+def augment_light(pixels: NDArray[np.uint8], random: np.random.Generator, flip: bool) -> NDArray[np.uint8]:
+    """Apply the light policy to pixels [B, S, S, C]: a random crop from a black margin of S/8, and a flip for half."""
     rows, side = pixels.shape[:2]
     margin = side // 8
     padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
@@ -72,7 +73,7 @@ def vary(pixels: NDArray[np.uint8], random: np.random.Generator, flip: bool) -> 
 
 
 def _posterise(image: Any, bits: int, **_: Any) -> Any:
-    """Keep so many bits of a colour. timm goes down to 0, black; Pillow 13 refuses that, earlier ones did not."""
+    """Keep `bits` bits per colour. timm also uses 0 bits (black), which Pillow accepts only before version 13."""
     from PIL import Image, ImageOps
 
     if bits < 1:
@@ -81,7 +82,7 @@ def _posterise(image: Any, bits: int, **_: Any) -> Any:
 
 
 class TimmAugmentation:
-    """The policy "timm", built by timm. It draws from the generators that everybody shares."""
+    """The policy "timm", built by timm. It draws from the global generators of Python, NumPy and PyTorch."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class TimmAugmentation:
         from mnemos.libraries import timm
 
         if len(mean) != 3:
-            raise InputError(f"data.augment.policy timm is for images of 3 colours, found {len(mean)}; use light")
+            raise InputError(f"data.augment.policy: timm expects images with 3 colours, found {len(mean)}; use light")
         timm()
         from timm.data import Mixup, create_transform
 
@@ -116,7 +117,7 @@ class TimmAugmentation:
         except (AssertionError, KeyError, ValueError) as error:
             raise InputError(
                 f"data.augment.operations: expected a policy of timm such as rand-m9-mstd0.5-inc1, found "
-                f"{config.operations!r} ({error})"
+                f"{config.operations!r} ({error}); see timm's documentation of auto_augment"
             ) from None
         for step in self._transform.transforms:
             for operation in getattr(step, "ops", ()):
@@ -132,13 +133,14 @@ class TimmAugmentation:
             self._mix = Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=classes)
 
     def image(self, image: Any) -> Tensor:
-        """[3, size, size], normalised, of a PIL image."""
+        """Augment and normalise one PIL image: float32 [3, size, size]."""
         return self._transform(image)
 
     def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [B, 3, S, S] mixed in pairs, in place, and their targets: [B, classes], or labels [B] as they are.
+        """Apply mixup or cutmix to images [B, 3, S, S], in place; returns them and their targets [B, classes].
 
-        Row i is mixed with row B − 1 − i; of an odd number the last row is left as it is.
+        Row i is mixed with row B − 1 − i; if B is odd, the last row is not mixed. Without mixing and smoothing the
+        targets are `labels` [B], unchanged.
         """
         even = len(images) // 2 * 2 if self._mix is not None else 0
         if not even and not self._smoothing:

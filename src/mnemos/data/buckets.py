@@ -1,4 +1,4 @@
-"""In what order rows are visited: every row once an epoch, in full batches, of similar lengths if asked."""
+"""The order of training rows: every row once per epoch, in full batches, optionally of similar lengths."""
 
 from functools import lru_cache
 
@@ -9,20 +9,20 @@ from mnemos.types import InputError
 
 from .randomness import ORDER, generator
 
-POOL = 16  # batches sorted by length together: about 4% of ListOps is padding then, and 45% with no buckets
+POOL = 16  # batches sorted by length together: about 4% of a ListOps batch is then padding, and 45% without buckets
 
 
 class Order:
     """Which rows make batch i, as a pure function of (i, batch_size, seed).
 
     Epochs follow each other without a gap: batch i holds positions i·B … i·B + B − 1 of an endless list in which
-    every stretch of N positions is one epoch, a fresh permutation of the N rows. So every row occurs exactly once
-    an epoch and every batch is full: where B does not divide N, the batch on the boundary of two epochs holds
-    the last rows of one and the first of the next (and a batch larger than N holds several epochs).
+    each run of N positions is one epoch, a new permutation of the N rows. So every row occurs exactly once per epoch
+    and every batch is full. Where B does not divide N, the batch at the boundary of two epochs holds the last rows of
+    one and the first rows of the next; a batch larger than N holds several epochs.
 
-    With `lengths` [N] the batches within an epoch are bucketed: `POOL` batches' worth of rows at a time is sorted
-    by length and cut, and the batches are then shuffled. Rows of boundary batches keep their random lengths.
-    Cost: O(N log N) once an epoch, O(B) a batch.
+    With `lengths` [N] the batches within an epoch are bucketed: groups of `POOL`·B rows are sorted by length and cut
+    into batches, and the batches are shuffled. A boundary batch is not bucketed; its rows have random lengths.
+    Cost: O(N log N) once per epoch, O(B) per batch.
     """
 
     def __init__(self, rows: int, lengths: NDArray[np.int64] | None = None):
@@ -30,10 +30,12 @@ class Order:
             raise InputError("expected at least one row of data, found none; give a larger split")
         self.rows = rows
         self.lengths = lengths
-        self._epoch = lru_cache(maxsize=4)(self._make_epoch)  # a boundary batch needs two, and two orders may alternate
+        self._epoch = lru_cache(maxsize=4)(
+            self._make_epoch
+        )  # a boundary batch needs two epochs, and two seeds may alternate
 
     def batch(self, index: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        """The rows [B] of batch `index`."""
+        """The rows [B] of batch `index`. Raises InputError for an index below 0 or a batch size below 1."""
         if index < 0 or batch_size < 1:
             raise InputError(f"expected batch index >= 0 and batch size >= 1, found {index} and {batch_size}")
         place, end = index * batch_size, (index + 1) * batch_size
@@ -46,10 +48,10 @@ class Order:
         return np.concatenate(parts)
 
     def _make_epoch(self, epoch: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        """The rows [N] in the order of one epoch."""
+        """All rows [N] in the order of epoch `epoch`."""
         random = generator(seed, ORDER, epoch)
         order = random.permutation(self.rows)
-        head = -epoch * self.rows % batch_size  # rows that complete the last batch of the epoch before
+        head = -epoch * self.rows % batch_size  # rows that complete the last batch of the previous epoch
         whole = (self.rows - head) // batch_size
         if self.lengths is None or whole < 1:
             return order

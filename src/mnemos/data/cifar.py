@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: 32 × 32 photos of 10 or 100 kinds of things."""
+"""CIFAR-10 and CIFAR-100: photos of 32 × 32 pixels in 10 or 100 classes."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,7 +13,7 @@ from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures
 from .splits import held_out
 
-COLOURS = {  # of the official training sets
+COLOURS = {  # mean and standard deviation of the official training sets
     "cifar10": Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
@@ -21,12 +21,12 @@ COLOURS = {  # of the official training sets
 
 @dataclass(frozen=True)
 class CIFARConfig(DataConfig):
-    """CIFAR-10 or CIFAR-100 from `folder`: the official archives, packed or unpacked, or a pair of tars of JPEGs.
+    """CIFAR-10 or CIFAR-100 from `folder`: the official archives, packed or unpacked, or two tar files of JPEGs.
 
-    `download` fetches the official binary archive there first. `valid_size` training images, drawn once and for all,
-    are the validation split; the test split is the official one. Images are decoded once, into memory (150 MB), and
-    scaled where `size` is not 32. `workers`: processes that make batches ahead of time, for the policy timm.
-    Raises InputError, naming the file, where one is missing or damaged.
+    `download` first fetches the official binary archive into `folder`. A fixed random choice of `valid_size` training
+    images is the validation split; the test split is the official one. Images are decoded once into memory (150 MB),
+    and scaled if `size` is not 32. `workers`: processes that prepare batches in advance; useful with the policy timm.
+    Raises InputError, with the file's name, if a file is missing or damaged.
     """
 
     name: ClassVar[str] = "cifar"
@@ -47,9 +47,15 @@ class CIFARConfig(DataConfig):
             download_cifar(self.folder, self.variant)
         images = _read(self.folder, self.variant)
         valid, train = held_out(len(images.train[1]), (self.valid_size,), self.name)
-        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in (images.train, images.test))
+        train_pictures, test_pictures = (
+            ArrayPictures(*part, self.size, self.augment.centre) for part in (images.train, images.test)
+        )
         return ImageTask(
-            {"train": View(known, train), "valid": View(known, valid), "test": View.whole(test)},
+            {
+                "train": View(train_pictures, train),
+                "valid": View(train_pictures, valid),
+                "test": View.whole(test_pictures),
+            },
             images.names,
             self.size,
             COLOURS[self.variant],
@@ -58,5 +64,5 @@ class CIFARConfig(DataConfig):
         )
 
 
-# A run opens its task three times, and unpacking takes seconds.
+# Runs that are compared open the same files one after the other, and unpacking takes seconds.
 _read = lru_cache(maxsize=1)(read_cifar)

@@ -1,8 +1,8 @@
-"""The files that CIFAR-10 and CIFAR-100 come in, and where to get them.
+"""Read and download the files of CIFAR-10 and CIFAR-100, in three formats.
 
-Binary: records of one label byte (CIFAR-100: two, the second is the fine one) and 3·32·32 bytes, planes of red, green
-and blue. Python: pickles of the same, of which only arrays and plain values are accepted. JPEG: gzipped tars of
-SPLIT/CLASS/*.jpg.
+Binary: records of one label byte (CIFAR-100: two, the second is the fine label) and 3·32·32 bytes, the planes of red,
+green and blue. Python: pickles of the same arrays; a pickle with anything but arrays and plain values is rejected.
+JPEG: gzipped tar files with SPLIT/CLASS/*.jpg.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ URL = "https://www.cs.toronto.edu/~kriz/"
 
 
 class Official(NamedTuple):
-    """How a variant's files are called; the test file and the file of class names come last."""
+    """The official file names of a variant. The test file and the file of class names come last."""
 
     classes: int
-    archive: str  # the binary one, which is what is downloaded: no pickle
+    archive: str  # the binary archive; it is the one downloaded, as it holds no pickle
     sha256: str
     binary: tuple[str, ...]
     python_archive: str
@@ -60,7 +60,7 @@ OFFICIAL: dict[Variant, Official] = {
 
 
 class Images(NamedTuple):
-    """Pixels [N, 32, 32, 3] and labels [N], of training and of testing, and the classes' names."""
+    """(pixels [N, 32, 32, 3], labels [N]) of the training and the test files, and the class names."""
 
     train: tuple[NDArray[np.uint8], NDArray[np.uint8]]
     test: tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -68,28 +68,34 @@ class Images(NamedTuple):
 
 
 def read_cifar(folder: str | Path, variant: Variant) -> Images:
-    """The images in a folder: the official archives, binary or Python, packed or unpacked, or a pair of JPEG tars.
+    """Read the images in a folder: the official archives, binary or Python, packed or unpacked, or two JPEG tars.
 
-    The JPEG tars are the one file with "train" and the one with "test" in its name, ending in .tar, .tgz or .tar.gz.
-    Raises InputError, naming the file, where there is none of them or one is damaged or not of the variant.
+    The JPEG tars are the one file with "train" and the one file with "test" in its name; they end in .tar, .tgz or
+    .tar.gz. Raises InputError, with the file's name, if no such file exists, or a file is damaged or belongs to the
+    other variant.
     """
     folder, about = Path(folder), OFFICIAL[variant]
     if not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder with {about.archive}, found none; or set data.download True")
+        raise InputError(
+            f"{folder}: expected a folder with {about.archive}, found no folder; correct data.folder, or set "
+            "data.download True"
+        )
     for names, archive, parse in (
         (about.binary, about.archive, _parse_binary),
         (about.python, about.python_archive, _parse_python),
     ):
         for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
             if all((place / name).is_file() for name in names):
-                return _official({name: (place / name).read_bytes() for name in names}, str(place), variant, parse)
+                return _parse_official(
+                    {name: (place / name).read_bytes() for name in names}, str(place), variant, parse
+                )
         if (folder / archive).is_file():
-            return _official(_members(folder / archive, names), str(folder / archive), variant, parse)
+            return _parse_official(_members(folder / archive, names), str(folder / archive), variant, parse)
     return _read_jpegs(folder, about)
 
 
 def download_cifar(folder: str | Path, variant: Variant) -> None:
-    """Fetch the official binary archive into a folder, if it is not there yet; it is checked by its SHA-256."""
+    """Download the official binary archive into `folder` unless it is there; its SHA-256 is checked."""
     folder, about = Path(folder), OFFICIAL[variant]
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / about.archive).exists():
@@ -102,29 +108,34 @@ def download_cifar(folder: str | Path, variant: Variant) -> None:
                 file.write(block)
         if found.hexdigest() != about.sha256:
             raise InputError(
-                f"{URL}{about.archive}: expected SHA-256 {about.sha256}, found {found.hexdigest()}; nothing was stored"
+                f"{URL}{about.archive}: expected SHA-256 {about.sha256}, found {found.hexdigest()}; nothing was "
+                "stored, try again"
             )
         os.replace(temporary, folder / about.archive)
     except (urllib.error.URLError, OSError) as error:
-        raise InputError(f"{URL}{about.archive}: could not be fetched ({error}); put it into {folder}") from None
+        raise InputError(
+            f"{URL}{about.archive}: the download failed ({error}); try again, or put the file into {folder}"
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _members(archive: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The wanted files of an archive, wherever in it they lie."""
+    """The files `names` of an archive, in whatever folder of it they are."""
     found = {Path(member.name).name: data for member, data in _unpacked(archive) if Path(member.name).name in names}
     for name in names:
         if name not in found:
-            raise InputError(f"{archive}: expected {name} in it, found none; fetch the file again")
+            raise InputError(f"{archive}: expected it to contain {name}, found no such file; fetch the archive again")
     return found
 
 
 def _unpacked(archive: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Every file of an archive."""
+    """Every file of an archive, with its contents."""
     data = read_bytes(archive)
-    if len(data) < 1024 or any(data[-1024:]):  # tarfile takes one that is cut short for a smaller one
-        raise InputError(f"{archive}: expected a tar, found one cut short or another file; fetch the file again")
+    if len(data) < 1024 or any(data[-1024:]):  # tarfile reads a truncated archive as a smaller one
+        raise InputError(
+            f"{archive}: expected a complete tar file, found a truncated one or another format; fetch the file again"
+        )
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as packed:
             for member in packed:
@@ -132,17 +143,19 @@ def _unpacked(archive: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
                 if file is not None:
                     yield member, file.read()
     except tarfile.TarError as error:
-        raise InputError(f"{archive}: damaged, cannot be unpacked ({error}); fetch the file again") from None
+        raise InputError(f"{archive}: expected a tar file, but it is damaged ({error}); fetch the file again") from None
 
 
-def _official(files: dict[str, bytes], where: str, variant: Variant, parse: Any) -> Images:
+def _parse_official(files: dict[str, bytes], where: str, variant: Variant, parse: Any) -> Images:
     about = OFFICIAL[variant]
     *batches, test, names = about.binary if parse is _parse_binary else about.python
     parts = [parse(files[name], f"{where}: {name}", variant) for name in batches]
     train = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     found = _class_names(files[names], parse, f"{where}: {names}", variant)
     if len(found) != about.classes:
-        raise InputError(f"{where}: {names}: expected {about.classes} class names, found {len(found)}; fetch it again")
+        raise InputError(
+            f"{where}: {names}: expected {about.classes} class names, found {len(found)}; fetch the file again"
+        )
     return Images(train, parse(files[test], f"{where}: {test}", variant), found)
 
 
@@ -152,7 +165,7 @@ def _parse_binary(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np
     if not data or len(data) % record:
         raise InputError(f"{where}: expected records of {record} bytes, found {len(data)} bytes; fetch the file again")
     records = np.frombuffer(data, np.uint8).reshape(-1, record)
-    return _checked(records[:, labels:], records[:, labels - 1], where, variant)
+    return _images_and_labels(records[:, labels:], records[:, labels - 1], where, variant)
 
 
 def _parse_python(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -160,15 +173,21 @@ def _parse_python(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np
     key = b"fine_labels" if variant == "cifar100" else b"labels"
     pixels = value.get(b"data")
     if key not in value or not isinstance(pixels, np.ndarray) or pixels.shape != (len(value[key]), 3 * 32 * 32):
-        raise InputError(f"{where}: expected data [N, 3072] and N {key.decode()}, found others; is it {variant}'s?")
-    return _checked(pixels.astype(np.uint8), np.array(value[key]), where, variant)
+        raise InputError(
+            f"{where}: expected data [N, 3072] and N {key.decode()}, found neither; use a file of {variant}"
+        )
+    return _images_and_labels(pixels.astype(np.uint8), np.array(value[key]), where, variant)
 
 
-def _checked(
+def _images_and_labels(
     pixels: NDArray[np.uint8], labels: NDArray[Any], where: str, variant: Variant
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    if len(labels) == 0 or labels.min() < 0 or labels.max() >= OFFICIAL[variant].classes:
-        raise InputError(f"{where}: expected labels of {variant}, found none or others; fetch the file again")
+    classes = OFFICIAL[variant].classes
+    if len(labels) == 0 or labels.min() < 0 or labels.max() >= classes:
+        range_found = f"{labels.min()} to {labels.max()}" if len(labels) else "no labels"
+        raise InputError(
+            f"{where}: expected labels 0 to {classes - 1} of {variant}, found {range_found}; fetch the file again"
+        )
     images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, labels.astype(np.uint8)
 
@@ -180,30 +199,32 @@ def _class_names(data: bytes, parse: Any, where: str, variant: Variant) -> tuple
     return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in value)
 
 
-class _Plain(pickle.Unpickler):
-    """Arrays and plain values alone: a pickle can otherwise run anything."""
+class _SafeUnpickler(pickle.Unpickler):
+    """Load arrays and plain values only: an ordinary unpickler can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What CIFAR's pickles name, of NumPy; nothing else."""
+        """Allow the NumPy and codecs names that CIFAR's pickles use; reject all others."""
         if (module, name) == ("numpy", "ndarray"):
             return np.ndarray
         if (module, name) == ("numpy", "dtype"):
             return np.dtype
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return lambda kind, shape, code: np.ndarray.__new__(np.ndarray, shape, code)
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+        if (module, name) == ("_codecs", "encode"):  # Python 3 writes bytes this way in protocol 2
             return lambda text, _: text.encode("latin1")
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def _unpickled(data: bytes, where: str) -> dict[bytes, Any]:
     try:
-        value = _Plain(io.BytesIO(data), encoding="bytes").load()
+        value = _SafeUnpickler(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(value, dict):
-            raise pickle.UnpicklingError("it is no dict")
-    except Exception as error:  # a damaged pickle raises whatever it stumbles over
+            raise pickle.UnpicklingError(f"found a {type(value).__name__}, not a dict")
+    except Exception as error:  # a damaged pickle can raise any exception
         problem = " ".join(str(error).split())
-        raise InputError(f"{where}: expected CIFAR's pickle, cannot read it ({problem}); fetch it again") from None
+        raise InputError(
+            f"{where}: expected a pickle of CIFAR, but it cannot be read ({problem}); fetch it again"
+        ) from None
     return value
 
 
@@ -212,18 +233,21 @@ def _read_jpegs(folder: Path, about: Official) -> Images:
     pair = [[p for p in tars if split in p.name] for split in ("train", "test")]
     if any(len(found) != 1 for found in pair):
         raise InputError(
-            f"{folder}: expected {about.archive}, {about.python_archive} or their files, or a *train*.tar.gz and a "
-            "*test*.tar.gz of class folders, found none; or set data.download True"
+            f"{folder}: expected {about.archive}, {about.python_archive} or their files, or one *train*.tar.gz and one "
+            "*test*.tar.gz with class folders, found none of these; correct data.folder, or set data.download True"
         )
-    (train, names), (test, again) = (_jpegs(found[0], about.classes) for found in pair)
-    if names != again:
-        stranger = sorted(set(names) ^ set(again))[0]
-        raise InputError(f"{pair[1][0]}: expected the classes of {pair[0][0].name}, found others ({stranger!r})")
+    (train, names), (test, test_names) = (_jpegs(found[0], about.classes) for found in pair)
+    if names != test_names:
+        different = sorted(set(names) ^ set(test_names))[0]
+        raise InputError(
+            f"{pair[1][0]}: expected the same classes as in {pair[0][0].name}, found {different!r} in one file only; "
+            "check both files"
+        )
     return Images(train, test, names)
 
 
 def _jpegs(archive: Path, classes: int) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[str, ...]]:
-    """The images of a tar of …/CLASS/*.jpg, and its classes in order; theirs are in the order of their names."""
+    """Images and labels of a tar of …/CLASS/*.jpg, sorted by class and file name, and the sorted class names."""
     found: list[tuple[str, NDArray[np.uint8]]] = []
     for member, data in _unpacked(archive):
         path = Path(member.name)
@@ -231,12 +255,14 @@ def _jpegs(archive: Path, classes: int) -> tuple[tuple[NDArray[np.uint8], NDArra
             continue
         pixels = np.array(parse_image(data, f"{archive}: {member.name}"))
         if pixels.shape != (32, 32, 3):
-            raise InputError(f"{archive}: {member.name}: expected 32 x 32 pixels, found {pixels.shape[1::-1]}")
+            raise InputError(
+                f"{archive}: {member.name}: expected 32 x 32 pixels, found {pixels.shape[1::-1]}; use CIFAR's images"
+            )
         found.append((f"{path.parent.name}/{path.name}", pixels))
     found.sort(key=lambda one: one[0])
-    of = [name.partition("/")[0] for name, _ in found]
-    names = tuple(sorted(set(of)))
+    class_of = [name.partition("/")[0] for name, _ in found]
+    names = tuple(sorted(set(class_of)))
     if len(names) != classes:
-        raise InputError(f"{archive}: expected {classes} class folders, found {len(names)}; is it another data set?")
-    labels = np.array([names.index(name) for name in of], np.uint8)
+        raise InputError(f"{archive}: expected {classes} class folders, found {len(names)}; check data.variant")
+    labels = np.array([names.index(name) for name in class_of], np.uint8)
     return (np.stack([pixels for _, pixels in found]), labels), names

@@ -12,7 +12,7 @@ from torch import Tensor
 from mnemos.types import InputError
 
 from .ahead import ahead
-from .augment import AugmentConfig, TimmAugmentation, normalise, vary
+from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch, Metric
 from .buckets import Order
 from .folders import Split
@@ -172,7 +172,7 @@ class _Maker:
             return Batch(*self._by_timm(self.timm, key.rows, key.place, labels))
         pixels = np.stack([self.pictures.fitted(row) for row in key.rows.tolist()])
         if key.place is not None and self.augment.policy == "light":
-            pixels = vary(pixels, generator(key.place[0], AUGMENT, key.place[1]), self.augment.flip)
+            pixels = augment_light(pixels, generator(key.place[0], AUGMENT, key.place[1]), self.augment.flip)
         return Batch(normalise(pixels, *self.colours), labels)
 
     def _by_timm(
