@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check clean
+.PHONY: help install demo test check numbers clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     trains a Transformer with a memory beside its twins without, about four minutes'
 	@echo 'make test     the whole test suite'
+	@echo 'make numbers  numbers of the pages from results/, and the index of log/'
 	@echo 'make check    lint, types and two cases of each fast test, about two minutes'
 
 install: $(READY)
@@ -35,6 +36,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(TESTS) -m 'not slow' --cases 2
+
+numbers: $(READY)
+	$(BIN)/python tools/page_numbers.py
+	$(BIN)/python tools/log_index.py
 
 clean:
 	rm -rf .venv build dist

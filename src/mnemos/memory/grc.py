@@ -26,7 +26,7 @@ class GRC:
     The default keeps the paper's source and the release's bounded candidate: with the linear candidate the cache is
     an unbounded linear recurrence. It reads each row's own cache, because reading the batch mean makes a row depend
     on its neighbours, and starts with the gate nearly shut, σ(−2) = 0.12: on short ListOps a gate that starts half
-    open cost 4 points of accuracy (LOG.md, 2026-11-21).
+    open cost 4 points of accuracy (log/2026-11-21-first-gate.md).
     """
 
     length: int | tuple[int, ...] | Literal["auto"] = "auto"  # slots Tm; one a stage; or the host's own length

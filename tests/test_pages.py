@@ -1,0 +1,109 @@
+"""The numbers of the pages are those of results/, the log's index is up to date, and both tools find what is wrong."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["page_numbers", "log_index"])
+def test_the_pages_are_up_to_date(name, capsys):
+    assert tool(name).main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def numbers(tmp_path, monkeypatch):
+    module = tool("page_numbers")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    rows = [
+        {"name": "a", "mean": 0.9917, "std": 0.004, "peak": 2**21},
+        {"name": "b.c", "mean": -2.0, "right, %": "6.2"},
+    ]
+    (tmp_path / "r.json").write_text(json.dumps({"rows": rows}))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("mark", "printed"),
+    [
+        ("rows/0/mean .1%", "99.2 %"),
+        ("rows/name=a ±.3f", "0.992 ± 0.004"),
+        ("rows/name=b.c/right, % .1f", "6.2"),
+        ("rows/name=a/peak .1f/MiB", "2.0"),
+        ("rows/name=a/peak ,.0f", "2,097,152"),
+        ("min:rows/*/mean .0f", "-2"),
+        ("rows/-1/name s", "b.c"),
+    ],
+)
+def test_a_number_is_read_and_printed(numbers, mark, printed):
+    text, wrong = numbers.render(f"so\n<!--n r.json {mark}-->7<!--/n-->.", "page.md")
+    assert text == f"so\n<!--n r.json {mark}-->{printed}<!--/n-->."
+    assert len(wrong) == 1
+    assert all(part in wrong[0] for part in ("page.md:2", " 7,", printed, "r.json"))
+    assert numbers.render(text, "page.md") == (text, [])
+
+
+@pytest.mark.parametrize(
+    "mark", ["no.json rows .1f", "r.json rows/2/mean .1f", "r.json rows/name=z/mean .1f", "r.json rows/*/mean .1f"]
+)
+def test_a_number_that_cannot_be_made_is_left_and_named(numbers, mark):
+    page = f"<!--n {mark}-->7<!--/n-->"
+    text, wrong = numbers.render(page, "page.md")
+    assert text == page
+    assert "page.md:1" in wrong[0]
+
+
+def test_a_table_is_compared_line_by_line(numbers, monkeypatch):
+    monkeypatch.setitem(numbers.TABLES, "two", lambda: "| a |\n| 2 |\n")
+    text, wrong = numbers.render("x\n<!--table two-->\n| a |\n| 1 |\n<!--/table-->\n", "page.md")
+    assert text == "x\n<!--table two-->\n| a |\n| 2 |\n<!--/table-->\n"
+    assert len(wrong) == 1
+    assert "page.md:4" in wrong[0]
+
+
+HEAD = """# T
+
+- Date: 2026-01-02
+- Question: q
+- Expectation: e
+- Command: c
+- Commit: d
+- Result: r
+- Supersedes: nothing
+
+"""
+
+
+def test_the_newest_finding_comes_first(tmp_path):
+    (tmp_path / "2026-01-02-a.md").write_text(HEAD + "x\n")
+    (tmp_path / "2026-01-03-b.md").write_text(HEAD.replace("01-02", "01-03") + "x\n")
+    rows = tool("log_index").index(tmp_path).splitlines()[-2:]
+    assert rows == ["| 2026-01-03 | [T](2026-01-03-b.md) | r |", "| 2026-01-02 | [T](2026-01-02-a.md) | r |"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("2026-01-03-a.md", HEAD + "x"),
+        ("2026-01-02-a.md", HEAD),
+        ("2026-01-02-a.md", HEAD.replace("- Commit: d\n", "") + "x"),
+        ("2026-01-02-a.md", HEAD.replace("nothing", "[b](2026-01-01-b.md)") + "x"),
+        ("2026-01-02-a.md", HEAD.replace("Result: r", "Result: |r|") + "x"),
+    ],
+    ids=["date", "empty", "field", "supersedes", "cell"],
+)
+def test_a_wrong_finding_is_named(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    module = tool("log_index")
+    with pytest.raises(module.HeadError, match=name):
+        module.index(tmp_path)
