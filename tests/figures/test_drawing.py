@@ -7,7 +7,7 @@ import pytest
 from mnemos.figures.attention_maps import grey
 from mnemos.figures.cache_slots import spotlit
 from mnemos.figures.caches import LARGEST, effective_rank, pool
-from mnemos.figures.costs import twin_of
+from mnemos.figures.costs import uncached_baseline
 from mnemos.figures.curves import extent, mean_curve
 from mnemos.figures.markup import decimal, duration, listed, memory, operations, short
 from mnemos.figures.names import shortened
@@ -117,6 +117,6 @@ def test_the_twin_is_the_same_recipe_without_its_cache():
     }
     rows = tuple(Row(name, 0.5, 0.1, 1) for name in runs)
     comparison = Comparison("accuracy", True, None, rows, (), runs, "test")
-    assert twin_of(comparison, "cached") == twin_of(comparison, "other") == "plain"
-    assert twin_of(comparison, "wider") is None
-    assert twin_of(comparison, "plain") is None
+    assert uncached_baseline(comparison, "cached") == uncached_baseline(comparison, "other") == "plain"
+    assert uncached_baseline(comparison, "wider") is None
+    assert uncached_baseline(comparison, "plain") is None

@@ -134,7 +134,7 @@ def test_unfinished_run_says_what_is_missing(tmp_path):
         "No arm has a test result yet",
         "No control was run",
         "run: the training loss is missing, NaN or infinite in 2 of 3 records, first at step 1",
-        "no run stored its caches",
+        "no run has a caches.safetensors",
         "Not recorded for demo-cached: update gate, mean",
         "these numbers have no provenance",
         "No run.json gives the command",
@@ -148,21 +148,22 @@ def test_report_tells_what_the_caches_do(page):
     text = re.sub(r"\s+", " ", " ".join(Parsed(page).text)).replace("\xa0", " ")
     for sentence in (
         # Figure 4: correlations of −0.75, 0.25, 0.5 and 0.125 in each of two layers.
-        "in the middle layer (blocks.0) the two maps of a picture correlate by +0.031 on average, from −0.750 to +0.5",
-        "they run against each other (below −0.5) in 25% and alike (above 0.5) in 0%",
-        "By size the cache gives 25% of what a layer passes on.",
-        "In blocks.0 and blocks.1 o_mem is nearly one image, whatever the picture.",
+        "in the middle layer (blocks.0) the correlation between the two maps of a picture is +0.031 on average and "
+        "ranges from −0.750 to +0.500",
+        "below −0.5 in 25% and above 0.5 in 0% of the cases",
+        "The cached branch contributes 25% of the magnitude",
+        "In blocks.0 and blocks.1 o_mem is nearly the same image for every picture.",
         "→ dog",
         # Figure 5.
         "The mean over heads is above 0.5 in",
         # Slots: 0.8 is less than 0.85, what chance gives.
-        "demo-cached: a slot holds an average, and the patches below are the nearest there are",
-        "0.200 times as far as a token’s own candidate",
-        "the average of a slot’s place explains 62%",
-        "than random mixtures of tokens are in no layer.",
-        "Evaluation does not read the slots as they are stored, but as each picture’s tokens rewrite them.",
-        "Slots do not all differ: the nearest token is another in 39% of them.",
-        # Costs: 20,000 parameters over the 70,282 of the twin, 2·2·500,000 FLOPs over its 3.1 M.
+        "demo-cached: a slot holds an average;",
+        "0.200 times that of a single token’s candidate",
+        "slot’s position explains 62%",
+        "than random mixtures of tokens are: in no layer.",
+        "Evaluation reads the slots after each picture’s own tokens have updated them",
+        "only 39% of them have different nearest tokens",
+        # Costs: 20,000 parameters over the 70,282 of the baseline, 2·2·500,000 FLOPs over its 3.1 M.
         "28.5% of the parameters and 64.5% of the training forward’s FLOPs that demo without a cache has",
         "Ratios are to the same recipe without a cache (demo-cached to demo).",
     ):
@@ -175,9 +176,9 @@ def test_report_tells_what_the_caches_do(page):
 @pytest.mark.parametrize(
     ("place", "cosine", "sentence"),
     [
-        (0.9, 0.99, "a slot holds the average of the place in the picture that it is written from"),
-        (0.3, 0.99, "some slots hold something of single patches"),
-        (-0.3, 0.86, "a slot holds an average, and the patches below are the nearest there are"),
+        (0.9, 0.99, "a slot holds the average over pictures of the position"),
+        (0.3, 0.99, "some slots hold features of single patches"),
+        (-0.3, 0.86, "a slot holds an average;"),
     ],
 )
 def test_what_the_slots_hold_follows_from_the_numbers(tmp_path, place, cosine, sentence):
@@ -206,12 +207,12 @@ def test_a_model_without_pictures_says_so(tmp_path):
     (run / "explain.json").write_text(json.dumps(found))
     (run / "explain.safetensors").unlink()
     text = report([run]).read_text()
-    assert "demo-cached: the task has no pictures, so there are no images of its branches." in text
-    assert "demo-cached: the task has no pictures, so it is not known what its slots hold." in text
-    assert "No arm is the twin of another without a cache" in text
+    assert "demo-cached: the task has no pictures, so the report has no images of its branches." in text
+    assert "demo-cached: the task has no pictures, so the report cannot show what its slots hold." in text
+    assert "No variant is another one without its cache" in text
     assert "What it costs" in text
     (run / "explain.json").unlink()
-    assert "no run recorded what its branches do (explain.json)" in report([run]).read_text()
+    assert "no run has an explain.json" in report([run]).read_text()
 
 
 def test_layers_that_were_left_out_are_named_with_the_reason(tmp_path):
@@ -227,7 +228,7 @@ def test_plain_run_says_that_it_has_no_gates(tmp_path):
     text = report([write_run(tmp_path / "run", "demo")]).read_text()
     for left_out in ("gates", "caches", "maps", "slots", "pictures"):
         assert f'<section id="{left_out}"' not in text
-    assert "No arm has a gated cache, so none was added to its cost." in text
+    assert "No variant has a gated cache" in text
 
 
 def test_comparison_without_its_runs_still_has_a_table(tmp_path):

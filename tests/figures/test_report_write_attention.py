@@ -10,7 +10,7 @@ from mnemos.figures import report
 from mnemos.types import InputError
 
 
-def listening(segments=6, words=True):
+def measured(segments=6, words=True):
     text = [["def", 3], [" ", 1], ["f<b>", 4], ["\n", 1]]
     kinds = {"holds": (3, 0.5), "mixes": (2, 0.75), "overwrites": (1, 1.0)}
     examples = [
@@ -46,20 +46,20 @@ def written(tmp_path, found):
 
 
 def test_the_section_shows_kinds_examples_and_words(tmp_path):
-    page = report([written(tmp_path, listening())]).read_text()
-    part = page[page.index('<section id="listening"') :]
+    page = report([written(tmp_path, measured())]).read_text()
+    part = page[page.index('<section id="write-attention"') :]
     part = re.sub(r"\s+", " ", part[: part.index("</section>")]).replace("\xa0", " ")
     for sentence in (
         "50% of the slots hold (the paper: 60–80%), 25% mix and 25% are overwritten (the paper: 5–10%).",
-        "is 2.00 times that of slots that usually hold (the paper, of one slot each: 2.78)",
+        "is 2.00 times that of slots that usually hold (the paper, one slot each: 2.78)",
         "Slot 4 holds: 0.95 on itself",
         "Slot 2 is overwritten: 0.05 on itself",
-        "in segment 3 of 6 of the longest document",
+        "segment 3 of 6 of the longest document",
         "Slot 1, which mixes",
         "0.250 (0.250 to 0.250)",  # ‖v_bias‖ .5 over a radius of 2
     ):
         assert sentence in part, sentence
-    assert "Slot 4, which" not in part, "a slot that holds has heard no words"
+    assert "Slot 4, which" not in part, "a slot that holds has no words"
     # A byte of the second word has half of what one of the first has, however long they are: 85 % and 42 %.
     assert re.findall(r'<mark style="--heard:(\d+)%">(.*?)</mark>', part)[:2] == [("85", "def"), ("42", "f&lt;b&gt;")]
     assert part.count("<svg") == 4
@@ -67,14 +67,14 @@ def test_the_section_shows_kinds_examples_and_words(tmp_path):
 
 
 def test_no_words_and_one_segment_are_drawn_too(tmp_path):
-    page = report([written(tmp_path, listening(1, words=False))]).read_text()
-    part = page[page.index('<section id="listening"') :]
+    page = report([written(tmp_path, measured(1, words=False))]).read_text()
+    part = page[page.index('<section id="write-attention"') :]
     assert "<mark" not in part
     assert part.count("<svg") >= 4
 
 
 def test_without_the_file_there_is_no_section(tmp_path):
-    assert '<section id="listening"' not in report([write_run(tmp_path / "run", "demo")]).read_text()
+    assert '<section id="write-attention"' not in report([write_run(tmp_path / "run", "demo")]).read_text()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_without_the_file_there_is_no_section(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path, spoil, word):
-    found = listening()
+    found = measured()
     spoil(found)
     run = written(tmp_path, found)
     with pytest.raises(InputError, match=r"write_attention\.json") as caught:

@@ -114,7 +114,7 @@ def test_figures_6_and_7_of_a_run(finished, tmp_path):
     assert sum(row[4] for row in table.rows) == 6
     assert len(table.rows) == len(KINDS)
     assert [path.name for path in found.files] == ["figure6.png", "figure6.html"]
-    assert '<section id="listening"' in found.files[1].read_text()
+    assert '<section id="write-attention"' in found.files[1].read_text()
     found = figure7(claim("figure7"), Options(tmp_path, run=finished))
     assert found.tables
     for table in found.tables:

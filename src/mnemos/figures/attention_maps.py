@@ -1,4 +1,4 @@
-"""o_self and o_mem as images, on pictures of the test split: the view of Cached Transformers' Figure 4."""
+"""o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,14 +13,15 @@ from .style import INK, MUTED, panel, raster_image
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, LABELS = 7.3, 0.95  # inches: the drawing, and at its left the names of its rows
+WIDTH, LABELS = 7.3, 0.95  # inches: the drawing; the row names on its left
 MARGINS = 0.34  # inches above and below in a panel without a title
-# In images: above the pictures for their classes, between columns, between two maps of a layer and before a layer.
+# In units of one image: the class names above the pictures, the gap between columns, between the two maps of a layer,
+# and before each layer.
 TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
 
 
 def section(comparison: Comparison) -> str:
-    """A figure and a table for the first run of each cached arm that looked at pictures, or why there are none."""
+    """For each cached variant, a figure and a table of the first run with image maps, or why there are none."""
     parts, whys = [], []
     for index, name in enumerate(comparison.arms):
         found = [(run.label, run.explained) for run in comparison.runs.get(name, ()) if run.explained]
@@ -28,8 +29,8 @@ def section(comparison: Comparison) -> str:
         if drawn:
             parts.append(_arm(index, name, *drawn[0]))
         elif name in comparison.with_memory():
-            why = found[0][1].left if found else "no run recorded what its branches do (explain.json)"
-            whys.append(f"{name}: {why}, so there are no images of its branches.")
+            why = found[0][1].left if found else "no run has an explain.json"
+            whys.append(f"{name}: {why}, so the report has no images of its branches.")
     return "\n".join(parts + [missing(why) for why in whys])
 
 
@@ -52,11 +53,12 @@ def _arm(index: int, name: str, label: str, found: Explained) -> str:
     )
     which = "the first, a middle and the last cached layer" if len(chosen) == 3 else "its cached layers"
     caption = (
-        f"{name}: what the two branches make of {plural(count, 'test picture')}, of as many classes as there are. "
-        f"Below each, for {rows} ({which}): the mean over heads and channels of self-attention's output and of the "
-        "cached branch's, at every token. Each is scaled to [0, 1] by itself, so that patterns compare and sizes do "
-        "not; dark is small. Figure 4 of Cached Transformers shows the same of middle layers. An arrow names the class "
-        f"that the model took a picture for, where it is another. From {label}/explain.safetensors."
+        f"{name}: outputs of the two branches for {plural(count, 'test picture')} from different classes. "
+        f"Below each picture, for {rows} ({which}): the mean over heads and channels of the output of self-attention "
+        "and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so patterns can be "
+        "compared "
+        "but magnitudes cannot; dark means small. Figure 4 of Cached Transformers shows the same for middle layers. "
+        f"An arrow names the predicted class where it is wrong. From {label}/explain.safetensors."
     )
     left = [f"{called[one.name]}: {one.maps['left']}" for one in found.layers if one.maps and "left" in one.maps]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
@@ -73,25 +75,25 @@ def _correlations(layer: Cached) -> np.ndarray:
 
 
 def _summary(name: str, mapped: list[Cached], middle: Cached, called: dict[str, str]) -> str:
-    """What the numbers say of the paper's reading, that the two branches are complementary."""
+    """What the numbers say about the paper's claim that the two branches are complementary."""
     found = _correlations(middle)
     parts = [
-        f"{name}: in the middle layer ({called[middle.name]}) the two maps of a picture correlate by "
-        f"{decimal(found.mean(), signed=True)} on average, from {decimal(found.min(), signed=True)} to "
+        f"{name}: in the middle layer ({called[middle.name]}) the correlation between the two maps of a picture is "
+        f"{decimal(found.mean(), signed=True)} on average and ranges from {decimal(found.min(), signed=True)} to "
         f"{decimal(found.max(), signed=True)}."
     ]
     everywhere = np.concatenate([_correlations(layer) for layer in mapped])
     parts.append(
-        f"Over all layers and pictures they run against each other (below −0.5) in {(everywhere < -0.5).mean():.0%} "
-        f"and alike (above 0.5) in {(everywhere > 0.5).mean():.0%}."
+        f"Over all layers and pictures it is below −0.5 in {(everywhere < -0.5).mean():.0%} "
+        f"and above 0.5 in {(everywhere > 0.5).mean():.0%} of the cases."
     )
     weights = np.array([_numbers(layer, "weight") for layer in mapped])
     low, high = f"{weights.min():.0%}", f"{weights.max():.0%}"
     span = low if low == high else f"{low} to {high}"
-    parts.append(f"By size the cache gives {span} of what a layer passes on.")
+    parts.append(f"The cached branch contributes {span} of the magnitude of a layer's output.")
     same = [called[layer.name] for layer in mapped if _numbers(layer, "memory_own") < 0.25]
     if same:
-        parts.append(f"In {listed(same)} o_mem is nearly one image, whatever the picture.")
+        parts.append(f"In {listed(same)} o_mem is nearly the same image for every picture.")
     return " ".join(parts)
 
 
@@ -112,13 +114,24 @@ def _table(name: str, label: str, mapped: list[Cached], called: dict[str, str]) 
             ]
         )
     caption = (
-        f"{name}: both branches in numbers, over the same pictures. Share by size: the root mean square of σ(λ)·o_mem, "
-        "as a part of it and that of (1 − σ(λ))·o_self. Correlation of the two maps of a picture, mean and range over "
-        "pictures: branches that complement each other would keep it well below zero. Own: how much of a map's "
-        f"variance differs between pictures at one place; the rest is one image that all of them get. From "
+        f"{name}: both branches in numbers, over the same pictures. Share of magnitude: the root mean square of "
+        "σ(λ)·o_mem, divided by the sum of it and that of (1 − σ(λ))·o_self. Correlation: between the two maps of a "
+        "picture, mean and range over pictures; complementary branches would have a correlation well below zero. "
+        "Picture-specific: the share of a map's variance that differs between pictures at one position; the rest is "
+        "the "
+        "same image for all pictures. From "
         f"{label}/explain.json."
     )
-    head = ["layer", "grid", "mean σ(λ)", "share by size", "correlation", "range", "own, o_self", "own, o_mem"]
+    head = [
+        "layer",
+        "grid",
+        "mean σ(λ)",
+        "share of magnitude",
+        "correlation",
+        "range",
+        "picture-specific, o_self",
+        "picture-specific, o_mem",
+    ]
     return table(caption, head, rows)
 
 
@@ -128,7 +141,7 @@ def _down(layers: int) -> float:
 
 
 def draw(axes: "Axes", found: Explained, chosen: list[Cached], called: dict[str, str]) -> None:
-    """The pictures in a row, and below them for each layer the maps of o_self and of o_mem."""
+    """Draw the pictures in a row and, below them, the maps of o_self and o_mem of each layer."""
     assert found.pictures is not None
     step = 1 + GAP
     axes.set_axis_off()
@@ -152,7 +165,7 @@ def draw(axes: "Axes", found: Explained, chosen: list[Cached], called: dict[str,
 
 
 def grey(one: np.ndarray) -> np.ndarray:
-    """A map [h, w] scaled to [0, 1] by itself, as bytes [h, w, 1]; a constant or not finite one is middle grey."""
+    """A map [h, w] scaled to its own range, as uint8 [h, w, 1]; a constant or not finite map becomes middle grey."""
     low, high = float(one.min()), float(one.max())
     if not np.isfinite([low, high]).all() or high <= low:
         return np.full((*one.shape, 1), 128, np.uint8)

@@ -1,4 +1,4 @@
-"""What the slots of the stored caches hold: the training patches nearest to them, and what the nearest are worth."""
+"""What the slots of the stored caches hold: the nearest training patches, and whether being nearest means anything."""
 
 import math
 from functools import partial
@@ -14,14 +14,14 @@ from .style import MUTED, panel, raster_image
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, LEFT, MARGINS = 2.6, 0.3, 0.56  # inches: a panel, its labels, above and below
-GAP = 0.1  # between patches, in patches
-CLEARLY = 0.02  # a cosine this much above chance's counts as above
-MOSTLY = 0.8  # where its place explains more than this of a slot, the slot is its average
+WIDTH, LEFT, MARGINS = 2.6, 0.3, 0.56  # inches: a panel, its labels, the margins above and below
+GAP = 0.1  # gap between patches, in patches
+CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
+MOSTLY = 0.8  # a slot counts as the average of its position if the position explains more than this share
 
 
 def section(comparison: Comparison) -> str:
-    """Patches and numbers for the first run of each cached arm that compared its slots, or why there are none."""
+    """For each cached variant, patches and numbers of the first run with a slot comparison, or why there are none."""
     parts, whys = [], []
     for index, name in enumerate(comparison.arms):
         runs = [run for run in comparison.runs.get(name, ()) if run.explained]
@@ -29,7 +29,7 @@ def section(comparison: Comparison) -> str:
         if found:
             parts.append(_arm(index, name, found[0]))
         elif name in comparison.with_memory():
-            whys.append(f"{name}: {_why(runs)}, so it is not known what its slots hold.")
+            whys.append(f"{name}: {_why(runs)}, so the report cannot show what its slots hold.")
     return "\n".join(parts + [missing(why) for why in whys])
 
 
@@ -39,9 +39,9 @@ def _compared(run: RunRecord) -> list[Cached]:
 
 def _why(runs: list[RunRecord]) -> str:
     if not runs or runs[0].explained is None:
-        return "no run recorded what its slots are near to (explain.json)"
+        return "no run has an explain.json"
     lefts = [layer.slots["left"] for layer in runs[0].explained.layers if layer.slots and "left" in layer.slots]
-    return str(runs[0].explained.left or (lefts[0] if lefts else "its slots were not compared with anything"))
+    return str(runs[0].explained.left or (lefts[0] if lefts else "its slots were not compared with training patches"))
 
 
 def _arm(index: int, name: str, run: RunRecord) -> str:
@@ -62,12 +62,13 @@ def _arm(index: int, name: str, run: RunRecord) -> str:
         )
     first = compared[0].slots or {}
     caption = (
-        f"{name}: some slots of {listed([called[layer.name] for layer in chosen])}, a row a slot with its number, and "
-        f"the patches of {first.get('images', 0):,.0f} training pictures whose tokens come nearest, one a picture, "
-        "nearest first; the patch is the bright middle, and the cosine of the first stands at the right. A token is "
-        "near by what it would write: the candidate of eq. 5 for that slot, with its gate wide open, against the slot, "
-        "both less the mean candidate. The nearest are always something: the next table says whether they mean "
-        f"anything. From {run.label}/explain.safetensors."
+        f"{name}: some slots of {listed([called[layer.name] for layer in chosen])}, one row per slot (number on the "
+        "left). "
+        f"The row shows the patches whose tokens are nearest to the slot among {first.get('images', 0):,.0f} training "
+        "pictures, at most one per picture, nearest first. The bright middle is the patch; the number on the right is "
+        "the cosine of the nearest. The distance compares what a token would write (the candidate of eq. 5 for that "
+        "slot, with the update gate at 1) with the slot, both minus the mean candidate. Some patch is always the "
+        f"nearest: the table below says whether it is nearer than chance. From {run.label}/explain.safetensors."
     )
     return "\n".join(
         [
@@ -83,7 +84,7 @@ def _steps(count: int) -> float:
 
 
 def draw(axes: "Axes", layer: Cached) -> None:
-    """A row of patches a slot, their surroundings faded."""
+    """Draw one row of patches per slot, with faded surroundings."""
     assert layer.patches is not None
     assert layer.slots is not None
     axes.set_axis_off()
@@ -100,7 +101,7 @@ def draw(axes: "Axes", layer: Cached) -> None:
 
 
 def spotlit(patch: np.ndarray) -> np.ndarray:
-    """A crop [h, w, C] uint8 whose middle half stays and whose rest fades into grey."""
+    """A crop [h, w, C] uint8 with its middle half unchanged and the rest faded towards grey."""
     shown = (0.4 * patch + 0.6 * 128).round().astype(np.uint8)
     inside = tuple(slice(n // 4, n - n // 4) for n in patch.shape[:2])
     shown[inside] = patch[inside]
@@ -117,40 +118,40 @@ def _span(values: list[float], percent: bool = False) -> str:
 
 
 def _summary(name: str, compared: list[Cached], run: RunRecord) -> str:
-    """Whether slots hold single patches, or averages and of what, in sentences that follow from the numbers."""
+    """Sentences, derived from the numbers, on whether slots hold single patches or averages, and averages of what."""
     above = [layer for layer in compared if _number(layer, "cosine") > _number(layer, "chance") + CLEARLY]
     places = [max(0.0, place) for layer in compared if math.isfinite(place := _number(layer, "place"))]
     averages = bool(places) and float(np.median(places)) > MOSTLY
     distance = _span([_number(layer, "distance") for layer in compared])
     if averages:
-        parts = [f"{name}: a slot holds the average of the place in the picture that it is written from."]
+        parts = [f"{name}: a slot holds the average over pictures of the position that it is written from."]
     elif len(above) > len(compared) / 2:
-        parts = [f"{name}: some slots hold something of single patches."]
+        parts = [f"{name}: some slots hold features of single patches."]
     else:
-        parts = [
-            f"{name}: a slot holds an average, and the patches below are the nearest there are, not what it holds."
-        ]
-    parts.append(f"From the mean candidate slots lie {distance} times as far as a token's own candidate does.")
+        parts = [f"{name}: a slot holds an average; the patches below are the nearest to it, but not what it holds."]
+    parts.append(
+        f"The distance of slots from the mean candidate is {distance} times that of a single token's candidate."
+    )
     if places:
         parts.append(
-            f"Of that distance, squared, the average of a slot's place explains {_span(places, percent=True)}."
+            f"The average of a slot's position explains {_span(places, percent=True)} of that squared distance."
         )
     where = f"{len(above)} of {len(compared)} layers" if above else "no layer"
-    parts.append(f"Slots are clearly nearer to single training tokens than random mixtures of tokens are in {where}.")
+    parts.append(f"Slots are clearly nearer to single training tokens than random mixtures of tokens are: in {where}.")
     distinct = [_number(layer, "distinct") / _number(layer, "compared") for layer in compared]
     if min(distinct) < 0.5:
         parts.append(
-            f"Slots do not all differ: the nearest token is another in {_span(distinct, percent=True)} of them."
+            f"Many slots hold the same: only {_span(distinct, percent=True)} of them have different nearest tokens."
         )
     if any(layer.inference == "transient" for layer in compared):
         parts.append(
-            "Evaluation does not read the slots as they are stored, but as each picture's tokens rewrite them."
+            "Evaluation reads the slots after each picture's own tokens have updated them, not as they are stored."
         )
     return " ".join([*parts, _lifetime(run)]).strip()
 
 
 def _lifetime(run: RunRecord) -> str:
-    """How long a slot remembers, from the update gate at the last record."""
+    """How long a slot remembers, computed from the update gate at the last record."""
     if run.gates is None or not len(run.gates.step):
         return ""
     gates = run.gates.values["update.mean"][-1]
@@ -159,7 +160,9 @@ def _lifetime(run: RunRecord) -> str:
         return ""
     halves = np.log(0.5) / np.log1p(-gates)
     span = " to ".join(dict.fromkeys(f"{n:.2g}" for n in (halves.min(), halves.max())))
-    return f"By the update gate's mean at the last record, half of what a slot holds is from its last {span} updates."
+    return (
+        f"With the update gate's mean at the last record, half of a slot's content comes from its last {span} updates."
+    )
 
 
 def _table(name: str, label: str, compared: list[Cached], called: dict[str, str]) -> str:
@@ -177,12 +180,13 @@ def _table(name: str, label: str, compared: list[Cached], called: dict[str, str]
         for layer in compared
     ]
     caption = (
-        f"{name}: slots against {_number(compared[0], 'tokens'):,.0f} training tokens a layer, means over the slots "
-        "compared. Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of the candidates. "
-        "As tokens: with the summary tokens themselves, in whose space slots do not lie. Distance: from the mean "
-        "candidate, a token's own being 1. Place: how much of its square the mean over the place that the slot is "
-        "written from explains (1: all; below 0: none). Different: effective number of tokens that are the nearest of "
+        f"{name}: slots compared with {_number(compared[0], 'tokens'):,.0f} training tokens per layer, means over "
+        "slots. "
+        "Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of candidates. As tokens: "
+        "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "
+        "units of a single token's distance. Position: share of the squared distance that the mean over the slot's "
+        "position explains (1: all; below 0: none). Different: effective number of distinct tokens that are nearest to "
         f"some slot. From {label}/explain.json."
     )
-    head = ["layer", "slots", "nearest", "chance", "as tokens", "distance", "place", "different"]
+    head = ["layer", "slots", "nearest", "chance", "as tokens", "distance", "position", "different"]
     return table(caption, head, rows)

@@ -1,4 +1,4 @@
-"""The stored cache after training: each layer's [Tm, Dm] matrix, its singular values, how alike its slots are."""
+"""The stored cache after training: the [Tm, Dm] matrix of each layer, its singular values, and slot similarity."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,19 +13,19 @@ from .style import INK, NEGATIVE, POSITIVE, RULE, nothing, panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LARGEST = 192  # slots or channels drawn; beyond, neighbours are averaged
-LAYERS = 6  # drawn; beyond, an even choice of them
+LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
+LAYERS = 6  # layers drawn; with more, an even selection
 
 
 def section(comparison: Comparison) -> str:
-    """A figure for the first run of each arm that stored its caches, or the line that says none did."""
+    """For each cached variant, a figure of the first run that stored its caches, or a line that says none did."""
     parts = []
     for index, name in enumerate(comparison.arms):
         stored = [run for run in comparison.runs.get(name, ()) if run.caches]
         if stored:
             parts.append(_arm(index, name, stored))
         elif name in comparison.with_memory():
-            parts.append(missing(f"{name}: no run stored its caches (caches.safetensors), so there is none to draw."))
+            parts.append(missing(f"{name}: no run has a caches.safetensors, so no cache can be drawn."))
     return "\n".join(parts)
 
 
@@ -58,34 +58,35 @@ _SCALE = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>
 
 def _caption(name: str, stored: list[RunRecord], chosen: dict[str, str], layers: int, pooled: bool) -> str:
     kept = "" if len(chosen) == layers else f" {len(chosen)} of its {layers} layers are drawn."
-    shrunk = f" Above {LARGEST} slots or channels, neighbours are averaged." if pooled else ""
+    shrunk = f" With more than {LARGEST} slots or channels, neighbours are averaged." if pooled else ""
     others = len(stored) - 1
-    rest = f" {plural(others, 'other run')} of this arm stored theirs too." if others else ""
+    rest = f" {plural(others, 'other run')} of this variant also stored caches." if others else ""
     first, whole = next(iter(chosen.items()))
     called = f", where {first} is {whole}" if first != whole else ""
     return (
-        f"{name}: the cache as stored after training, one row of panels a layer ({listed(list(chosen))}). Left, the "
-        "matrix of slots (down) by channels (across); colour deepens with size up to the value given, the 99th "
-        "percentile. Middle, its singular values as shares of the largest, on a logarithmic scale: the steeper, the "
-        "fewer directions it uses. Right, cosine similarity between slots: coloured off the diagonal where slots hold "
-        "the same thing."
+        f"{name}: the stored cache after training, one row of panels per layer ({listed(list(chosen))}). Left: the "
+        "matrix "
+        "of slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th percentile. "
+        "Middle: its singular values divided by the largest, on a logarithmic scale; the steeper the curve, the fewer "
+        "directions are in use. Right: cosine similarity between slots; colour off the diagonal means that two slots "
+        "hold similar content."
         f"{kept}{shrunk} From {stored[0].label}/caches.safetensors{called}.{rest}"
     )
 
 
 def _reach(cache: np.ndarray) -> float:
-    """The size at which colour is full: the 99th percentile, so that one outlier does not bleach the rest."""
+    """The magnitude at which the colour saturates: the 99th percentile, so that one outlier does not fade the rest."""
     finite = np.abs(cache[np.isfinite(cache)])
     return float(np.percentile(finite, 99)) if finite.size else 0.0
 
 
 def draw_values(axes: "Axes", cache: np.ndarray) -> None:
-    """The matrix [Tm, Dm] in diverging colours, which fade to the page's own at zero."""
+    """Draw the matrix [Tm, Dm] in diverging colours; zero has the background's colour."""
     _image(axes, pool(cache), _reach(cache))
 
 
 def draw_slots(axes: "Axes", cache: np.ndarray) -> None:
-    """Cosine similarity between slots [Tm, Tm]; a slot of zeros is like none."""
+    """Draw the cosine similarity between slots [Tm, Tm]; a slot of zeros has similarity 0 to all."""
     norms = np.linalg.norm(cache, axis=1, keepdims=True)
     units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
     # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
@@ -94,7 +95,7 @@ def draw_slots(axes: "Axes", cache: np.ndarray) -> None:
 
 
 def draw_spectrum(axes: "Axes", cache: np.ndarray) -> None:
-    """Singular values over the largest, with the effective rank."""
+    """Draw the singular values divided by the largest, with the effective rank."""
     if not np.isfinite(cache).all():
         nothing(axes, "not finite")
         return
@@ -113,7 +114,7 @@ def draw_spectrum(axes: "Axes", cache: np.ndarray) -> None:
 
 
 def effective_rank(values: np.ndarray) -> float:
-    """exp of the entropy of σ/Σσ over the singular values σ: how many directions the slots span."""
+    """exp of the entropy of σ/Σσ over the singular values σ: the effective number of directions that the slots span."""
     shares = values / values.sum()
     return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
 
@@ -127,7 +128,7 @@ def pool(matrix: np.ndarray, channels: int = LARGEST) -> np.ndarray:
 
 
 def _image(axes: "Axes", matrix: np.ndarray, end: float) -> None:
-    """Sign as hue and size as opacity, so that zero is the page, light or dark; not finite is drawn as zero."""
+    """Draw sign as hue and magnitude as opacity, for light and dark pages; values not finite are drawn as 0."""
     from matplotlib.colors import to_rgb
 
     scaled = np.nan_to_num(np.clip(matrix / (end or 1.0), -1, 1))

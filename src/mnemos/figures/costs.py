@@ -1,4 +1,4 @@
-"""What the caches cost: sizes, parameters and FLOPs a layer by formula, and measured times beside the uncached twin."""
+"""What the caches cost: sizes, parameters and FLOPs per layer by formula, and measured times beside the baseline."""
 
 import json
 import math
@@ -17,7 +17,7 @@ SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters
 
 
 def section(comparison: Comparison) -> str:
-    """A table of layers for each cached arm that recorded its costs, and one of measured times for all arms."""
+    """A table of layers for each cached variant that recorded its costs, and one of measured times for all variants."""
     parts = []
     for name in comparison.arms:
         found = [run for run in comparison.runs.get(name, ()) if run.explained]
@@ -25,15 +25,19 @@ def section(comparison: Comparison) -> str:
         if known:
             parts.append(_layers(comparison, name, known[0]))
         elif name in comparison.with_memory():
-            why = "its caches walk in blocks, which the formula is not for" if found else "no run recorded explain.json"
-            parts.append(missing(f"{name}: {why}, so there is no cost by formula."))
+            why = (
+                "its caches are causal and work in blocks, which the formula does not cover"
+                if found
+                else "no run has an explain.json"
+            )
+            parts.append(missing(f"{name}: {why}, so the report has no cost by formula."))
     if not parts:
-        parts.append(missing("No arm has a gated cache, so none was added to its cost."))
+        parts.append(missing("No variant has a gated cache, so there is no cost of caches to report."))
     return "\n".join([*parts, _measured(comparison)])
 
 
 def _layers(comparison: Comparison, name: str, run: RunRecord) -> str:
-    """By formula: one row for layers of one shape that follow one another, and their sum."""
+    """Costs by formula: one row for consecutive layers of one shape, and the sum."""
     assert run.explained is not None
     layers = [layer for layer in run.explained.layers if layer.cost]
     every = [layer.name for layer in run.explained.layers]
@@ -62,8 +66,9 @@ def _layers(comparison: Comparison, name: str, run: RunRecord) -> str:
     if len(groups) > 1:
         rows.append(["all", str(len(layers)), "", "", "", *_sums(layers)])
     caption = (
-        f"{name}: what the caches add, by formula, for one sample. Tokens: of a call (windows × tokens of one); cache: "
-        "slots × channels. FLOPs, 2 a multiply-add, of a training forward, in which the cache moves, and of one in "
+        f"{name}: what the caches add for one sample, by formula. Tokens: per call (windows × tokens per window). "
+        "Cache: "
+        "slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates the cache, and in "
         f"eval(). {_against(comparison, name, run, layers)}From {run.label}/explain.json."
     )
     head = ["layers", "count", "tokens", "cache", "heads", "parameters", "FLOPs, training", "FLOPs, eval"]
@@ -80,15 +85,15 @@ def _sums(layers: Sequence[Cached]) -> list[str]:
 
 
 def _against(comparison: Comparison, name: str, run: RunRecord, layers: list[Cached]) -> str:
-    """The sum beside what the uncached twin costs as a whole, or beside the run's own total."""
+    """The sum relative to the whole uncached baseline or, without one, to the rest of the model."""
     added = {key: sum((layer.cost or {})[key] for layer in layers) for key in ("parameters", "training_macs")}
     flops, result = 2 * added["training_macs"], run.result or {}
     whole = {key: float(result.get(key) or math.nan) for key in ("parameters", "flops")}
-    twin = twin_of(comparison, name)
-    row = next((row for row in comparison.rows if row.name == twin), None)
+    baseline = uncached_baseline(comparison, name)
+    row = next((row for row in comparison.rows if row.name == baseline), None)
     if row is not None:
         whole = {"parameters": row.parameters, "flops": row.flops}
-        beside = f"{twin} without a cache has"
+        beside = f"{baseline} without a cache has"
     else:
         whole = {"parameters": whole["parameters"] - added["parameters"], "flops": whole["flops"] - flops}
         beside = "the rest of the model has"
@@ -100,61 +105,62 @@ def _against(comparison: Comparison, name: str, run: RunRecord, layers: list[Cac
     )
 
 
-def twin_of(comparison: Comparison, name: str) -> str | None:
-    """The arm whose recipe is that of `name` without its cache; None where there is none."""
+def uncached_baseline(comparison: Comparison, name: str) -> str | None:
+    """The variant with the recipe of `name` but without its cache; None if there is none."""
     recipes = {arm: flat(runs[0].recipe) for arm in comparison.arms if (runs := comparison.runs.get(arm))}
     mine = recipes.get(name)
     if mine is None:
         return None
     for other, theirs in recipes.items():
-        # A configuration without a cache is null there, one with it an object.
+        # model.cache is null without a cache and an object with one.
         if other != name and theirs.get("model.cache", 0) is None and _rest(theirs) == _rest(mine):
             return other
     return None
 
 
 def _rest(recipe: dict[str, Any]) -> str:
-    """A recipe less its name, its seed and its cache."""
+    """A recipe without its name, seed and cache, as text."""
     skipped = ("name", "about", "train.seed", "model.cache")
     kept = {k: v for k, v in recipe.items() if k not in skipped and not k.startswith("model.cache.")}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _measured(comparison: Comparison) -> str:
-    """Seconds an update and samples a second in evaluation of every arm, and their ratios to the twin."""
+    """Seconds per update and samples per second in evaluation of every variant, and ratios to the uncached baseline."""
     arms = [row for row in comparison.rows if comparison.runs.get(row.name)]
     if not any(math.isfinite(_update(comparison, row)) for row in arms):
-        return missing("No finished run is at hand, so no time was measured.")
+        return missing("No run has finished, so the report has no measured times.")
     size = next((s for run in comparison.all_runs() if (s := _size(run))), math.nan)
     rows = []
     for row in arms:
-        twin = next((r for r in arms if r.name == twin_of(comparison, row.name)), None)
+        baseline = next((r for r in arms if r.name == uncached_baseline(comparison, row.name)), None)
         rate = size / _evaluation(comparison, row)
         rows.append(
             [
                 f'<i class="dot" style="color:var(--arm-{comparison.arms.index(row.name) % len(ARMS)})"></i>'
                 f"{escape(row.name)}",
                 duration(_update(comparison, row)),
-                _ratio(comparison, row, twin, _update),
+                _ratio(comparison, row, baseline, _update),
                 duration(_evaluation(comparison, row)),
                 f"{rate:,.0f}" if math.isfinite(rate) else "–",
-                _ratio(comparison, row, twin, _evaluation),
+                _ratio(comparison, row, baseline, _evaluation),
                 memory(row.peak_bytes),
-                "–" if twin is None else _times(row.flops / twin.flops),
+                "–" if baseline is None else _times(row.flops / baseline.flops),
             ]
         )
-    pairs = [(row.name, other) for row in arms if (other := twin_of(comparison, row.name))]
+    pairs = [(row.name, other) for row in arms if (other := uncached_baseline(comparison, row.name))]
     beside = (
         f"Ratios are to the same recipe without a cache ({listed([f'{a} to {b}' for a, b in pairs])}). "
         if pairs
-        else "No arm is the twin of another without a cache, so there is no ratio to give. "
+        else "No variant is another one without its cache, so there are no ratios. "
     )
     caption = (
-        "Measured: seconds an update, and a pass over the validation split with its samples a second (the median over "
-        f"passes), means over runs. {beside}Runs of a comparison take turns on one machine; others may not have had "
-        "the same one, and on a machine with other work times mean little. From result.json and metrics.jsonl."
+        "Measured: seconds per update, seconds of a pass over the validation split and samples per second in it "
+        "(median "
+        f"over passes), means over runs. {beside}The runs of a comparison take turns on one machine; other runs may "
+        "come from other machines. Times from a busy machine mean little. From result.json and metrics.jsonl."
     )
-    head = ["arm", "an update", "ratio", "evaluation", "samples/s", "ratio", "peak memory", "FLOPs, ratio"]
+    head = ["variant", "update", "ratio", "evaluation", "samples/s", "ratio", "peak memory", "FLOPs, ratio"]
     return table(caption, head, rows)
 
 
@@ -163,7 +169,7 @@ def _size(run: RunRecord) -> float:
 
 
 def _update(comparison: Comparison, row: Row) -> float:
-    """Seconds an update, mean over an arm's finished runs."""
+    """Seconds per update, mean over the finished runs of a variant."""
     found = []
     for run in comparison.runs.get(row.name, ()):
         result = run.result or {}
@@ -173,14 +179,14 @@ def _update(comparison: Comparison, row: Row) -> float:
 
 
 def _evaluation(comparison: Comparison, row: Row) -> float:
-    """Seconds of a pass over the validation split: the median of each run's, mean over runs."""
+    """Seconds per pass over the validation split: median over the passes of a run, mean over runs."""
     found = [run.valid["seconds"] for run in comparison.runs.get(row.name, ())]
     medians = [float(np.median(s[np.isfinite(s)])) for s in found if np.isfinite(s).any()]
     return float(np.mean(medians)) if medians else math.nan
 
 
-def _ratio(comparison: Comparison, row: Row, twin: Row | None, measure: Any) -> str:
-    return "–" if twin is None else _times(measure(comparison, row) / measure(comparison, twin))
+def _ratio(comparison: Comparison, row: Row, baseline: Row | None, measure: Any) -> str:
+    return "–" if baseline is None else _times(measure(comparison, row) / measure(comparison, baseline))
 
 
 def _times(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What the gates did: the cache's share σ(λ) by layer and head, the gates' activity, and the cache's size and rank."""
+"""The gates over training: the share σ(λ) by layer and head, gate activity, and the size and rank of the cache."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ ACTIVITY = (
 
 
 def section(comparison: Comparison) -> str:
-    """Two figures for each arm with a memory, or the line that says there is none."""
+    """Two figures for each variant with gated caches, or a line that says its gates were not recorded."""
     parts = []
     for index, name in enumerate(comparison.arms):
         runs = [run for run in comparison.runs.get(name, ()) if run.gates]
@@ -47,10 +47,12 @@ def _arm(index: int, name: str, runs: list[RunRecord]) -> str:
             panel(f"mix-{index}", "Share of the cache, σ(λ)", partial(draw_mix, gates=gates)),
             panel(f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates)),
         ],
-        f"{name}: the share σ(λ) of the cached branch in each head's output. Left, over training: a thin line a head "
-        f"and seed, a thick line a layer's mean. Right, at the end, against the layer's number as Figure 5 of Cached "
-        f"Transformers: a circle a head and seed ({seeds}), {_colours(gates)}; the dotted line is the share at the "
-        f"first record, and above the line at 0.5 the cache counts for more than self-attention. From {files}.",
+        f"{name}: the share σ(λ) of the cached branch in the output of each head. Left: over training, one thin "
+        "line per "
+        "head and seed, one thick line per layer (the mean). Right: at the end of training, by layer, as in Figure "
+        "5 of "
+        f"Cached Transformers: one circle per head and seed ({seeds}), {_colours(gates)}. The dotted line is the share "
+        f"at the first record. Above 0.5 the cache has more weight than self-attention. From {files}.",
         legend=keys,
     )
     recorded = [(key, title) for key, title in ACTIVITY if any(np.isfinite(g.values[key]).any() for g in gates)]
@@ -64,15 +66,18 @@ def _arm(index: int, name: str, runs: list[RunRecord]) -> str:
             )
             for key, title in recorded
         ],
-        f"{name}: activity of the gates and state of the cache by update, layer by layer: thin a seed, thick the mean. "
-        "The mean of a gate is how much is rewritten (update) or let through to the candidate (reset); the saturated "
-        "share is the part of its entries at either end of the sigmoid, which learn no more; the effective rank is how "
-        f"many directions the slots span. From {files}.",
+        f"{name}: activity of the gates and state of the cache over training, by layer: thin lines are seeds, thick "
+        "lines "
+        "their mean. The mean of the update gate is the share of the cache that is rewritten; the mean of the reset "
+        "gate "
+        "is the share that reaches the candidate. The saturated share is the part of the gate's values near 0 or 1, "
+        "where the gradient vanishes. The effective rank is the number of directions that the slots span. From "
+        f"{files}.",
         kind="small",
         legend=keys,
     )
     left_out = len(runs) - len(gates)
-    notes = [f"{plural(left_out, 'run')} of {name} with other layers left out."] if left_out else []
+    notes = [f"{plural(left_out, 'run')} of {name} is left out: it has other layers."] if left_out else []
     if len(recorded) < len(ACTIVITY):
         absent = [title.lower() for key, title in ACTIVITY if (key, title) not in recorded]
         notes.append(f"Not recorded for {name}: {'; '.join(absent)}.")
@@ -87,16 +92,16 @@ def _files(runs: list[RunRecord]) -> str:
 
 
 def _colours(gates: list[GateCurves]) -> str:
-    """How to tell the heads apart."""
+    """The part of the caption that says how heads are distinguished."""
     most = max(g.mix.shape[2] for g in gates)
     if most == 1:
-        return "of the one head each layer has"
+        return "one head per layer"
     rings = f", hollow from the {len(HEADS) + 1}th on" if most > len(HEADS) else ""
-    return f"a colour a head from left to right{rings}"
+    return f"one colour per head from left to right{rings}"
 
 
 def _summary(name: str, gates: list[GateCurves]) -> str:
-    """Two sentences of numbers: how far the shares moved, and where the cache outweighs self-attention."""
+    """Two sentences: how the shares changed, and in how many layers the cache outweighs self-attention."""
     starts = np.concatenate([g.mix[0].ravel() for g in gates])
     ends = np.concatenate([g.mix[-1].ravel() for g in gates])
     starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
@@ -105,14 +110,15 @@ def _summary(name: str, gates: list[GateCurves]) -> str:
     means = _row_means(np.concatenate([g.mix[-1] for g in gates], 1))
     above = int((means > 0.5).sum())
     return (
-        f"{name}: over training the cache's share σ(λ) went from a mean of {starts.mean():.3f} to {ends.mean():.3f}; "
-        f"at the end the heads lie between {ends.min():.3f} and {ends.max():.3f}. The mean over heads is above 0.5 in "
-        f"{above} of {plural(len(means), 'layer')}; the paper has it so in more than half of its models' layers."
+        f"{name}: the mean share σ(λ) of the cache went from {starts.mean():.3f} to {ends.mean():.3f} during "
+        "training; at "
+        f"the end the heads range from {ends.min():.3f} to {ends.max():.3f}. The mean over heads is above 0.5 in "
+        f"{above} of {plural(len(means), 'layer')}; in the paper it is in more than half of the layers."
     )
 
 
 def draw_mix(axes: "Axes", gates: list[GateCurves]) -> None:
-    """σ(λ) over training: a thin line a head and seed, thick a layer's mean. One run's gates each, same layers."""
+    """Draw σ(λ) over training: one thin line per head and seed, one thick line per layer. Runs have equal layers."""
     steps_axis(axes)
     count = len(gates[0].layers)
     for one in gates:
@@ -129,7 +135,7 @@ def draw_mix(axes: "Axes", gates: list[GateCurves]) -> None:
 
 
 def draw_by_layer(axes: "Axes", gates: list[GateCurves]) -> None:
-    """σ(λ) against layer at the end, a circle a head and seed: Cached Transformers' Figure 5."""
+    """Draw σ(λ) by layer at the end of training, one circle per head and seed: Figure 5 of Cached Transformers."""
     from matplotlib.ticker import MaxNLocator
 
     count = len(gates[0].layers)
@@ -153,12 +159,12 @@ def draw_by_layer(axes: "Axes", gates: list[GateCurves]) -> None:
 
 
 def _spread(count: int) -> np.ndarray:
-    """Places beside each other around 0 for `count` heads of a layer."""
+    """Horizontal offsets around 0 for the `count` heads of a layer."""
     return np.linspace(-1, 1, count) * min(0.3, 0.07 * (count - 1)) if count > 1 else np.zeros(1)
 
 
 def draw_activity(axes: "Axes", gates: list[GateCurves], key: str) -> None:
-    """One of ACTIVITY over training: thick a layer's mean over seeds, thin each seed."""
+    """Draw one quantity of ACTIVITY over training: thick lines are means over seeds, thin lines single seeds."""
     steps_axis(axes)
     count = len(gates[0].layers)
     everything = np.concatenate([g.values[key].ravel() for g in gates])
@@ -172,14 +178,14 @@ def draw_activity(axes: "Axes", gates: list[GateCurves], key: str) -> None:
 
 
 def _row_means(values: np.ndarray) -> np.ndarray:
-    """The mean of each row's finite values, NaN for a row that has none."""
+    """The mean of the finite values of each row; NaN for a row without any."""
     finite = np.isfinite(values)
     with np.errstate(invalid="ignore"):
         return np.where(finite, values, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
 
 
 def _mean(gates: list[GateCurves], values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over seeds at the steps that all of them recorded."""
+    """The mean over seeds at the steps that all seeds recorded."""
     common = gates[0].step
     for one in gates[1:]:
         common = np.intersect1d(common, one.step)

@@ -1,4 +1,4 @@
-"""The few HTML pieces that sections are made of, and numbers as a paper prints them. All text is escaped here."""
+"""HTML elements that the sections use, and number formatting. All text is escaped here."""
 
 import html
 import math
@@ -22,12 +22,12 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def missing(text: str) -> str:
-    """The one line of a section, or a part of one, that has no data."""
+    """A line that says why a section, or a part of it, has no data."""
     return paragraph(text, "missing")
 
 
 def figure(panels: Sequence[str], caption: str, kind: str = "", legend: str = "") -> str:
-    """Panels side by side where there is room, their legend, and a numbered caption of plain text."""
+    """Panels side by side where there is room, a legend, and a numbered caption in plain text."""
     body = "\n".join(f'<div class="panel">{p}</div>' for p in panels)
     return (
         f'<figure{_class(kind)}>{legend}\n<div class="panels">{body}</div>\n'
@@ -36,7 +36,7 @@ def figure(panels: Sequence[str], caption: str, kind: str = "", legend: str = ""
 
 
 def legend(entries: Iterable[tuple[str, str]], symbol: str = "line") -> str:
-    """Names beside their colour: (a style sheet variable, a name) each."""
+    """A legend from pairs (style sheet variable, name)."""
     keys = "".join(
         f'<li><i class="{symbol}" style="color:var(--{escape(variable)})"></i>{escape(name)}</li>'
         for variable, name in entries
@@ -45,9 +45,9 @@ def legend(entries: Iterable[tuple[str, str]], symbol: str = "line") -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A numbered table. `head` and `caption` are plain text; cells are HTML, the first names the row.
+    """A numbered table. `head` and `caption` are plain text; cells are HTML, and the first cell of a row is its name.
 
-    On a narrow screen a row becomes a block, each cell under its heading (`data-head`).
+    On a narrow screen a row becomes a block with each cell under its heading (`data-head`).
     """
     names = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
     body = "\n".join(
@@ -72,7 +72,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def short(name: str, most: int = 24) -> str:
-    """A name that fits where there is no second line."""
+    """A name shortened to fit on one line."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
@@ -82,7 +82,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def decimal(value: float, signed: bool = False) -> str:
-    """A measured value to three decimals, fewer as it grows, with a true minus; an en dash for none."""
+    """A measured value with three decimals, fewer for large values, and a minus sign; an en dash for NaN."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -96,7 +96,7 @@ def decimal(value: float, signed: bool = False) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number with thousands apart."""
+    """A whole number with separated thousands."""
     return f"{value:,.0f}" if math.isfinite(value) else "–"
 
 

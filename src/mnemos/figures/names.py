@@ -1,12 +1,12 @@
-"""Layers' names as a figure can print them."""
+"""Short layer names for figures."""
 
 from collections.abc import Sequence
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """Without the parts that all share: host.blocks.0.attn.grc, host.blocks.1.attn.grc are blocks.0 and blocks.1.
+    """Names without their common parts: host.blocks.0.attn.grc and host.blocks.1.attn.grc become blocks.0 and blocks.1.
 
-    The word before a number stays, so that a number never stands alone. One name is left as it is.
+    The word before a number stays, so that no name is a bare number. A single name is returned unchanged.
     """
     split = [name.split(".") for name in names]
     if len(set(names)) < 2:

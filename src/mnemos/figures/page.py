@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing but itself."""
+"""The report: one self-contained HTML file."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -27,25 +27,25 @@ from .verdict import verdict
 SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
-    ("pictures", "What it writes", image_grids.section),
-    ("transcripts", "What was heard", transcripts.section),
+    ("pictures", "Generated images", image_grids.section),
+    ("transcripts", "Transcriptions", transcripts.section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),
     ("slots", "What the slots hold", cache_slots.section),
-    ("listening", "What the slots listen to", slot_attention.section),
+    ("write-attention", "What the slots attend to", slot_attention.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )
 
 
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write one self-contained HTML report of runs and returns its path.
+    """Write one self-contained HTML report of runs and return its path.
 
     folders: run folders (recipe.json, metrics.jsonl, …) and at most one comparison folder (comparison.json).
-    out: the file to write; by default report.html in the comparison's folder, else in the first run's.
-    The file is replaced whole or not at all, and the same input gives the same bytes. Takes some seconds.
-    Raises InputError, naming file and line, for what is missing or malformed.
+    out: the file to write; by default report.html in the folder of the comparison, otherwise of the first run.
+    The file is replaced atomically, and the same input gives the same bytes. Takes a few seconds.
+    Raises InputError, with file and line, for input that is missing or malformed.
     """
     folders = [Path(folder) for folder in folders]
     comparison = read(folders)
@@ -60,11 +60,11 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def assemble(comparison: Comparison) -> str:
-    """The whole page."""
+    """The report as HTML."""
     title = _title(comparison)
     style = style_sheet() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     made = ((slug, name, make(comparison)) for slug, name, make in SECTIONS)
-    # A section with nothing to say of any arm is left out: readers of one memory need not hear of all others.
+    # A section without content is left out, so that a report shows only what applies to its runs.
     body = "\n".join(
         f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>' for slug, name, text in made if text
     )
@@ -91,7 +91,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _byline(comparison: Comparison) -> str:
-    """One line: how much ran, when it ended, at which commit."""
+    """One line: the number of runs, their updates, when they finished and at which commit."""
     runs = comparison.all_runs()
     parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in comparison.rows), "run")]
     steps = list(dict.fromkeys(int(n) for run in runs if (n := _field(run.result, "steps"))))

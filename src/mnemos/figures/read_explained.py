@@ -1,4 +1,4 @@
-"""Read explain.json and explain.safetensors: what a finished model's caches were seen to do."""
+"""Read explain.json and explain.safetensors: the analysis of a finished model's caches."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from mnemos.types import InputError
 from .read_metrics import number
 from .results import Cached, Explained
 
-_REMEDY = "delete both explain files, and the report goes without them"
+_REMEDY = "delete both explain files to make the report without them"
 _COST = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters", "training_macs", "inference_macs")
 _MAPS = ("weight", "memory_own", "self_own")
 _SLOTS: tuple[str, ...] = (
@@ -30,7 +30,7 @@ _SLOTS += ("distinct", "distinct_images")
 
 
 def read_explained(folder: Path) -> Explained | None:
-    """What a run folder's two files say, None where there are none. Raises InputError for what does not fit."""
+    """The content of the two files in a run folder; None if there are none. Raises InputError if they are malformed."""
     path = folder / "explain.json"
     if not path.is_file():
         return None
@@ -114,7 +114,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _array(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], path: Path) -> np.ndarray:
-    """An array of a shape; 0 stands for any size."""
+    """The array `name`, checked against a shape where 0 means any size."""
     path = path.with_suffix(".safetensors")
     found = arrays.get(name)
     if found is None:

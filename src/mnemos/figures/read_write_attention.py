@@ -1,4 +1,4 @@
-"""Read write_attention.json: what a finished model's slots were seen to listen to."""
+"""Read write_attention.json: what the slots of a finished model attend to when they are written."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from .read_metrics import number
 from .results import SlotExample, WriteAttention
 
 KINDS = ("holds", "mixes", "overwrites")
-_REMEDY = "delete it, and the report goes without it"
+_REMEDY = "delete it to make the report without it"
 
 
 def read_write_attention(folder: Path) -> WriteAttention | None:
-    """What a run folder's file says, None where there is none. Raises InputError for what does not fit."""
+    """The content of the file in a run folder; None if there is none. Raises InputError if it is malformed."""
     path = folder / "write_attention.json"
     if not path.is_file():
         return None
@@ -45,20 +45,20 @@ def read_write_attention(folder: Path) -> WriteAttention | None:
     examples = shown.get("examples")
     if not isinstance(examples, list) or not examples:
         raise InputError(f'{where}: expected "shown.examples" to be a list, found {str(examples)[:40]!r}; {_REMEDY}')
-    listeners = tuple(_listener(_object(one, where, "an example"), where) for one in examples)
-    tokens = len(listeners[0].weights)
-    if any(len(one.weights) != tokens for one in listeners) or not 0 < shown["first"] <= tokens:
+    examples_read = tuple(_slot_example(_object(one, where, "an example"), where) for one in examples)
+    tokens = len(examples_read[0].weights)
+    if any(len(one.weights) != tokens for one in examples_read) or not 0 < shown["first"] <= tokens:
         raise InputError(f'{where}: expected "first" of as many "weights" in every example, found others; {_REMEDY}')
     return WriteAttention(
         shares={kind: _numbers(shares.get(kind), where, f"shares.{kind}", len(counts)) for kind in KINDS},
-        examples=listeners,
+        examples=examples_read,
         words=_words(shown.get("words"), where, tokens),
         first=int(shown["first"]),
         about=found,
     )
 
 
-def _listener(one: dict[str, Any], where: str) -> SlotExample:
+def _slot_example(one: dict[str, Any], where: str) -> SlotExample:
     if one.get("kind") not in KINDS:
         raise InputError(
             f'{where}: expected "kind" to be one of {", ".join(KINDS)}, found {one.get("kind")!r}; {_REMEDY}'

@@ -1,4 +1,4 @@
-"""What the slots of a memory listened to in real text: kinds by segment, examples, and words (Memformer, 6 and 7)."""
+"""What the slots attend to when they are written: kinds by segment, examples, words (Memformer, Figures 6 and 7)."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,16 +13,16 @@ from .style import ARMS, MUTED, RULE, panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What the paper saw of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two of them, ρ = 1.
+# The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
 PAPER = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
 PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
-_COLOURS = dict(zip(KINDS, (2, 4, 1), strict=True))  # of the palette's arms
+_COLOURS = dict(zip(KINDS, (2, 4, 1), strict=True))  # indices into the palette
 SAID = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
 NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 
 
 def section(comparison: Comparison) -> str:
-    """Kinds, examples and words of the first run of each arm whose slots were listened to; "" where there is none."""
+    """For each variant, kinds, examples and words of the first run with a write_attention.json; "" if there is none."""
     parts = []
     for index, name in enumerate(comparison.arms):
         run = next((run for run in comparison.runs.get(name, ()) if run.listened is not None), None)
@@ -32,10 +32,14 @@ def section(comparison: Comparison) -> str:
 
 
 def _arm(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
-    panels = [panel(f"listening-{index}-share", "Share of the slots, by segment", partial(draw_shares, found=found))]
+    panels = [
+        panel(f"write-attention-{index}-share", "Share of the slots, by segment", partial(draw_shares, found=found))
+    ]
     for place, one in enumerate(found.examples):
-        drawn = partial(draw_listener, one=one, first=found.first)
-        panels.append(panel(f"listening-{index}-{place}", heading(one), drawn, label=f"Attention of slot {one.slot}"))
+        drawn = partial(draw_slot, one=one, first=found.first)
+        panels.append(
+            panel(f"write-attention-{index}-{place}", heading(one), drawn, label=f"Attention of slot {one.slot}")
+        )
     keys = legend((f"arm-{_COLOURS[kind]}", f"slots that {SAID[kind]}") for kind in KINDS)
     caption = (
         f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/write_attention.json."
@@ -45,36 +49,39 @@ def _arm(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
     if found.words is not None:
         texts = [_text(one, found.words) for one in shaded]
         caption = (
-            f"{name}: the words from the same segment on, each shaded by the attention that the slot pays to a byte of "
-            "it on average, from none to the most. The encoder reads a segment in both directions, so a byte stands "
-            f"for what surrounds it, too. From {run.label}/write_attention.json."
+            f"{name}: the text from the start of that segment. The shade of a word is the slot's mean attention to its "
+            "bytes, from none to the largest. The encoder reads a segment in both directions, so the output at a byte "
+            f"also depends on its surroundings. From {run.label}/write_attention.json."
         )
         parts.append(figure(texts, caption, kind="full"))
     return "\n".join(parts)
 
 
 def about(found: WriteAttention) -> str:
-    """What was read and what the kinds are, in a sentence."""
+    """What was measured and how the kinds are defined."""
     low, high = found.about["thresholds"]
     documents = plural(int(found.about["documents"]), "test document")
     return (
-        f"the writer's attention, mean over heads, in {documents} of up to {len(found.shares['holds'])} segments of "
-        f"{found.about['segment']:.0f} tokens. A slot holds where its weight on itself is above {high:g}, is "
-        f"overwritten where it is below {low:g}, and mixes between."
+        f"attention of the memory writer, mean over heads, in {documents} of up to {len(found.shares['holds'])} "
+        "segments "
+        f"of {found.about['segment']:.0f} tokens. A slot holds if its weight on itself is above {high:g}, is "
+        f"overwritten if it is below {low:g}, and mixes otherwise."
     )
 
 
 def explained(found: WriteAttention) -> str:
-    """What the panels of single slots are."""
+    """What the panels of single slots show."""
     shown = found.about["shown"]
     return (
-        f"The others: in segment {shown['place'] + 1:.0f} of {shown['of']:.0f} of the longest document, the slot of "
-        "median weight of each kind; its weight on itself is the bar before the rule, the rest that on each token."
+        f"The other panels: segment {shown['place'] + 1:.0f} of {shown['of']:.0f} of the longest document, the slot "
+        "with "
+        "the median weight of each kind. The bar left of the line is its weight on itself, the others are its weights "
+        "on the tokens."
     )
 
 
 def summary(found: WriteAttention) -> str:
-    """The shares beside the paper's, and the biases, in sentences."""
+    """Sentences that compare the shares and the forgetting biases with the paper's."""
     middle, kinds = found.about["middle"], found.about["kinds"]
     parts = []
     for i, kind in enumerate(KINDS):
@@ -85,7 +92,7 @@ def summary(found: WriteAttention) -> str:
     if holds is not None and writes is not None:
         text += (
             f" ‖v_bias‖ of slots that are usually overwritten is {writes / holds:.2f} times that of slots that usually "
-            f"hold (the paper, of one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
+            f"hold (the paper, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
         )
     return text
 
@@ -95,17 +102,17 @@ def _span(pair: tuple[float, float]) -> str:
 
 
 def heading(one: SlotExample) -> str:
-    """A panel's title."""
+    """The title of a panel."""
     return f"Slot {one.slot} {NAMES[one.kind]}: {one.itself:.2f} on itself"
 
 
 def colour(kind: str) -> str:
-    """Of a kind of slot, in every picture."""
+    """The colour of a kind of slot."""
     return ARMS[_COLOURS[kind]][0]
 
 
 def draw_shares(axes: "Axes", found: WriteAttention) -> None:
-    """A line a kind, and the paper's shares as bands."""
+    """Draw one line per kind, and the paper's shares as bands."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     count = len(found.shares["holds"])
@@ -121,29 +128,29 @@ def draw_shares(axes: "Axes", found: WriteAttention) -> None:
     axes.grid(axis="y", color=RULE[0])
 
 
-def draw_listener(axes: "Axes", one: SlotExample, first: int) -> None:
-    """A bar a token, of the `first` of them, and the slot itself before the rule."""
+def draw_slot(axes: "Axes", one: SlotExample, first: int) -> None:
+    """Draw one bar per token for the `first` tokens, and one for the slot itself left of the line."""
     tokens, weights = np.arange(1, first + 1), one.weights[:first]
     gap = max(2.0, len(tokens) / 20)
     axes.bar(tokens, weights, width=0.8, color=colour(one.kind))
     axes.bar([-gap], [one.itself], width=gap, color=colour(one.kind))
     axes.axvline(0, color=MUTED[0], linewidth=0.6)
     axes.set_xlim(-1.8 * gap, len(tokens) + 1)
-    # Of a slot that holds, no token's bar is to look tall.
+    # The scale includes the slot's weight on itself, so that the tokens of a slot that holds look small.
     axes.set_ylim(0, 1.05 * max(one.itself, float(weights.max())))
     ticks = [tick for tick in axes.get_xticks() if 0 < tick <= len(tokens)]
     axes.set_xticks([-gap, *ticks], ["itself", *(f"{tick:.0f}" for tick in ticks)])
     axes.grid(axis="y", color=RULE[0])
 
 
-def heard(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[float]:
-    """The attention that a slot pays to each word: the mean over its tokens, or long words would seem to be dear."""
+def word_weights(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[float]:
+    """The attention of a slot to each word: the mean over its tokens, so that long words do not count more."""
     ends = np.cumsum([length for _, length in words])
     return [float(part.mean()) for part in np.split(one.weights, ends[:-1])]
 
 
 def _text(one: SlotExample, words: tuple[tuple[str, int], ...]) -> str:
-    weights = heard(one, words)
+    weights = word_weights(one, words)
     most = max(weights) or 1.0
     parts = []
     for (text, _), weight in zip(words, weights, strict=True):
@@ -159,7 +166,7 @@ def _table(name: str, found: WriteAttention) -> str:
     for kind in KINDS:
         usual = found.about["kinds"][kind]
         theirs = _span(PAPER[kind]) if kind in PAPER else "–"
-        # What counts is ‖v_bias‖ over the radius, which in the paper is 1.
+        # ‖v_bias‖ is relative to the radius ρ of a slot, which is 1 in the paper.
         norms = [usual[key] and usual[key] / found.about["radius"] for key in ("bias", "least", "most")]
         said = "–" if norms[0] is None else f"{decimal(norms[0])} ({decimal(norms[1])} to {decimal(norms[2])})"
         bias = decimal(PAPER_BIAS[kind]) if kind in PAPER_BIAS else "–"
@@ -168,8 +175,9 @@ def _table(name: str, found: WriteAttention) -> str:
         )
     slots, radius = found.about["slots"], decimal(found.about["radius"])
     caption = (
-        f"{name}: slots by kind. Share: of all slots, over the middle half of every document. Usually: how many of the "
-        f"{slots:.0f} are of the kind by their mean weight on themselves there. ‖v_bias‖/ρ: the length of their "
-        f"forgetting bias, mean and range, over that of a slot, {radius} (the paper's: 1)."
+        f"{name}: slots by kind. Share: share of all slots, over the middle half of every document. Usually: how "
+        "many of "
+        f"the {slots:.0f} slots are of the kind by their mean weight on themselves. ‖v_bias‖/ρ: norm of the forgetting "
+        f"bias, mean and range, divided by the radius ρ = {radius} of a slot (1 in the paper)."
     )
-    return table(caption, ["slots that", "share", "paper", "usually", "‖v_bias‖/ρ", "paper, of one"], rows)
+    return table(caption, ["slots that", "share", "paper", "usually", "‖v_bias‖/ρ", "paper, one slot"], rows)

@@ -1,4 +1,4 @@
-"""One look for every picture: the palette, and panels drawn by matplotlib as SVG that the page can colour.
+"""One style for every figure: the palette, and panels drawn by matplotlib as SVG that the page can colour.
 
 A panel is drawn in the light palette; its colours and fonts are then handed to the page's style sheet, so
 that one drawing serves light and dark, and is read in the page's own type.
@@ -78,22 +78,22 @@ _STYLE: dict[Any, Any] = {
 
 
 def arm(index: int) -> str:
-    """The colour of the arm at `index` of the comparison, in every picture."""
+    """The colour of the variant at `index` of the comparison, the same in every figure."""
     return ARMS[index % len(ARMS)][0]
 
 
 def layer(index: int, count: int) -> str:
-    """The colour of layer `index` of `count`; beyond six, neighbours share one."""
+    """The colour of layer `index` of `count`; with more than six layers, neighbours share a colour."""
     return RAMP[_ramp(index, count)][0]
 
 
 def layer_variable(index: int, count: int) -> str:
-    """The style sheet's name for `layer(index, count)`."""
+    """The style sheet variable of `layer(index, count)`."""
     return f"layer-{_ramp(index, count)}"
 
 
 def head(index: int) -> tuple[str, bool]:
-    """The colour of head `index`, and whether it is drawn solid (else as a ring)."""
+    """The colour of head `index`, and whether its marker is solid (otherwise a ring)."""
     return HEADS[index % len(HEADS)][0], index < len(HEADS)
 
 
@@ -102,7 +102,7 @@ def _ramp(index: int, count: int) -> int:
 
 
 def style_sheet() -> str:
-    """The palette as custom properties, dark where the reader prefers dark."""
+    """The palette as CSS custom properties, with dark colours if the reader prefers them."""
     light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in VARIABLES.items()) for i in (0, 1))
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
@@ -115,7 +115,7 @@ def panel(
     left: float = 0.42,
     label: str = "",
 ) -> str:
-    """One panel as inline SVG. `draw(axes)` draws it; `slug` keeps its ids apart; `label` is read aloud.
+    """One panel as inline SVG. `draw(axes)` draws it; `slug` makes its ids unique; `label` is for screen readers.
 
     `size` in inches of 72 units; the page scales it. `left` is the margin for tick labels, in inches. The
     title may be empty. The same input gives the same bytes.
@@ -152,7 +152,7 @@ def raster(size: tuple[float, float], dpi: int, draw: Callable[[Any], None], sty
 
 
 def _for_the_page(svg: str, slug: str, label: str) -> str:
-    """matplotlib's SVG file as an element: no prolog, own ids, the page's colours and type, fewer digits."""
+    """matplotlib's SVG as an HTML element: no prolog, unique ids, the page's colours and font, fewer digits."""
     from .markup import escape
 
     svg = svg[svg.index("<svg") :]
@@ -176,7 +176,7 @@ def _for_the_page(svg: str, slug: str, label: str) -> str:
 
 
 def thin(step: np.ndarray, value: np.ndarray, most: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """A long curve as `most` points, each the mean of its stretch; NaN and infinity are left out of the means."""
+    """A long curve as `most` points, each the mean of one interval; NaN and infinity are left out of the means."""
     value = np.where(np.isfinite(value), value, np.nan)
     if len(step) <= most:
         return step, value
@@ -186,7 +186,7 @@ def thin(step: np.ndarray, value: np.ndarray, most: int = 400) -> tuple[np.ndarr
 
 
 def curve(axes: "Axes", step: np.ndarray, value: np.ndarray, **look: Any) -> None:
-    """A line with gaps where the value is not finite; a point that has no neighbour is drawn as a dot."""
+    """A line with gaps where the value is not finite; a point without a neighbour is drawn as a dot."""
     value = np.where(np.isfinite(value), value, np.nan)
     if not np.isfinite(value).any():
         return
@@ -198,7 +198,7 @@ def curve(axes: "Axes", step: np.ndarray, value: np.ndarray, **look: Any) -> Non
 
 
 def steps_axis(axes: "Axes") -> None:
-    """Updates along x with few, round, readable ticks, and light rules across."""
+    """Prepare axes with updates along x, few round ticks and light horizontal rules."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=ROUND))
@@ -208,7 +208,7 @@ def steps_axis(axes: "Axes") -> None:
 
 
 def nothing(axes: "Axes", sentence: str) -> None:
-    """Say in the panel that there is nothing to draw."""
+    """Write in the panel that there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED[0])
 

@@ -14,11 +14,11 @@ from mnemos.figures.slot_attention import (
     SAID,
     about,
     colour,
-    draw_listener,
+    draw_slot,
     draw_shares,
     explained,
     heading,
-    heard,
+    word_weights,
     summary,
 )
 from mnemos.train.compare import compare
@@ -77,7 +77,7 @@ def figure7(claim: Claim, options: Options) -> Finding:
     for one in listeners:
         columns = ["word", "attention a byte, times even", "% of its attention", "bytes"]
         table = Table(f"{heading(one)}: the words it listened to most", columns)
-        pairs = sorted(zip(heard(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
+        pairs = sorted(zip(word_weights(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
         for weight, (word, length) in [pair for pair in pairs if not pair[1][0].isspace()][:SHOWN]:
             table.add(word, weight * found.first, 100 * weight * length, length)
         tables.append(table)
@@ -127,7 +127,7 @@ def _panels(figure: Any, found: WriteAttention) -> None:
         bottom = inches - 0.55 - (row + 1) * high + 0.55
         axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
         if i:
-            draw_listener(axes, found.examples[i - 1], found.first)
+            draw_slot(axes, found.examples[i - 1], found.first)
             axes.set_xlabel("byte of the segment" if found.words is not None else "token of the segment")
         else:
             draw_shares(axes, found)
@@ -149,7 +149,7 @@ def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) 
     """A segment as a typewriter sets it, every word on its share of the slot's attention."""
     from matplotlib.patches import Rectangle
 
-    lines, weights = _wrapped(words), heard(one, words)
+    lines, weights = _wrapped(words), word_weights(one, words)
     most = max(weights) or 1.0
     axes.set_axis_off()
     axes.set_xlim(0, COLUMNS)
