@@ -25,6 +25,7 @@ CACHES = {
     "+official": GRC(length=3, preset="official"),
     "+mnemos": GRC(length=3, preset="mnemos"),
     "+stream": GRC(length=3, scope="stream"),
+    "+unwritten": GRC(length=3, scope="stream", write=False),
     "+frozen-block2": GRC(length=3, inference="frozen", block=2, resample="linear"),
     "+linear-branch": GRC(length=3, branch="linear", candidate="linear", read="sample", inference="transient"),
 }

@@ -41,6 +41,8 @@ class GatedCacheAttention(GatedBranch):
     than one block leave the gates without gradient. Rows are then split and resumed anywhere. With read="mean" each
     block's mean is a reduction over processes: all must be given calls of one length.
 
+    write=False: every update starts from the stored cache, which no forward changes (see `GRC.unwritten`).
+
     Raises InputError for a length that is not a number, impossible widths, a grid that does not fit.
     """
 
@@ -74,7 +76,8 @@ class GatedCacheAttention(GatedBranch):
     @property
     def state_gradient(self) -> bool:
         """Whether gradient flows through the incoming and outgoing state."""
-        return self.grc.scope == "stream" and self.inner.state_gradient
+        carried = self.causal or self.grc.write
+        return self.grc.scope == "stream" and carried and self.inner.state_gradient
 
     @property
     def block(self) -> int:
@@ -141,18 +144,23 @@ class GatedCacheAttention(GatedBranch):
     def _carried(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Not causal, a cache a row: C_t of all the row's tokens, read by all of them."""
         before = self.cache.clone()
-        if walked is not None:
+        if walked is not None and self.grc.write:
             before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
         new = self.update(summary, before, mask, self.grid)
         seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walked is None else walked.seen
         empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
-        return self.read(query, new), Walk(new, *empty, seen + summary.shape[1])
+        after = new if self.grc.write else before.expand_as(new)
+        return self.read(query, new), Walk(after, *empty, seen + summary.shape[1])
 
     def _walk(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Causal: block by block, each reading the cache that the blocks before it built."""
         shared = self.grc.scope == "shared"
         start = self.cache.clone()
-        pieces, after, written = walk(summary.to(start.dtype), mask, walked, start, self.block, self.update)
+
+        def advance(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
+            return self.update(tokens, cache if self.grc.write else start, valid)
+
+        pieces, after, written = walk(summary.to(start.dtype), mask, walked, start, self.block, advance)
         if shared and self.training:
             self.stage(*self.batch_mean(after.cache, written))
         if shared and self.grc.read == "mean" and self.training:

@@ -57,6 +57,7 @@ class GatedCache(StoredCache):
             )
         super().__init__(grc.length, d)
         self.grc = grc = grc.resolved()
+        self.writes = grc.write
         self.cache_dim = d
         self.update_gate, self.reset_gate, self.candidate = (nn.Linear(2 * d, d) for _ in range(3))
         self.candidate_norm = nn.LayerNorm(d) if grc.candidate == "layernorm_gelu" else None
@@ -125,8 +126,9 @@ class GatedCache(StoredCache):
         return total / count.clamp(min=1), count
 
     def extra_repr(self) -> str:
-        """Slots, width and preset."""
-        return f"slots={self.cache.shape[0]}, cache_dim={self.cache_dim}, preset={self.grc.preset!r}"
+        """Slots, width and preset, and whether it is never written."""
+        written = "" if self.grc.write else ", write=False"
+        return f"slots={self.cache.shape[0]}, cache_dim={self.cache_dim}, preset={self.grc.preset!r}{written}"
 
 
 def caches(model: nn.Module) -> list[GatedCache]:

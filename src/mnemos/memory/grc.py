@@ -43,6 +43,7 @@ class GRC:
     resample: Literal["nearest", "linear", "grid"] = "nearest"  # tokens to slots; grid: 2-D, needs a grid
     branch: Literal["softmax", "linear"] = "softmax"  # the attention over the slots
     block: int | None = None  # causal: tokens between two updates; None: Tm
+    write: bool = True  # False: nothing is ever stored (see `unwritten`)
 
     def __post_init__(self) -> None:
         check_fields(self, "GRC")
@@ -57,16 +58,35 @@ class GRC:
             raise InputError('scope="stream" keeps a cache a row, so read="mean" has nothing to average; leave it out')
         if self.scope == "stream" and self.inference == "frozen":
             raise InputError('scope="stream" carries a cache a row, which inference="frozen" would stop; leave it out')
+        if not self.write and self.inference == "frozen":
+            raise InputError(
+                'expected inference="transient" with write=False, found "frozen", which reads a stored cache; leave it out'
+            )
 
     def resolved(self) -> "GRC":
         """The same with every switch set: what was given wins, the preset gives the rest."""
         switches = dict(PRESETS[self.preset])
-        if self.scope == "stream":  # a row's own cache is read, and carried at inference as in training
+        # A row's own cache is read, at inference as in training: it is carried (stream), or there is no other (write).
+        if self.scope == "stream" or not self.write:
             switches.update(read="sample", inference="transient")
         for name in switches:
             if (given := getattr(self, name)) is not None:
                 switches[name] = given
         return replace(self, **switches)
+
+    def unwritten(self) -> "GRC":
+        """The baseline that shows what the memory adds: the same branch over a cache that is never written.
+
+        It has the same parameters, the same update and the same reading, but every update starts from the stored
+        cache, which keeps its initial zeros. Not causal: the tokens of a call read C_t = update(their own row's tokens,
+        0). Causal: a block must not read itself, so it reads update(the block before it, 0), across calls too. Nothing
+        older reaches an output. A row reads its own C_t, at inference as in training (read="sample",
+        inference="transient"), because a batch mean or a frozen cache would be read in only one of the two. So
+        preset="paper" also projects keys and values per row, which costs 2·Tm·Dm² multiply-adds per sample. A loaded
+        checkpoint may bring a cache that is not zero; it is read as it is, and stays as it is. With zeros the reset
+        gate has no effect: that part of the parameters is counted, and cannot help.
+        """
+        return replace(self, write=False, read="sample", inference="transient")
 
 
 _PAPER = {

@@ -34,7 +34,7 @@ class StoredCache(nn.Module):
         self.pending_rows = torch.zeros(1)
         self.owned = False  # a model above begins and ends the forward
         self.complete = True  # the forward that wrote `pending` came to its end
-        self.writes = True
+        self.writes = True  # False: training forwards read the cache and leave nothing
         self.accumulates = False
         self.register_load_state_dict_post_hook(_after_load)
         self.register_state_dict_pre_hook(_before_save)
@@ -141,6 +141,7 @@ def _reduce(found: Sequence[StoredCache]) -> None:
     At the end of a forward, which every process runs, and not at the promotion, because `eval()` and a save
     promote too and are often called by the first process alone.
     """
+    found = [cache for cache in found if cache.writes]
     if not found or not several_processes():
         return
     sums = [cache.pending * cache.pending_rows for cache in found]

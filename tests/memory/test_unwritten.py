@@ -1,0 +1,122 @@
+"""A cache that is never written: the branch of a cached layer, over update(own tokens, 0) and nothing older."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.attention import GatedCacheAttention
+from mnemos.memory import stored as stored_module
+
+D, H, TM, T = 8, 2, 3, 12
+
+
+def layer(causal: bool = False, **grc: object) -> GatedCacheAttention:
+    torch.manual_seed(0)
+    made = GatedCacheAttention(D, H, grc=GRC(**{"length": TM, **grc}), causal=causal).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.4 * torch.randn_like(parameter)
+    return made
+
+
+def tokens(seed: int = 1, t: int = T) -> torch.Tensor:
+    return torch.randn(2, t, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_it_computes_what_the_written_one_computes_before_its_first_write_and_stays_there():
+    written, unwritten = layer(), layer(write=False)
+    assert {k: v.shape for k, v in written.state_dict().items()} == {
+        k: v.shape for k, v in unwritten.state_dict().items()
+    }
+    first, _ = written(tokens())
+    for seed in (1, 2, 3):
+        unwritten(tokens(seed))[0].sum().backward()
+    again, _ = unwritten(tokens())
+    assert torch.equal(again, first)
+    assert torch.equal(unwritten.eval()(tokens())[0], again), "evaluation reads what training read"
+    assert unwritten.state_dict()["cache"].abs().max() == unwritten.pending.abs().max() == 0
+    written(tokens(2))
+    assert not torch.equal(written(tokens())[0], first), "the written one moves on"
+
+
+def test_a_loaded_cache_is_read_and_kept():
+    written, unwritten = layer(), layer(write=False)
+    written(tokens(2))
+    unwritten.load_state_dict(written.state_dict())
+    assert torch.equal(unwritten(tokens())[0], written(tokens())[0])
+    unwritten(tokens(3))
+    assert torch.equal(unwritten.eval().cache, written.cache)
+
+
+@pytest.mark.parametrize("scope", ["shared", "stream"])
+def test_a_causal_block_reads_the_block_before_it_and_no_older_one(scope):
+    module = layer(causal=True, scope=scope, write=False)
+    with torch.no_grad():
+        module.mix.fill_(torch.inf)  # o_mem alone
+    x = tokens()
+    whole, _ = module.heads(x)
+    for block in range(T // TM):
+        here = slice(block * TM, (block + 1) * TM)
+        before = x[:, (block - 1) * TM : block * TM, : module.cache_dim]
+        read = module.update(before, module.cache) if block else module.cache[None]
+        expected = module.read(module.queries(x[:, here, : module.cache_dim]), read)
+        torch.testing.assert_close(whole[:, here], expected, rtol=1e-12, atol=1e-12)
+    first, state = module.heads(x[:, :5])
+    rest, _ = module.heads(x[:, 5:], state)
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_stream_carries_nothing_from_call_to_call():
+    module = layer(scope="stream", write=False)
+    fresh, state = module(tokens())
+    later, state = module(tokens(), state)
+    assert torch.equal(later, fresh)
+    assert state.walk.cache.abs().max() == 0
+    assert state.walk.seen.tolist() == [2 * T] * 2
+    assert not module.state_gradient
+
+
+def test_several_processes_have_nothing_to_reduce(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a reduction")
+
+    monkeypatch.setattr(stored_module, "several_processes", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", refuse)
+    module = layer(write=False)
+    module(tokens())
+    with stored_module.accumulate_caches(module):
+        module(tokens())
+    with pytest.raises(AssertionError, match="a reduction"):
+        layer()(tokens())
+
+
+def test_the_baseline_reads_at_inference_what_it_read_in_training():
+    grc = GRC(preset="paper", ratio=0.25, read="mean", inference="frozen").unwritten().resolved()
+    assert (grc.write, grc.read, grc.inference, grc.source, grc.ratio) == (False, "sample", "transient", "input", 0.25)
+    grc = GRC(preset="paper", write=False).resolved()
+    assert (grc.read, grc.inference) == ("sample", "transient")
+    with pytest.raises(InputError, match='inference="transient" with write=False, found "frozen"'):
+        GRC(write=False, inference="frozen")
+
+
+def test_beside_a_host_it_costs_the_same_and_stays_empty():
+    def host() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.TransformerEncoder(nn.TransformerEncoderLayer(D, H, 16, batch_first=True, dropout=0.0), 2).double()
+
+    written, unwritten, plain = host(), host(), host()
+    costs = [mnemos.cache(model, GRC(length=TM, write=write)) for model, write in ((written, True), (unwritten, False))]
+    assert costs[0].flops == costs[1].flops
+    assert costs[0].parameters == costs[1].parameters
+    unwritten.load_state_dict(written.state_dict())
+    for seed in (1, 1):
+        said = [model.train()(tokens(seed)) for model in (written, unwritten)]
+    assert not torch.equal(*said)
+    stored = [cache.cache for cache in stored_module.stored(unwritten.eval())]
+    assert len(stored) == 2
+    assert all(cache.abs().max() == 0 for cache in stored)
+    x = tokens()
+    assert torch.equal(mnemos.uncache(unwritten)(x), plain.eval()(x))
