@@ -144,6 +144,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["compare", "demo"], "two recipes or more"),
         (["compare", "demo", "demo"], "name each once"),
         (["compare", "demo", "listops"], "differ in data"),
+        (["compare", "demo", "demo-wider", "--unwritten"], "a recipe with a written gated cache"),
         (["compare", "demo", "demo-wider", "--seeds", "0"], "at least 1"),
         (["report", "nowhere"], "nowhere"),
         (["reproduce", "cached_transformer"], "did you mean 'cached_transformers'"),
@@ -176,7 +177,7 @@ def test_settings_that_do_not_fit_are_refused(fields, words, capsys, tmp_path):
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("compare") / "run"
-    done = mnemos("compare", "demo", "demo-cached", "demo-wider", "--seeds", "2", "--out", str(folder), *QUICK)
+    done = mnemos("compare", "demo", "demo-cached", "--unwritten", "--seeds", "2", "--out", str(folder), *QUICK)
     assert done.returncode == 0, done.stderr
     assert "majority class" in done.stdout
     assert "cache emptied" in done.stdout
@@ -189,14 +190,19 @@ def test_compare_writes_what_it_promises(comparison):
     assert found["metric"] == "accuracy"
     assert found["higher_is_better"] is True
     assert 0 < found["majority"] < 1
-    assert [row["name"] for row in found["rows"]] == ["demo", "demo-cached", "demo-wider"]
+    assert [row["name"] for row in found["rows"]] == ["demo", "demo-cached", "demo-cached-unwritten"]
+    cached, unwritten = found["rows"][1:]
+    assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
         assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "seconds", "peak_bytes"}
         assert row["seeds"] == 2
         assert row["std"] >= 0
         assert min(row[key] for key in ("mean", "parameters", "flops", "seconds", "peak_bytes")) > 0
     controls = {(c["name"], c["control"]) for c in found["controls"]}
-    assert controls == {("demo-cached", c) for c in ("emptied", "exchanged", "closed")}
+    assert controls == {
+        *(("demo-cached", c) for c in ("emptied", "exchanged", "closed")),
+        ("demo-cached-unwritten", "closed"),
+    }
     for places in found["runs"].values():
         for place in places:
             run = comparison / place
@@ -207,7 +213,7 @@ def test_compare_writes_what_it_promises(comparison):
 @pytest.mark.slow
 def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, capsys):
     before = (comparison / "demo/seed-0/metrics.jsonl").stat().st_mtime_ns
-    arguments = ["compare", "demo", "demo-cached", "demo-wider", "--seeds", "2", "--out", str(comparison), *QUICK]
+    arguments = ["compare", "demo", "demo-cached", "--unwritten", "--seeds", "2", "--out", str(comparison), *QUICK]
     assert main(arguments) == 0
     assert (comparison / "demo/seed-0/metrics.jsonl").stat().st_mtime_ns == before
     capsys.readouterr()

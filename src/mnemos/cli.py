@@ -24,7 +24,7 @@ USAGE = """mnemos: memory for transformers
   mnemos sample RUN                            let its model write: pictures, text    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
-                                               same data, seeds and order    [--seeds N] [--out DIR]
+                                               same data, seeds and order    [--seeds N] [--out DIR] [--unwritten]
   mnemos report RUN ...                        one HTML page of runs or a comparison    [--out FILE]
   mnemos reproduce PAPER[/CLAIM]               a paper's table or figure beside ours    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
@@ -175,15 +175,18 @@ def _compare(arguments: list[str]) -> int:
     from .train.session import run_name
 
     about = "Train recipes on the same data, seeds and order, and put them side by side."
-    parser = _RecipeParser("compare", about, "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR]")
+    takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten]"
+    parser = _RecipeParser("compare", about, takes)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="their folder; by default one of its own in runs")
+    about = "add each cached recipe's baseline, whose cache is never written"
+    parser.add_argument("--unwritten", action="store_true", help=about)
     options, names, fields = parser.divided(arguments)
-    if len(names) < 2 and "--help" not in fields:
+    if len(names) + options.unwritten < 2 and "--help" not in fields:
         raise InputError(f"compare takes two recipes or more, found {len(names)}; mnemos list names them")
     recipes = [_recipe("compare", name, fields) for name in names]
     folder = Path(options.out) if options.out else Path("runs") / run_name(recipes[0], "compare")
-    return _training(lambda: compare(recipes, folder, options.seeds))
+    return _training(lambda: compare(recipes, folder, options.seeds, unwritten=options.unwritten))
 
 
 def _report(arguments: list[str]) -> int:

@@ -53,6 +53,10 @@ def test_controls_are_what_they_say_and_leave_the_model_alone(preset):
         network.load_state_dict(before)
 
 
+def test_a_cache_that_is_never_written_has_nothing_to_be_emptied_of():
+    assert set(controls(model(GRC(write=False)), batches)) == {"closed"}
+
+
 def test_a_model_without_caches_has_no_controls_and_no_gates():
     assert controls(model(None), batches) == {}
     assert probe(model(None), batches()[0]) is None

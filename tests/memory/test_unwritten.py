@@ -98,7 +98,7 @@ def test_the_baseline_reads_at_inference_what_it_read_in_training():
     assert (grc.write, grc.read, grc.inference, grc.source, grc.ratio) == (False, "sample", "transient", "input", 0.25)
     grc = GRC(preset="paper", write=False).resolved()
     assert (grc.read, grc.inference) == ("sample", "transient")
-    with pytest.raises(InputError, match='inference="transient" with write=False, found "frozen"'):
+    with pytest.raises(InputError, match='write=False expects inference="transient", found "frozen"'):
         GRC(write=False, inference="frozen")
 
 

@@ -27,13 +27,15 @@ def controls(model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> dict[s
     """{"emptied": {"loss", "accuracy", …}, "exchanged": …, "closed": …} of a model with gated caches; {} without.
 
     A memory that can be emptied or exchanged without loss was not used. Closing the gate also takes away the
-    parameters of the cached branch, so it alone proves nothing. The model is left as it was.
+    parameters of the cached branch, so it alone proves nothing. A cache that is never written has nothing to be emptied
+    of or exchanged: such a model has "closed" alone. The model is left as it was.
     """
     if not caches(model):
         return {}
+    names = CONTROLS if any(cache.grc.write for cache in caches(model)) else ("closed",)
     scores = {}
     with evaluating(model):  # which promotes what is pending before anything is put aside
-        for name in CONTROLS:
+        for name in names:
             with _changed(model, name):
                 score = evaluate(_Meddled(model, name), batches())
             scores[name] = {key: value for key, value in score.items() if key not in ("count", "top5")}

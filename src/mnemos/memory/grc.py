@@ -60,7 +60,7 @@ class GRC:
             raise InputError('scope="stream" carries a cache a row, which inference="frozen" would stop; leave it out')
         if not self.write and self.inference == "frozen":
             raise InputError(
-                'expected inference="transient" with write=False, found "frozen", which reads a stored cache; leave it out'
+                'write=False expects inference="transient", found "frozen", which reads a stored cache; leave it out'
             )
 
     def resolved(self) -> "GRC":

@@ -16,10 +16,13 @@ from mnemos.types import InputError
 
 from .checks import complete
 from .recipe import Recipe, RolloutConfig, TrainConfig, as_now
+from .recipe import unwritten as never_written
 from .stopping import Interrupted, TrainingFailed
 
 
-def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bool = False) -> dict[str, Any]:
+def compare(
+    recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bool = False, unwritten: bool = False
+) -> dict[str, Any]:
     """Train every recipe with every seed in folder/RECIPE/seed-N and write folder/comparison.json (returned).
 
     {"metric", "higher_is_better", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one seed),
@@ -27,6 +30,8 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
     "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric, of the test split, is what
     the task is judged by: accuracy, loss (text, pictures) or token error rate (speech); seconds (in updates) and peak
     bytes are means over seeds.
+
+    `unwritten` adds, after each recipe with a gated cache, its baseline whose cache is never written.
 
     Each run has a process of its own, so that none finds another's memory or threads; the seeds' rounds alternate
     between recipes, so that a machine that slows down slows all of them. A comparison that was interrupted goes on
@@ -36,6 +41,7 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, found {seeds}")
     folder = Path(folder)
+    recipes = with_unwritten(recipes) if unwritten else recipes
     recipes = [complete(recipe) for recipe in recipes]
     _check(recipes, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,6 +58,18 @@ def compare(recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bo
         show(comparison)
         print(folder)
     return comparison
+
+
+def with_unwritten(recipes: list[Recipe]) -> list[Recipe]:
+    """The recipes, and after each with a gated cache its never-written baseline, where it is not given already."""
+    names, found = {recipe.name for recipe in recipes}, []
+    for recipe in recipes:
+        baseline = never_written(recipe)
+        found += [recipe] if baseline is None or baseline.name in names else [recipe, baseline]
+    if all(never_written(recipe) is None for recipe in recipes):
+        known = ", ".join(recipe.name for recipe in recipes)
+        raise InputError(f"--unwritten expects a recipe with a written gated cache, found {known}; leave it out")
+    return found
 
 
 def _check(recipes: list[Recipe], folder: Path) -> None:

@@ -2,10 +2,11 @@
 
 import contextlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mnemos.config import DataConfig, ModelConfig, from_dict, to_dict
+from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
 
@@ -98,6 +99,21 @@ class Recipe:
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def unwritten(recipe: Recipe) -> Recipe | None:
+    """The baseline of a recipe with a gated cache: the same, named NAME-unwritten, whose cache is never written.
+
+    Parameters and reading are equal (`GRC.unwritten`), so what the recipe reaches beyond it is what its memory adds.
+    None for a recipe without a gated cache, or whose cache is never written already.
+    """
+    cache = getattr(recipe.model, "cache", None)
+    if not isinstance(cache, GRC) or not cache.write:
+        return None
+    model: Any = recipe.model
+    about = f"{recipe.name} with a cache that is never written: what the branch gives without a memory"
+    model = replace(model, cache=cache.unwritten())
+    return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 
 def as_now(saved: dict[str, Any]) -> dict[str, Any]:
