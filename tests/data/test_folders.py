@@ -117,28 +117,28 @@ def test_a_large_index_is_small(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda f: None, r"none: expected a folder of images, cannot open it \(No such file"),
-        (lambda f: f.touch(), r"none: expected a folder of images, cannot open it \(Not a directory"),
-        (lambda f: f.mkdir(), "none: expected class folders, two or more, with images in them, found none"),
-        (lambda f: write_photos(f, {"cat": 5}), "expected class folders, two or more, .* found one, 'cat'"),
-        (lambda f: (write_photos(f, {"a": 5}), (f / "b").mkdir()), r"none/b: expected images \(.jpg .*\), found none"),
-        (lambda f: write_photos(f, {"a": 2, "b": 2}), "none: expected a class of at least 3 images"),
-        (lambda f: write_photos(f / "val", {"a": 2, "b": 2}), "none/val: expected a folder train beside it"),
+        (lambda f: None, r"none: .*\(No such file"),
+        (lambda f: f.touch(), r"none: .*\(Not a directory"),
+        (lambda f: f.mkdir(), "none: .*class folders.*found none"),
+        (lambda f: write_photos(f, {"cat": 5}), "class folders.*found one, 'cat'"),
+        (lambda f: (write_photos(f, {"a": 5}), (f / "b").mkdir()), r"none/b: .*\(\.jpg .*\), found none"),
+        (lambda f: write_photos(f, {"a": 2, "b": 2}), "none: .*at least 3 images"),
+        (lambda f: write_photos(f / "val", {"a": 2, "b": 2}), "none/val: .*folder train"),
         (
             lambda f: (write_photos(f / "train", {"a": 5, "b": 5}), write_photos(f / "val", {"a": 1, "x": 1})),
-            "none/val/x: expected a class that train has, found 'x'",
+            "none/val/x: .*train.*'x'",
         ),
         (
             lambda f: [write_photos(f / name, {"a": 5, "b": 5}) for name in ("train", "val", "valid")],
-            "expected one validation folder, found val and valid",
+            "none: .*found val and valid",
         ),
         (
             lambda f: (write_photos(f / "train", {"a": 5, "b": 5}), write_photos(f, {"val": 5})),
-            "none/val: expected class folders as in train, found none",
+            "none/val: .*class folders",
         ),
         (
             lambda f: (write_photos(f / "train", {"a": 5, "b": 5}), (f / "val" / "a").mkdir(parents=True)),
-            "none/val/a: expected images",
+            "none/val/a: .*images",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_wrong_folders(tmp_path, make, words):
 
 @pytest.mark.parametrize("share", [0.0, 0.5, -1.0, float("nan")])
 def test_wrong_shares(tmp_path, share):
-    with pytest.raises(InputError, match=r"data.held_out must be above 0 and below 0.5"):
+    with pytest.raises(InputError, match=r"data.held_out .*found"):
         read_layout(write_photos(tmp_path, {"a": 5, "b": 5}), share)
 
 

@@ -173,17 +173,17 @@ def task_of(settings: RecallConfig) -> tuple:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (CopyConfig(length=3), "length >= 4"),
-        (CopyConfig(symbols=0), "symbols >= 1"),
-        (CopyConfig(rows=0), "at least one held-out sequence"),
-        (CopyConfig(seed=-1), "seed: expected"),
-        (RecallConfig(pairs=40), "queries <= pairs <= symbols"),
-        (RecallConfig(queries=0), "1 <= queries"),
-        (RecallConfig(gap=-1), "gap >= 0"),
-        (RecallConfig(distance=-1), "shortest <= distance"),
-        (RecallConfig(distance=4, shortest=5), "shortest <= distance"),
-        (RecallConfig(distance=4, grow=5), "shortest >= 1 to grow from"),
-        (RecallConfig(distance=4, distractors=0), "distractors >= 1"),
+        (CopyConfig(length=3), "data.length.*found 3 and 10"),
+        (CopyConfig(symbols=0), "data.symbols.*found 128 and 0"),
+        (CopyConfig(rows=0), "data.rows: .*found 0"),
+        (CopyConfig(seed=-1), "seed: .*found -1"),
+        (RecallConfig(pairs=40), "queries <= pairs <= symbols.*found 4, 40, 32"),
+        (RecallConfig(queries=0), "1 <= queries.*found 0, 16, 32"),
+        (RecallConfig(gap=-1), "gap >= 0.* -1"),
+        (RecallConfig(distance=-1), "shortest <= distance.*found 0, -1"),
+        (RecallConfig(distance=4, shortest=5), "shortest <= distance.*found 5, 4"),
+        (RecallConfig(distance=4, grow=5), "grow.*shortest >= 1.*found 5 and 0"),
+        (RecallConfig(distance=4, distractors=0), "distractors >= 1.* 0"),
     ],
 )
 def test_wrong_settings_are_named(settings, words):

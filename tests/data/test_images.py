@@ -80,14 +80,14 @@ def test_other_names_of_the_kind(tmp_path):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "expected a header of 16 bytes, found the end at offset 0"),
-        (pack(images(3))[:10], "found the end at offset 10"),
-        (pack(labels(30)), "offset 0: expected the magic number 2051, found 2049"),
-        (pack(images(3))[:-5], "expected the end at offset 2368, found it at 2363"),
-        (pack(images(3)) + b"x", "expected the end at offset 2368, found it at 2369"),
-        (gzip.compress(pack(images(3)))[:-100], "gzip stream is cut short at offset"),
-        (gzip.compress(pack(images(3)))[:-8] + bytes(8), "gzip stream is damaged"),
-        (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "expected the end at offset 18446744073709551632"),
+        (b"", "header of 16 bytes, found 0"),
+        (pack(images(3))[:10], "header of 16 bytes, found 10"),
+        (pack(labels(30)), "offset 0: .*2051, found 2049"),
+        (pack(images(3))[:-5], "2368 bytes, found 2363"),
+        (pack(images(3)) + b"x", "2368 bytes, found 2369"),
+        (gzip.compress(pack(images(3)))[:-100], r"gzip.*offset \d+"),
+        (gzip.compress(pack(images(3)))[:-8] + bytes(8), "gzip.*damaged"),
+        (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "18446744073709551632 bytes"),
     ],
 )
 def test_broken_files(tmp_path, data, words):
@@ -101,20 +101,20 @@ def test_broken_files(tmp_path, data, words):
 
 def test_missing_files(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InputError, match="train-images-idx3-ubyte: expected this file") as error:
+        with pytest.raises(InputError, match=r"train-images-idx3-ubyte: .*data\.path") as error:
             MNISTConfig(str(folder)).build()
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"x: expected a file that can be read.*No such file"):
+    with pytest.raises(InputError, match=r"x: .*No such file"):
         read_idx(tmp_path / "x", 1)
 
 
 def test_labels_that_do_not_fit(tmp_path):
     (tmp_path / "i").write_bytes(pack(images(12)))
     (tmp_path / "l").write_bytes(pack(labels(11)))
-    with pytest.raises(InputError, match=r"l: expected 12 labels, one an image of .*i, found 11"):
+    with pytest.raises(InputError, match=r"l: .*12 labels.*i, found 11"):
         read_images(tmp_path / "i", tmp_path / "l", 10)
     (tmp_path / "l").write_bytes(pack(np.array([*range(10), 10, 3], np.uint8)))
-    with pytest.raises(InputError, match="l: offset 18: expected a label from 0 to 9, found 10"):
+    with pytest.raises(InputError, match=r"l: offset 18: .*0 to 9, found 10"):
         read_images(tmp_path / "i", tmp_path / "l", 10)
     assert (tmp_path / "l").read_bytes()[18] == 10
 
@@ -122,13 +122,13 @@ def test_labels_that_do_not_fit(tmp_path):
 def test_images_of_two_sizes(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20, size=14)))
-    with pytest.raises(InputError, match="expected test images of 784 pixels"):
+    with pytest.raises(InputError, match=r"test .*784 pixels.*found 196"):
         MNISTConfig(str(tmp_path), valid_size=10).build()
 
 
 @pytest.mark.parametrize("size", [0, 60, 100])
 def test_held_out_sizes_that_leave_nothing(tmp_path, size):
-    with pytest.raises(InputError, match="leave some of the 60 images to train on"):
+    with pytest.raises(InputError, match=rf"mnist: .*60 images.*found {size}"):
         MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=size).build()
 
 
@@ -152,14 +152,14 @@ def test_download(tmp_path, mirror):
 
 def test_download_refuses_what_is_not_the_file(tmp_path, mirror):
     (mirror / "t10k-labels-idx1-ubyte.gz").write_bytes(b"something else")
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz: expected SHA-256 .*nothing was stored"):
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz: .*SHA-256"):
         download_mnist(tmp_path / "new")
     assert not (tmp_path / "new" / "t10k-labels-idx1-ubyte.gz").exists()
 
 
 def test_download_that_fails(tmp_path, mirror):
     (mirror / "train-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(InputError, match="could not be fetched") as error:
+    with pytest.raises(InputError, match=r"idx\d-ubyte\.gz: ") as error:
         download_mnist(tmp_path / "new")
     assert "\n" not in str(error.value)
 
@@ -236,14 +236,14 @@ def test_digits_as_images():
 
 
 def test_pixels_are_not_augmented(tmp_path):
-    with pytest.raises(InputError, match=r"data.augment varies images, found policy 'light' .* use data.layout image"):
+    with pytest.raises(InputError, match=r"data.augment.policy: .*'light'.*data.layout image"):
         MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10, augment=AugmentConfig("light")).build()
 
 
 def test_images_that_are_not_square(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20)[:, :14]))
-    with pytest.raises(InputError, match="test split: expected images of 28 x 28 pixels, found 14 x 28"):
+    with pytest.raises(InputError, match=r"test .*28 x 28 pixels, found 14 x 28"):
         MNISTConfig(str(tmp_path), valid_size=10, layout="image").build()
 
 

@@ -61,7 +61,7 @@ def test_gives_up_where_there_are_no_more(monkeypatch):
     monkeypatch.setattr(listops_stream, "PATIENCE", 3)
     with SampleStream(Rules(0, 2, 1), 0) as stream:
         assert sorted(stream.take(10).labels) == list(range(10))
-        with pytest.raises(InputError, match="expected 1 more distinct samples, found 0") as error:
+        with pytest.raises(InputError, match=r"1 more .*found 0.* 3 blocks") as error:
             stream.take(1)
     assert "\n" not in str(error.value)
 
@@ -69,12 +69,15 @@ def test_gives_up_where_there_are_no_more(monkeypatch):
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        (Rules(-1, 20), "0 <= min_length"),
-        (Rules(10, 11), "found 10 and 11"),
-        (Rules(max_depth=0), "max_depth >= 1"),
-        (Rules(max_arguments=1), "max_arguments >= 2"),
-        (Rules(digit_probability=1.5), "between 0 and 1, found 1.5"),
-        (Rules(500, 2000, max_depth=3, max_arguments=10), "longer than 122 tokens, but min_length is 500"),
+        (Rules(-1, 20), "min_length -1 and max_length 20"),
+        (Rules(10, 11), "min_length 10 and max_length 11"),
+        (Rules(max_depth=0), "found max_depth 0"),
+        (Rules(max_arguments=1), "found .*max_arguments 1"),
+        (Rules(digit_probability=1.5), "digit_probability .*found 1.5"),
+        (
+            Rules(500, 2000, max_depth=3, max_arguments=10),
+            "min_length below 122,.*max_depth 3 .*max_arguments 10, found 500",
+        ),
     ],
 )
 def test_rules_that_cannot_be_met(rules, words):
@@ -86,13 +89,13 @@ def test_rules_that_cannot_be_met(rules, words):
 def test_the_longest_sample_there_is_can_be_had():
     rows = generate(Rules(5, 7, 2, 4, 0.0), 0, 50)
     assert set(rows.lengths) == {6}
-    with pytest.raises(InputError, match="longer than 6 tokens"):
+    with pytest.raises(InputError, match=r"min_length below 6,.*found 6"):
         SampleStream(Rules(6, 9, 2, 4, 0.0), 0)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(-1, 1), (0, 0)])
 def test_wrong_seed_and_workers(seed, workers):
-    with pytest.raises(InputError, match="seed >= 0 and workers >= 1"):
+    with pytest.raises(InputError, match=f"data.seed, data.workers: .*found {seed} and {workers}"):
         SampleStream(SHORT, seed, workers)
 
 
@@ -104,7 +107,7 @@ def test_closing_ends_the_processes():
     assert all(process.poll() is not None for process in processes)
 
 
-def test_a_worker_ends_by_itself_when_nobody_reads():
+def test_a_worker_ends_when_its_pipe_is_closed():
     stream = SampleStream(SHORT, 0, workers=2)
     stream.take(1)
     for process in stream._workers:

@@ -136,17 +136,17 @@ def test_an_unreadable_file_is_named(tmp_path, content):
     whole = saved(photo(1), "JPEG")
     path = tmp_path / "broken.jpg"
     path.write_bytes({"cut": whole[: len(whole) // 2], "noise": whole[:20] + bytes(400)}.get(content, content))
-    with pytest.raises(InputError, match=r"broken.jpg: expected an image, cannot be read \(\w.*\); replace") as error:
+    with pytest.raises(InputError, match=r"broken.jpg: .*\(\w.*\)") as error:
         read_image(path)
     assert "\n" not in str(error.value)
     assert "BytesIO" not in str(error.value)
-    with pytest.raises(InputError, match=r"gone.jpg: expected an image, cannot read the file \(No such file"):
+    with pytest.raises(InputError, match=r"gone.jpg: .*\(No such file"):
         read_image(tmp_path / "gone.jpg")
 
 
 def test_without_pillow(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(InputError, match=r"Pillow, which is missing; run: pip install 'mnemos\[vision\]'"):
+    with pytest.raises(InputError, match=r"Pillow.*pip install 'mnemos\[vision\]'"):
         pictures.pillow()
 
 

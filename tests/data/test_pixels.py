@@ -64,7 +64,7 @@ def test_colours_come_after_each_other(tmp_path):
 
 
 def test_tasks_that_are_no_images_are_refused():
-    with pytest.raises(InputError, match="layout image"):
+    with pytest.raises(InputError, match=r"data.images: .*'digits'.*data.images.layout image"):
         PixelsConfig(DigitsConfig()).build()
-    with pytest.raises(InputError, match="take mnist, cifar or photos"):
+    with pytest.raises(InputError, match=r"data.images: .*'text'.*mnist, cifar or photos"):
         PixelsConfig(TextConfig(__file__)).build()

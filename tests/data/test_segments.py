@@ -129,20 +129,20 @@ def test_seeds_and_epochs_give_other_orders():
 
 def test_batch_size_of_nothing():
     made = task([3, 4], 2)
-    with pytest.raises(InputError, match="batch size of at least 1, found 0"):
+    with pytest.raises(InputError, match=r"train\.batch_size .*found 0"):
         made.train_batch(0, 0, 0)
-    with pytest.raises(InputError, match="batch size of at least 1, found 0"):
+    with pytest.raises(InputError, match=r"train\.batch_size .*found 0"):
         next(made.batches("valid", 0))
 
 
 @pytest.mark.parametrize(
     ("train", "change", "words"),
     [
-        ([], {}, "train split: expected at least one document"),
-        ([np.array([1]), np.array([], np.int64)], {}, "train split: document 1 is empty"),
-        ([np.array([1]), np.array([1, 2, 10])], {}, "document 1, offset 2: expected a token from 0 to 9, found 10"),
+        ([], {}, "train .*document.*found none"),
+        ([np.array([1]), np.array([], np.int64)], {}, "train .*document 1: .*token"),
+        ([np.array([1]), np.array([1, 2, 10])], {}, "train .*document 1, offset 2: .*0 to 9, found 10"),
         ([np.array([1, -1])], {}, "document 0, offset 1: .* found -1"),
-        ([np.array([1])], {"segment": 0}, "at least one token, found 0"),
+        ([np.array([1])], {"segment": 0}, "data.segment .*found 0"),
     ],
 )
 def test_wrong_documents(train, change, words):

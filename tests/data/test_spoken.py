@@ -112,11 +112,11 @@ def test_sizes(task):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"longest": 0}, "data.longest must be at least data.shortest 1"),
-        ({"shortest": 0}, "data.shortest must be at least 1"),
+        ({"longest": 0}, "data.longest .*data.shortest 1, found 0"),
+        ({"shortest": 0}, "data.shortest .*found 0"),
         ({"silence": -0.1}, "data.silence"),
         ({"rows": 0}, "data.rows"),
-        ({"test_takes": 5}, "train split: expected recordings, found none"),
+        ({"test_takes": 5}, "train .*data.test_takes"),
     ],
 )
 def test_settings_that_cannot_be(config, change, problem):

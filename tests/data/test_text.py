@@ -110,14 +110,14 @@ def test_real_books():
 @pytest.mark.parametrize(
     ("files", "change", "words"),
     [
-        (None, {}, "expected a file or a folder of text, found nothing there"),
-        ({}, {}, "found 0 files and not one byte"),
-        ({"a": b"", "b": b""}, {}, "found 2 files and not one byte"),
-        ({"a": b"ab"}, {}, "a: expected at least three bytes"),
-        ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, "a.gz: the gzip stream is cut short at offset"),
-        ({"a": b"abc"}, {"segment": 0}, "segments of at least one token"),
-        ({"a": b"abc"}, {"longest": 0}, "longest of at least 1 byte"),
-        ({"a": b"abc"}, {"held_out": 0.5}, "held_out between 0 and 0.5, found 0.5"),
+        (None, {}, "text: .*data.path"),
+        ({}, {}, "found 0 files"),
+        ({"a": b"", "b": b""}, {}, "found 2 files"),
+        ({"a": b"ab"}, {}, "a: .*3 bytes.*found 2"),
+        ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, r"a.gz: .*gzip.*offset \d+"),
+        ({"a": b"abc"}, {"segment": 0}, "data.segment .*found 0"),
+        ({"a": b"abc"}, {"longest": 0}, "data.longest .*found 0"),
+        ({"a": b"abc"}, {"held_out": 0.5}, "data.held_out .*found 0.5"),
     ],
 )
 def test_wrong_text(tmp_path, files, change, words):

@@ -1,4 +1,4 @@
-"""The copy task of "Transformers are RNNs" (Figure 2): repeat a word once it has been read."""
+"""The copy task of "Transformers are RNNs" (Figure 2): read a word of symbols, then repeat it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,11 +15,11 @@ from .generated import GeneratedTask
 
 @dataclass(frozen=True)
 class CopyConfig(DataConfig):
-    """Sequences [w, 0, w, 0, 0, …] of `length` tokens; w has n symbols from 1 … `symbols`, each drawn evenly.
+    """Sequences [w, 0, w, 0, 0, …] of `length` tokens. The word w has n symbols, uniform over 1 … `symbols`.
 
-    n is uniform between a quarter of the length and the longest word of which two fit (32 to 63 for 128). The loss
-    counts the n symbols of the second w alone. `rows` sequences, drawn from `seed`, are held out for each of
-    validation and test.
+    n is uniform between length/4 and length/2 − 1, the longest word that fits twice (32 to 63 for length 128). The loss
+    counts only the n symbols of the second w. The validation and the test split have `rows` sequences each, drawn from
+    `seed`.
     """
 
     name: ClassVar[str] = "copy"
@@ -30,20 +30,23 @@ class CopyConfig(DataConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: vocabulary `symbols` + 1, T = `length`."""
+        """The task: vocabulary size `symbols` + 1, T = `length`. Raises InputError for a setting out of range."""
         if self.length < 4 or self.symbols < 1:
-            raise InputError(f"copy: expected length >= 4 and symbols >= 1, found {self.length} and {self.symbols}")
+            raise InputError(
+                f"data.length, data.symbols: expected length >= 4 and symbols >= 1, found {self.length} and "
+                f"{self.symbols}"
+            )
         return GeneratedTask(self.draw, self.symbols + 1, self.length, self.rows, self.seed)
 
     def draw(self, random: np.random.Generator, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and targets, [rows, length] each; targets[:, i] is the token after inputs[:, i] where it counts."""
+        """Draw inputs and targets, [rows, length] each. targets[:, i] is the token after inputs[:, i], or IGNORE."""
         longest = self.length // 2 - 1
         n = random.integers(self.length // 4, longest, (rows, 1), endpoint=True)
         word = random.integers(1, self.symbols, (rows, longest), endpoint=True)
         place = np.arange(self.length)[None]
         second = (place > n) & (place <= 2 * n)
         inputs = np.zeros((rows, self.length), np.int64)
-        # Booleans pick row by row, left to right, so the word's symbols keep their order in both copies.
+        # A boolean index selects row by row, left to right, so the symbols keep their order in both copies.
         inputs[place < n] = inputs[second] = word[place[:, :longest] < n]
         targets = np.full_like(inputs, IGNORE)
         targets[:, :-1] = np.where(second[:, 1:], inputs[:, 1:], IGNORE)

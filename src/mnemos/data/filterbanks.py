@@ -1,4 +1,4 @@
-"""Log-mel filterbanks: what a speech recogniser is given of a waveform."""
+"""Log-mel filterbanks: the features of a waveform that a speech recogniser reads."""
 
 import functools
 
@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 WINDOW, HOP = 0.025, 0.010  # seconds
-FLOOR = 1e-10  # least power of a band, of samples in [-1, 1]: far below one quantisation step
+FLOOR = 1e-10  # minimum power of a band for samples in [-1, 1]: far below one quantisation step
 
 
 def frames(samples: int, rate: int) -> int:
-    """How many whole windows there are in so many samples."""
+    """The number of whole windows in `samples` samples at `rate` samples per second."""
     window, hop = _sizes(rate)
     return max(0, 1 + (samples - window) // hop)
 
 
 def filterbanks(wave: Tensor, rate: int, bands: int = 40) -> Tensor:
-    """log Σ_f w_b(f)·|X_t(f)|² of samples [n] in [-1, 1], as [T, bands]: a row each 10 ms, of the 25 ms that follow.
+    """log Σ_f w_b(f)·|X_t(f)|² of samples [n] in [-1, 1], as [T, bands]: windows of 25 ms, one every 10 ms.
 
-    X_t is the spectrum of window t under a Hann window, padded with zeros to a power of two; w_b are triangles of
-    height 1 whose corners stand evenly between 0 and half the rate on the mel scale 2595·log₁₀(1 + f/700). No deltas.
-    Only whole windows count: T = 1 + ⌊(n − 25 ms)/10 ms⌋. Cost: O(T·N·log N), N the window.
+    X_t is the spectrum of window t, weighted by a Hann window and zero-padded to a power of two. w_b is a triangle of
+    height 1; the corners of all triangles are equally spaced from 0 to rate/2 on the mel scale 2595·log₁₀(1 + f/700).
+    There are no delta features. Only whole windows count: T = 1 + ⌊(n − 25 ms)/10 ms⌋.
+    Cost: O(T·N·log N) for windows of N samples.
     """
     window, hop = _sizes(rate)
     shape, triangles = _window(rate).to(wave), _triangles(rate, bands).to(wave)
@@ -30,7 +31,7 @@ def filterbanks(wave: Tensor, rate: int, bands: int = 40) -> Tensor:
 
 
 def normalised(rows: Tensor) -> Tensor:
-    """Rows [T, bands] with mean 0 and variance 1 in each band, over this utterance alone; a constant band becomes 0."""
+    """Normalise rows [T, bands] of one utterance to mean 0 and variance 1 per band. A constant band becomes 0."""
     centred = rows - rows.mean(0)
     return centred / centred.square().mean(0).sqrt().clamp(min=1e-5)
 
@@ -46,7 +47,7 @@ def _window(rate: int) -> Tensor:
 
 @functools.cache
 def _triangles(rate: int, bands: int) -> Tensor:
-    """The weights [F, bands] of F frequencies, 0 to half the rate."""
+    """The weights w_b [F, bands] at F frequencies from 0 to rate/2."""
     size = 1 << (_sizes(rate)[0] - 1).bit_length()
     frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)[:, None]
     top = torch.tensor(rate / 2, dtype=torch.float64)

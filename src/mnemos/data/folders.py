@@ -1,4 +1,4 @@
-"""Folders of class folders, in the layouts that photos come in, as compact lists of files."""
+"""List the images of data sets in class folders, in their usual layouts, as compact lists of files."""
 
 import hashlib
 import os
@@ -19,13 +19,13 @@ _VALID = ("val", "validation", "valid")
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """N files in class folders, about 12 bytes each and their names: names joined, starts [N + 1], labels [N].
+    """N files in class folders: concatenated names, starts [N + 1], labels [N]. About 12 bytes per file plus its name.
 
-    They are in the order of their classes, and of their names within one.
+    Files are sorted by class, then by name.
     """
 
     folder: str
-    classes: tuple[str, ...]  # the folders' names; a label is a place among them
+    classes: tuple[str, ...]  # the class folders' names; a label is an index into them
     names: bytes
     starts: NDArray[np.int64]
     labels: NDArray[np.int32]
@@ -34,34 +34,38 @@ class Files:
         return len(self.labels)
 
     def name(self, index: int) -> bytes:
-        """Below its class folder."""
+        """The path of file `index` relative to its class folder."""
         return self.names[self.starts[index] : self.starts[index + 1]]
 
     def path(self, index: int) -> str:
-        """Where a file lies."""
+        """The full path of file `index`."""
         return os.path.join(self.folder, self.classes[self.labels[index]], os.fsdecode(self.name(index)))
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A split: some of the files, in their order."""
+    """A split: the files with indices `rows` [n], in that order."""
 
     files: Files
     rows: NDArray[np.int64]
 
 
 def read_layout(folder: str | Path, held_out: float) -> dict[Split, Part]:
-    """The splits "train", "valid" and "test" of a folder, disjoint, in one of two layouts.
+    """The disjoint splits "train", "valid" and "test" of a folder in one of two layouts.
 
-    FOLDER/CLASS/…/IMAGE: of each class a share `held_out` is the validation split and as much the test split, at least
-    one each where the class has three images or more.
-    FOLDER/train/CLASS/…/IMAGE, and beside train the folders val (or validation, or valid) and test, or one of them.
-    Both: each is what it says. val alone, as ImageNet has it: it is the test split, as results are reported on it.
-    Where there is no other validation split, a share `held_out` of each class of train is. A test folder that holds
-    images without class folders, as ImageNet's, has no labels and is left alone; of train alone both are made.
-    Which images of a class are held out is decided by the hashes of their names, so an image keeps its split when
-    others come or go. Hidden files and folders, and files without an ending of `ENDINGS`, are no images.
-    Raises InputError for anything else, with what is wrong and where.
+    Layout 1, FOLDER/CLASS/…/IMAGE: the validation and the test split each take a share `held_out` of every class, and
+    at least one image of every class that has three or more.
+    Layout 2, FOLDER/train/CLASS/…/IMAGE, with validation and test folders beside train in the same form. The validation
+    folder is named val, validation or valid. The splits depend on the folders that exist:
+    - validation and test: they are the two splits;
+    - validation only, as in ImageNet: it is the test split, because results are reported on it, and the validation
+      split is a share `held_out` of every class of train;
+    - test only: the validation split is a share `held_out` of every class of train;
+    - neither: both splits are shares of train, as in layout 1.
+    A test folder without class folders, such as ImageNet's, has no labels and is ignored.
+    The hash of an image's name decides whether it is held out, so an image keeps its split when others are added or
+    removed. Hidden files and folders, and files whose endings are not in `ENDINGS`, are ignored.
+    Raises InputError, with the path, for any other layout.
     """
     if not 0 < held_out < 0.5:
         raise InputError(f"data.held_out must be above 0 and below 0.5, found {held_out}")
@@ -69,19 +73,19 @@ def read_layout(folder: str | Path, held_out: float) -> dict[Split, Part]:
     below = _subfolders(folder)
     train = os.path.join(folder, "train")
     evaluated = [name for name in (*_VALID, "test") if name in below and _holds_folders(os.path.join(folder, name))]
-    if "train" not in below or not _holds_folders(train):  # "train" may be a class, of vehicles
+    if "train" not in below or not _holds_folders(train):  # "train" may be a class: the vehicle
         if evaluated:
             where = os.path.join(folder, evaluated[0])
-            raise InputError(f"{where}: expected a folder train beside it, with its class folders, found none")
+            raise InputError(f"{where}: expected a folder train with class folders beside it, found none; add it")
         files = scan(folder)
         valid, test, rest = _held_out(files, held_out, 2)
         return {"train": Part(files, rest), "valid": Part(files, valid), "test": Part(files, test)}
     if len(named := [name for name in _VALID if name in below]) > 1:
-        raise InputError(f"{folder}: expected one validation folder, found {' and '.join(named)}; remove one")
+        raise InputError(f"{folder}: expected one validation folder, found {' and '.join(named)}; keep one of them")
     files = scan(train)
     for name in named:
         if name not in evaluated:
-            raise InputError(f"{os.path.join(folder, name)}: expected class folders as in train, found none; make them")
+            raise InputError(f"{os.path.join(folder, name)}: expected class folders as in train, found none; add them")
     others = {name: scan(os.path.join(folder, name), files.classes) for name in evaluated}
     if not others:
         valid, test, rest = _held_out(files, held_out, 2)
@@ -94,35 +98,36 @@ def read_layout(folder: str | Path, held_out: float) -> dict[Split, Part]:
 
 
 def scan(folder: str, classes: tuple[str, ...] | None = None) -> Files:
-    """The images of a folder's class folders, searched through; classes are sorted by name, or those given.
+    """List the images at any depth below the class folders of `folder`. Without `classes`, all folders are classes.
 
-    Cost: a look at every entry; 14 million files need about half a gigabyte. Raises InputError where there are no
-    class folders, one alone, one without images, or one that is not among those given.
+    Cost: every directory entry is read once; 14 million files need about 0.5 GB of memory. Raises InputError if there
+    are fewer than two class folders, if one has no images, or if one is not in `classes`.
     """
     found = tuple(sorted(_subfolders(folder)))
     if classes is None:
         classes = found
         if len(found) < 2:
             what = f"one, {found[0]!r}" if found else "none"
-            raise InputError(f"{folder}: expected class folders, two or more, with images in them, found {what}")
-    elif strangers := [name for name in found if name not in set(classes)]:
+            raise InputError(f"{folder}: expected at least two class folders with images, found {what}; check the path")
+    elif unknown := [name for name in found if name not in set(classes)]:
         raise InputError(
-            f"{os.path.join(folder, strangers[0])}: expected a class that train has, found {strangers[0]!r}; "
-            "remove it or add it there"
+            f"{os.path.join(folder, unknown[0])}: expected a class that train has, found {unknown[0]!r}; "
+            "remove this folder, or add the class to train"
         )
     names, lengths, counts = bytearray(), [], []
-    places = {name: i for i, name in enumerate(classes)}
+    indices = {name: i for i, name in enumerate(classes)}
     for name in found:
         inside = sorted(_images(os.path.join(folder, name), b""))
         if not inside:
             raise InputError(
-                f"{os.path.join(folder, name)}: expected images ({' '.join(ENDINGS)}), found none; fill or remove it"
+                f"{os.path.join(folder, name)}: expected images ({' '.join(ENDINGS)}), found none; add images or "
+                "remove the folder"
             )
         names += b"".join(inside)
         lengths.append(np.fromiter(map(len, inside), np.int64, len(inside)))
         counts.append(len(inside))
     starts = np.concatenate([[0], *lengths]).cumsum()
-    labels = np.repeat(np.array([places[name] for name in found], np.int32), counts)
+    labels = np.repeat(np.array([indices[name] for name in found], np.int32), counts)
     return Files(folder, classes, bytes(names), starts, labels)
 
 
@@ -131,15 +136,17 @@ def _subfolders(folder: str) -> list[str]:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
-        raise _unopened(folder, error) from None
+        raise _cannot_open(folder, error) from None
 
 
-def _unopened(folder: str, error: OSError) -> InputError:
-    return InputError(f"{folder}: expected a folder of images, cannot open it ({error.strerror}); name another folder")
+def _cannot_open(folder: str, error: OSError) -> InputError:
+    return InputError(
+        f"{folder}: expected a folder of images, but it cannot be opened ({error.strerror}); check the path"
+    )
 
 
 def _holds_folders(folder: str) -> bool:
-    """Whether a folder is one of class folders: with folders in it and no images beside them."""
+    """Whether a folder holds class folders: it has subfolders and no images of its own."""
     return bool(_subfolders(folder)) and not any(_is_image(name) for name in os.listdir(folder))
 
 
@@ -148,7 +155,7 @@ def _is_image(name: str) -> bool:
 
 
 def _images(folder: str, prefix: bytes) -> Iterator[bytes]:
-    """The images below a folder, at any depth, named from there."""
+    """The images at any depth below a folder, as paths relative to it."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -159,11 +166,11 @@ def _images(folder: str, prefix: bytes) -> Iterator[bytes]:
                 elif entry.is_dir():
                     yield from _images(entry.path, prefix + os.fsencode(entry.name) + b"/")
     except OSError as error:
-        raise _unopened(folder, error) from None
+        raise _cannot_open(folder, error) from None
 
 
 def _held_out(files: Files, share: float, parts: int) -> list[NDArray[np.int64]]:
-    """`parts` disjoint shares of every class, then the rest: rows, each in order."""
+    """Split every class into `parts` disjoint shares and the rest: their file indices, each part sorted."""
     taken: list[list[NDArray[np.int64]]] = [[] for _ in range(parts + 1)]
     edges = np.searchsorted(files.labels, np.arange(len(files.classes) + 1))
     for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -176,5 +183,7 @@ def _held_out(files: Files, share: float, parts: int) -> list[NDArray[np.int64]]
         taken[parts].append(ranked[parts * held :])
     found = [np.sort(np.concatenate(rows)) for rows in taken]
     if not all(len(rows) for rows in found):
-        raise InputError(f"{files.folder}: expected a class of at least {parts + 1} images, found none; add images")
+        raise InputError(
+            f"{files.folder}: expected a class with at least {parts + 1} images, found only smaller ones; add images"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Language tasks whose sequences are drawn as they are asked for, and never run out."""
+"""Language tasks with generated sequences: each training batch is drawn when it is needed, without end."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -18,9 +18,10 @@ Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.
 class GeneratedTask(TokenTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
-    Training batch i is drawn from (the loop's seed, i), by `train(i)` where that is given (easier rows, say, of the
-    same vocabulary and no longer). The two held-out splits are `rows` sequences each, drawn from `seed`, the same
-    whatever the batch size. `size("train")` is 0: there is no end to it.
+    Training batch i depends on (the training seed, i) only. With `train`, it is drawn by `train(i)` instead of `draw`,
+    for example to begin with easier sequences; their vocabulary must be the same and their length no greater. The
+    validation and the test split have `rows` sequences each, drawn from `seed`, and do not depend on the batch size.
+    `size("train")` is 0, because the training set is endless. Raises InputError if `rows` is below 1.
     """
 
     kind: Literal["language"] = "language"
@@ -38,24 +39,24 @@ class GeneratedTask(TokenTask):
         train: Callable[[int], Draw] | None = None,
     ) -> None:
         if rows < 1:
-            raise InputError(f"expected at least one held-out sequence, found {rows}; raise the number of rows")
+            raise InputError(f"data.rows: expected at least 1 held-out sequence, found {rows}; raise it")
         self.vocab_size = vocab_size
         self.max_length = max_length
         self._train = train or (lambda _: draw)
         self._held_out = {"valid": draw(generator(seed, VALID), rows), "test": draw(generator(seed, TEST), rows)}
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless training set that `seed` gives."""
+        """Training batch `index`, a pure function of (index, batch_size, seed)."""
         return _batch(*self._train(index)(generator(seed, TRAIN, index), batch_size))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """The held-out sequences of a split, each once."""
+        """Batches that hold every sequence of a held-out split once."""
         inputs, targets = self._held_out[split]
         for first in range(0, len(inputs), batch_size):
             yield _batch(inputs[first : first + batch_size], targets[first : first + batch_size])
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """Tokens predicted in a held-out split; 0 for training, which is endless."""
+        """The number of predicted tokens in a held-out split; 0 for the endless training split."""
         return 0 if split == "train" else int((self._held_out[split][1] != IGNORE).sum())
 
 

@@ -1,7 +1,7 @@
-"""The IDX files that MNIST comes in, and where to get them.
+"""Read and download MNIST's IDX files.
 
-A file is a big-endian magic number (0, 0, 8 for bytes, the number of axes), one 32-bit length an axis, then the
-bytes, row by row.
+An IDX file holds a magic number of four bytes (0, 0, 8 for unsigned bytes, the number of axes), one big-endian 32-bit
+length per axis, and the values in row-major order.
 """
 
 import hashlib
@@ -28,40 +28,45 @@ MNIST_SHA256 = {
 
 
 def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
-    """The array of an IDX file of bytes with the given number of axes.
+    """The array in an IDX file of unsigned bytes with `axes` axes.
 
-    Raises InputError, with the offset, for a file that is missing, has another magic number, or is too short or long.
+    Raises InputError, with the offset, if the file is missing, has another magic number, or is too short or too long.
     """
     data = read_bytes(path)
     start = 4 + 4 * axes
     if len(data) < start:
-        raise InputError(f"{path}: expected a header of {start} bytes, found the end at offset {len(data)}; cut short?")
+        raise InputError(f"{path}: expected a header of {start} bytes, found {len(data)} bytes; fetch the file again")
     magic, *shape = struct.unpack(f">{1 + axes}I", data[:start])
     if magic != 0x800 + axes:
-        raise InputError(f"{path}: offset 0: expected the magic number {0x800 + axes}, found {magic}; another file?")
+        raise InputError(f"{path}: offset 0: expected the magic number {0x800 + axes}, found {magic}; check the file")
     expected, found = start + int(np.prod(shape, dtype=object)), len(data)
     if found != expected:
-        raise InputError(f"{path}: expected the end at offset {expected}, found it at {found}; fetch the file again")
+        raise InputError(f"{path}: expected {expected} bytes, found {found}; fetch the file again")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def read_images(images: str | Path, labels: str | Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images [N, H, W] and their labels [N], each below `classes`. Raises InputError where they do not fit."""
-    pixels, classed = read_idx(images, 3), read_idx(labels, 1)
-    if len(pixels) != len(classed):
-        raise InputError(f"{labels}: expected {len(pixels)} labels, one an image of {images}, found {len(classed)}")
-    wrong = np.flatnonzero(classed >= classes)
+    """Images [N, H, W], labels [N] below `classes`. Raises InputError if their numbers differ or a label is wrong."""
+    pixels, targets = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(targets):
+        raise InputError(
+            f"{labels}: expected {len(pixels)} labels, one per image of {images}, found {len(targets)}; check both "
+            "files"
+        )
+    wrong = np.flatnonzero(targets >= classes)
     if len(wrong):
         raise InputError(
-            f"{labels}: offset {8 + wrong[0]}: expected a label from 0 to {classes - 1}, found {classed[wrong[0]]}"
+            f"{labels}: offset {8 + wrong[0]}: expected a label from 0 to {classes - 1}, found {targets[wrong[0]]}; "
+            "check the file"
         )
-    return pixels, classed
+    return pixels, targets
 
 
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
-    """The image and the label file of a part ("train" or "t10k"), packed or not.
+    """The image file and the label file of a part ("train" or "t10k"), gzipped or not.
 
-    The official names come first; otherwise any name of their kind will do, such as "t10k-first5k-images-idx3-ubyte".
+    The official names are tried first, then names with additions, such as "t10k-first5k-images-idx3-ubyte". Raises
+    InputError if one of the two files is missing.
     """
     folder, found = Path(folder), []
     for what, axes in (("images", 3), ("labels", 1)):
@@ -71,14 +76,18 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
         existing = [path for path in candidates if path.is_file()]
         if not existing:
             raise InputError(
-                f"{candidates[0]}: expected this file, or it gzipped, found none; name its folder, or set download True"
+                f"{candidates[0]}: expected this file, gzipped or not, found none; set data.path to its folder, or "
+                "data.download to True"
             )
         found.append(existing[0])
     return found[0], found[1]
 
 
 def download_mnist(folder: str | Path) -> None:
-    """Fetch the four official files into a folder, those that are not there yet; each is checked by its SHA-256."""
+    """Download those of the four official files that are not yet in `folder`; each is checked by its SHA-256.
+
+    Raises InputError, and stores nothing, if a download fails or the hash differs.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in MNIST_SHA256.items():
@@ -89,11 +98,13 @@ def download_mnist(folder: str | Path) -> None:
                 data = answer.read()
         except (urllib.error.URLError, OSError) as error:
             raise InputError(
-                f"{MNIST_URL}{name}: could not be fetched ({error}); put it into {folder} yourself"
+                f"{MNIST_URL}{name}: the download failed ({error}); try again, or put the file into {folder}"
             ) from None
         found = hashlib.sha256(data).hexdigest()
         if found != expected:
-            raise InputError(f"{MNIST_URL}{name}: expected SHA-256 {expected}, found {found}; nothing was stored")
+            raise InputError(
+                f"{MNIST_URL}{name}: expected SHA-256 {expected}, found {found}; nothing was stored, try again"
+            )
         temporary = folder / f"{name}.tmp"
         temporary.write_bytes(data)
         os.replace(temporary, folder / name)

@@ -1,4 +1,4 @@
-"""MNIST and scikit-learn's digits, to be classified: as images, or as sequences of pixels, read row by row."""
+"""Classification of MNIST and of scikit-learn's digits, as images or as sequences of pixels in row-major order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,17 +22,20 @@ Layout = Literal["pixels", "image"]
 Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # pixels [N, H, W], labels [N]
 
 
-def _as_it_is() -> AugmentConfig:
-    return AugmentConfig(policy="none", flip=False)  # a mirrored digit is none
+def _no_augmentation() -> AugmentConfig:
+    return AugmentConfig(
+        policy="none", flip=False
+    )  # flip=False also if a user sets a policy: a mirrored digit is wrong
 
 
 @dataclass(frozen=True)
 class MNISTConfig(DataConfig):
-    """MNIST, one token a pixel or as images, from the folder `path` with its IDX files, gzipped or not.
+    """MNIST, from the folder `path` with its IDX files, gzipped or not.
 
-    `layout`: pixels, 784 tokens of 256 values; or image, [B, 1, 28, 28], which `augment` may vary.
-    `download` fetches the official files there first. `valid_size` images of the training file, drawn once and for
-    all, are the validation split; the test split is the whole of the test file.
+    `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28]. Only "image" can be
+    augmented.
+    `download` first fetches the official files into `path`. A fixed random choice of `valid_size` images of the
+    training file is the validation split; the test split is the whole test file.
     """
 
     name: ClassVar[str] = "mnist"
@@ -41,10 +44,10 @@ class MNISTConfig(DataConfig):
     download: bool = False
     valid_size: int = 5_000
     layout: Layout = "pixels"
-    augment: AugmentConfig = field(default_factory=_as_it_is)
+    augment: AugmentConfig = field(default_factory=_no_augmentation)
 
     def build(self) -> ArrayTask | ImageTask:
-        """The task: 10 classes."""
+        """The task, with 10 classes. Raises InputError for missing or damaged files and settings out of range."""
         if self.download:
             download_mnist(self.path)
         known = read_images(*find_mnist(self.path, "train"), classes=10)
@@ -58,10 +61,11 @@ class MNISTConfig(DataConfig):
 
 @dataclass(frozen=True)
 class DigitsConfig(DataConfig):
-    """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels, which need no download.
+    """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels. They need no download.
 
-    `layout`: pixels, 64 tokens of 17 values; or image, [B, 1, 8, 8], which `augment` may vary.
-    The splits are drawn once and for all, and do not overlap. Needs the extra `data`.
+    `layout`: "pixels", sequences of 64 tokens with 17 values; or "image", [B, 1, 8, 8]. Only "image" can be
+    augmented.
+    The splits are fixed, random and disjoint. Needs the extra `data`.
     """
 
     name: ClassVar[str] = "digits"
@@ -69,15 +73,15 @@ class DigitsConfig(DataConfig):
     valid_size: int = 180
     test_size: int = 360
     layout: Layout = "pixels"
-    augment: AugmentConfig = field(default_factory=_as_it_is)
+    augment: AugmentConfig = field(default_factory=_no_augmentation)
 
     def build(self) -> ArrayTask | ImageTask:
-        """The task: 10 classes."""
+        """The task, with 10 classes. Raises InputError without scikit-learn and for settings out of range."""
         try:
             from sklearn.datasets import load_digits
         except ImportError:
             raise InputError(
-                "the digits come with scikit-learn, which is missing: pip install 'mnemos[data]'"
+                "the data set digits needs scikit-learn, which is not installed; run: pip install 'mnemos[data]'"
             ) from None
         digits = load_digits()
         known = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
@@ -90,19 +94,19 @@ class DigitsConfig(DataConfig):
 
 
 class PixelClassification(ArrayTask):
-    """Pictures as sequences of pixels, which can still be looked at."""
+    """Classification of sequences of pixels, with access to the pictures they come from."""
 
     def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
         super().__init__(**fields)
         self.shape, self.names = shape, list(map(str, range(self.classes)))
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
-        """Image `index` of a split, [H, W, 1], its values spread over all 256. `batches` come in this order."""
+        """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
         pixels = self._splits[split].row(index).reshape(*self.shape, 1)
         return np.rint(pixels * (255 / (self.vocab_size - 1))).astype(np.uint8)
 
     def rows(self, split: Split, index: Sequence[int]) -> Batch:
-        """Some images of a split, as the model is given them."""
+        """The images with these indices as a batch, as the model reads them."""
         return self._splits[split].batch(np.asarray(index))
 
 
@@ -114,13 +118,16 @@ def _split(known: Labelled, sizes: tuple[int, ...], name: str) -> list[Labelled]
 def _sequences(splits: dict[Split, Labelled], vocab_size: int, augment: AugmentConfig) -> ArrayTask:
     if augment.policy != "none":
         raise InputError(
-            f"data.augment varies images, found policy {augment.policy!r} for pixels; use data.layout image"
+            f"data.augment.policy: expected 'none' for data.layout pixels, found {augment.policy!r}; set data.layout "
+            "image"
         )
     rows = {split: Rows.fixed(pixels.reshape(len(pixels), -1), labels) for split, (pixels, labels) in splits.items()}
     length = int(rows["train"].lengths[0])
     if int(rows["test"].lengths[0]) != length:
         found = rows["test"].lengths[0]
-        raise InputError(f"expected test images of {length} pixels like those of training, found {found}")
+        raise InputError(
+            f"test split: expected images of {length} pixels, as in training, found {found}; check the files"
+        )
     return PixelClassification(
         splits["train"][0].shape[1:], **rows, vocab_size=vocab_size, classes=10, max_length=length
     )
@@ -131,7 +138,9 @@ def _images(splits: dict[Split, Labelled], colours: Colours, augment: AugmentCon
     for split, (pixels, _) in splits.items():
         if pixels.shape[1:] != (side, side):
             found = " x ".join(map(str, pixels.shape[1:]))
-            raise InputError(f"{split} split: expected images of {side} x {side} pixels, found {found}")
+            raise InputError(
+                f"{split} split: expected images of {side} x {side} pixels, found {found}; check the files"
+            )
     views = {
         split: View.whole(ArrayPictures(pixels[..., None], labels, side, augment.centre))
         for split, (pixels, labels) in splits.items()

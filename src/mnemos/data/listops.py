@@ -1,4 +1,4 @@
-"""Long ListOps (Long Range Arena): nested operations on digits, whose value is the class."""
+"""Long ListOps (Long Range Arena): classify an expression of nested list operations by its value, a digit."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,14 +20,15 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 class ListOpsConfig(DataConfig):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.
 
-    A sample is a tree drawn as `listops_generate` says, with min_length < length < max_length (digits, operators
-    and closing brackets), `max_depth` levels with the root as the first, 2 to `max_arguments` arguments, and a digit
-    with `digit_probability` where both are possible. Samples differ from one another, across splits too. They come
-    from one stream, test split first, then validation, then training: enlarging the training split changes
-    nothing in the others. A folder's files are taken whole, whatever the sizes and rules here say.
+    A sample is a random tree (see `listops_generate`) with min_length < length < max_length, counted in digits,
+    operators and closing brackets. It has at most `max_depth` levels, the root included. An operator has 2 to
+    `max_arguments` arguments; an argument above the last level is a digit with `digit_probability`. All samples are
+    distinct, also between splits. They come from one stream in the order test, validation, training, so a larger
+    training split does not change the other two. With `path`, the files are used whole and the sizes and rules are
+    ignored.
 
-    `workers`: processes that generate; 0 takes one a core where it pays. It never changes the samples.
-    `bucketed`: batches of similar length, so that little of them is padding (on average 4%, not 45%).
+    `workers`: processes that generate samples; 0 uses one per core for large data sets. It does not change the samples.
+    `bucketed`: rows of similar length share a batch, which reduces padding from 45% to 4% on average.
     """
 
     name: ClassVar[str] = "listops"
@@ -46,7 +47,10 @@ class ListOpsConfig(DataConfig):
     bucketed: bool = True
 
     def build(self) -> ArrayTask:
-        """The task: 16 token ids (0 padding, digits 1–10, operators 11–14, closing bracket 15), 10 classes."""
+        """The task: 10 classes and 16 token ids: 0 padding, 1–10 digits, 11–14 operators, 15 the closing bracket.
+
+        Raises InputError for settings that no sample can meet, and for missing or malformed files.
+        """
         if self.path is None:
             splits = self.generate()
             longest = self.max_length - 1
@@ -56,11 +60,11 @@ class ListOpsConfig(DataConfig):
         return ArrayTask(**splits, vocab_size=len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
 
     def generate(self) -> dict[str, Rows]:
-        """The samples of the three splits."""
+        """Generate the samples of the three splits."""
         sizes = {"test": self.test_size, "valid": self.valid_size, "train": self.train_size}
         for split, size in sizes.items():
             if size < 1:
-                raise InputError(f"listops: expected {split}_size of at least 1, found {size}")
+                raise InputError(f"data.{split}_size must be at least 1, found {size}")
         rules = Rules(self.min_length, self.max_length, self.max_depth, self.max_arguments, self.digit_probability)
         rows = _generate(rules, self.seed, sum(sizes.values()), self.workers)
         splits, first = {}, 0
@@ -70,11 +74,11 @@ class ListOpsConfig(DataConfig):
         return splits
 
     def export(self, folder: str | Path) -> None:
-        """Write the generated splits as the three files of Long Range Arena."""
+        """Write the generated splits to `folder` as the three files of Long Range Arena."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for split, rows in self.generate().items():
             write_tsv(Path(folder) / FILES[split], rows)
 
 
-# Runs that are compared build the same task one after the other; a hundred megabytes spare each of them seconds.
+# Runs that are compared build the same task one after the other. Keeping 100 MB saves seconds for each.
 _generate = lru_cache(maxsize=1)(generate)

@@ -1,19 +1,19 @@
-"""Long ListOps, drawn a block of trees at a time with numpy: the generator of Long Range Arena, vectorised.
+"""Generate Long ListOps in blocks of trees with numpy: a vectorised form of Long Range Arena's generator.
 
-A tree is drawn from the root (depth 1) down. A node above the deepest level is a digit with probability p,
-else an operator with 2 to `max_arguments` arguments; at the deepest level it is always a digit. Its length
-counts digits, operators and closing brackets, no parentheses, and it is accepted if
-min_length < length < max_length, both strictly.
+A tree is drawn from the root (depth 1) downwards. A node above the deepest level is a digit with probability p, and
+otherwise an operator with 2 to `max_arguments` arguments. At the deepest level every node is a digit. The length of a
+tree is its number of digits, operators and closing brackets, without parentheses. A tree is accepted if
+min_length < length < max_length.
 
-Here all the trees of a block grow together, one level at a time; a tree whose nodes drawn so far already
-make it too long is dropped at once, which changes nothing in the distribution of those accepted, since the
-trees are independent and a length only grows. Values, places and tokens are then computed for the accepted
-trees alone, again a level at a time. Cost: a few tens of nanoseconds a node.
+All trees of a block grow together, one level at a time. A tree is dropped as soon as its nodes so far make it too
+long. This does not change the distribution of accepted trees, because trees are independent and a length only grows.
+Values, positions and tokens are then computed for the accepted trees, again one level at a time.
+Cost: a few tens of nanoseconds per node.
 
-SampleBlock b is a pure function of (rules, seed, b): it has its own child of the seed. It is made of the raw bits
-of PCG64, whose stream numpy promises not to change, and of integer arithmetic, so it is the same everywhere.
+Block b is a pure function of (rules, seed, b), with its own child of the seed. It uses the raw bits of PCG64, whose
+stream numpy guarantees, and integer arithmetic, so the samples are the same on every machine.
 
-This file imports numpy alone because it is also the program that worker processes run.
+This file imports numpy only, because worker processes run it as a program.
 """
 
 import itertools
@@ -33,7 +33,7 @@ HEADER = struct.Struct("<qq")  # samples, tokens
 
 
 class Rules(NamedTuple):
-    """What decides the distribution of the samples; `digit_probability` is that of a node above `max_depth`."""
+    """The distribution of samples. `digit_probability` applies to the nodes above the level `max_depth`."""
 
     min_length: int = 500
     max_length: int = 2000
@@ -43,7 +43,7 @@ class Rules(NamedTuple):
 
 
 class SampleBlock(NamedTuple):
-    """Accepted samples: tokens [total] uint8 one after the other, lengths [N] int64, labels [N] uint8 (0 to 9)."""
+    """Accepted samples: concatenated tokens [total] uint8, lengths [N] int64, labels [N] uint8 from 0 to 9."""
 
     tokens: NDArray[np.uint8]
     lengths: NDArray[np.int64]
@@ -51,7 +51,10 @@ class SampleBlock(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth, tree by tree: tokens [N]; `operators` [P] are indices, `arity` [P] their arguments."""
+    """The nodes of one depth, sorted by tree: `tokens` [N] and the index `tree` [N] of each node's tree.
+
+    `operators` [P] are the indices of the nodes that are operators; `arity` [P] are their numbers of arguments.
+    """
 
     tokens: NDArray[np.uint8]
     operators: NDArray[np.int64]
@@ -60,20 +63,20 @@ class _Level(NamedTuple):
 
 
 def draws(rules: Rules) -> int:
-    """Trees drawn for a block: as many as keep numpy busy and a block of the longest trees within memory."""
+    """The number of trees drawn per block: enough for vectorisation, and few enough to bound a block's memory."""
     return max(16, min(4096, 2**22 // rules.max_length))
 
 
 def generate_block(rules: Rules, seed: int, block: int) -> SampleBlock:
-    """The accepted samples of one block, in the order drawn; duplicates are not looked for here."""
+    """The accepted samples of one block, in the order drawn. They may contain duplicates."""
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(block,)))
     levels, lengths = _grow(rules, bits, draws(rules))
-    levels = _keep(levels, (lengths > rules.min_length) & (lengths < rules.max_length))
+    levels = _accepted_only(levels, (lengths > rules.min_length) & (lengths < rules.max_length))
     return _lay_out(levels)
 
 
 def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level], NDArray[np.int64]]:
-    """Draw `count` trees; returns their levels and lengths (of a tree dropped on the way: at least max_length)."""
+    """Draw `count` trees: returns their levels and lengths. The length of a dropped tree is at least max_length."""
     threshold = np.uint64(round(rules.digit_probability * 2**32))
     choices = np.uint64(4 * (rules.max_arguments - 1))
     lengths = np.zeros(count, np.int64)
@@ -81,7 +84,7 @@ def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level]
     levels = []
     for depth in range(1, rules.max_depth + 1):
         raw = bits.random_raw(len(tree))
-        low = raw & np.uint64(0xFFFFFFFF)  # the high half says digit or operator, the low half which
+        low = raw & np.uint64(0xFFFFFFFF)  # the high half decides digit or operator, the low half which one
         tokens = (ZERO + (low * np.uint64(10) >> np.uint64(32))).astype(np.uint8)
         if depth < rules.max_depth:
             operators = np.flatnonzero(raw >> np.uint64(32) >= threshold)
@@ -95,7 +98,7 @@ def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level]
         owner = tree[operators]
         lengths += np.bincount(tree, minlength=count) + np.bincount(owner, minlength=count)
         children = np.bincount(owner, arity, count).astype(np.int64)
-        lengths[lengths + children >= rules.max_length] = rules.max_length  # too long whatever follows
+        lengths[lengths + children >= rules.max_length] = rules.max_length  # too long, whatever is drawn below
         alive = lengths[owner] < rules.max_length
         tree = np.repeat(owner[alive], arity[alive])
         if not len(tree):
@@ -103,8 +106,8 @@ def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level]
     return levels, lengths
 
 
-def _keep(levels: list[_Level], accepted: NDArray[np.bool_]) -> list[_Level]:
-    """The levels without the trees that were not accepted."""
+def _accepted_only(levels: list[_Level], accepted: NDArray[np.bool_]) -> list[_Level]:
+    """Remove the nodes of trees that were not accepted."""
     kept = []
     for level in levels:
         nodes = accepted[level.tree]
@@ -117,7 +120,7 @@ def _keep(levels: list[_Level], accepted: NDArray[np.bool_]) -> list[_Level]:
 
 
 def _lay_out(levels: list[_Level]) -> SampleBlock:
-    """Evaluate the trees from the leaves up, then write each node where its text has it, from the root down."""
+    """Evaluate the trees from the leaves up, then write each node at its position in the text, from the root down."""
     sizes: list[NDArray[np.int64]] = []
     size = value = np.empty(0, np.int64)
     for level in reversed(levels):
@@ -139,7 +142,7 @@ def _lay_out(levels: list[_Level]) -> SampleBlock:
         if not len(start):
             break
         text[start + sizes[depth][level.operators] - 1] = CLOSE
-        before = np.cumsum(sizes[depth + 1]) - sizes[depth + 1]  # the text of all earlier nodes of that level
+        before = np.cumsum(sizes[depth + 1]) - sizes[depth + 1]  # tokens of all earlier nodes at that level
         first = np.cumsum(arity) - arity
         place = np.repeat(start + 1 - before[first], arity) + before
     return SampleBlock(text, size, value.astype(np.uint8))
@@ -148,8 +151,8 @@ def _lay_out(levels: list[_Level]) -> SampleBlock:
 def _apply(
     operators: NDArray[np.uint8], arity: NDArray[np.int64], first: NDArray[np.int64], values: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The values of operators [P] whose arguments are `values`, in runs of `arity` that start at `first`."""
-    # One sort by (operator, value) gives the least, the greatest and the middle of every run.
+    """The values of operators [P]; the arguments of operator i are values[first[i] : first[i] + arity[i]]."""
+    # One sort by (operator, value) yields minimum, maximum and median of every run of arguments.
     ordered = np.sort(np.repeat(np.arange(len(arity)) * 16, arity) + values) & 15
     low, high = ordered[first + (arity - 1) // 2], ordered[first + arity // 2]
     return np.choose(
@@ -159,7 +162,7 @@ def _apply(
 
 
 def write_block(stream: IO[bytes], block: SampleBlock) -> None:
-    """Write a block to a pipe; `read_block` reads it."""
+    """Write a block to a pipe, in the form that `read_block` reads."""
     stream.write(HEADER.pack(len(block.lengths), len(block.tokens)))
     for array in block:
         stream.write(array.tobytes())
@@ -167,7 +170,7 @@ def write_block(stream: IO[bytes], block: SampleBlock) -> None:
 
 
 def read_block(stream: IO[bytes]) -> SampleBlock:
-    """Read what `write_block` wrote. Raises EOFError where the writer has died."""
+    """Read a block that `write_block` wrote. Raises EOFError if the writing process has died."""
 
     def exactly(size: int) -> bytes:
         data = stream.read(size)
@@ -184,14 +187,14 @@ def read_block(stream: IO[bytes]) -> SampleBlock:
 
 
 def main(rules: str, seed: str, first: str, step: str) -> None:
-    """A worker: write blocks first, first + step, … to standard output until the reader closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle: it closes the pipe
+    """Run a worker: write blocks first, first + step, … to standard output until the reader closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt: it closes the pipe
     for block in itertools.count(int(first), int(step)):
         made = generate_block(Rules(*json.loads(rules)), int(seed), block)
         try:
             write_block(sys.stdout.buffer, made)
         except OSError:
-            os._exit(0)  # an ordinary exit would flush to the closed pipe once more, and complain
+            os._exit(0)  # an ordinary exit would flush to the closed pipe again and print an error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Photos of any kind in class folders: ImageNet's layout, or just a folder a class."""
+"""Photos in class folders, in ImageNet's layout or with one folder per class."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -14,15 +14,15 @@ from .pictures import FilePictures, pillow
 
 @dataclass(frozen=True)
 class PhotosConfig(DataConfig):
-    """Photos in class folders: FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg beside val (and test) of the same kind.
+    """Photos in class folders: FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg with val (and test) beside train.
 
-    Classes are the folders' names, sorted. What is held out, and how much: see `folders.read_layout`; in short, val
-    alone is the test split, and a share `held_out` of each class makes up for each split that is missing.
-    Every format that Pillow reads, of every size and colour: turned upright, made RGB, scaled (bicubic) and cut to
-    `size` × `size` pixels, smaller ones enlarged. Photos are decoded when they are needed, by `workers` processes
-    ahead of time (0: by this one), and normalised by ImageNet's mean and standard deviation. What is decoded for
-    evaluation or the light policy is kept where all of it fits in a quarter of a gigabyte.
-    Needs the extra `vision`. Raises InputError where folder, sizes or shares are not as they must be.
+    Classes are the folder names, sorted. A share `held_out` of each class replaces every split that has no folder; a
+    folder val without test is the test split. See `folders.read_layout` for the details.
+    Photos may have any size, colour and format that Pillow reads. They are rotated upright, converted to RGB, scaled
+    (bicubic; small ones are enlarged) and cropped to `size` × `size` pixels, and normalised by ImageNet's mean and
+    standard deviation. Photos are decoded when they are needed: in advance by `workers` processes, or by this process
+    if `workers` is 0. Decoded photos for evaluation and for the light policy are kept if all of them fit in 256 MB.
+    Needs the extra `vision`. Raises InputError for a wrong folder layout and for settings out of range.
     """
 
     name: ClassVar[str] = "photos"
@@ -34,12 +34,12 @@ class PhotosConfig(DataConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def build(self) -> ImageTask:
-        """The task; its folder is looked through, no photo is opened."""
+        """The task. The folder is listed; no photo is opened."""
         if self.size < 1:
             raise InputError(f"data.size must be at least 1, found {self.size}")
         pillow()
         parts = read_layout(self.folder, self.held_out)
-        opened = {id(part.files): part.files for part in parts.values()}  # several splits may come from one folder
+        opened = {id(part.files): part.files for part in parts.values()}  # several splits may share one folder
         pictures = {key: FilePictures(files, self.size, self.augment.centre) for key, files in opened.items()}
         splits: dict[Split, View] = {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()}
         return ImageTask(

@@ -1,4 +1,4 @@
-"""Images to be written byte by byte: every picture as one sequence of brightnesses, row by row, colour by colour."""
+"""Images as sequences of bytes, in the order of rows, pixels and colours, for models that generate them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from .buckets import Order
 from .image_task import ImageTask
 from .images import MNISTConfig
 
-START = 0  # the token that stands before a picture's first byte
+START = 0  # the token before a picture's first byte
 
 
 def _mnist() -> MNISTConfig:
@@ -27,14 +27,14 @@ def _mnist() -> MNISTConfig:
 
 @dataclass(frozen=True)
 class PixelsConfig(DataConfig):
-    """The images of another task as sequences of bytes, x[:-1] to predict x[1:]: MNIST, CIFAR, photos of any folder.
+    """The images of another data set as sequences of bytes x; the model predicts x[1:] from x[:-1].
 
-    `images` is that task: mnist or digits with layout image, cifar, or photos (`--data.images.folder`, `.size`). Its
-    labels are not used, nor its augmentation: pictures are taken as evaluation sees them. A picture [H, W, C] is read
-    row by row, and every pixel's C sub-pixels after each other: H·W·C − 1 predictions, 783 for MNIST and 3,071 for
-    CIFAR. The first byte is given, not predicted; with `start` it is predicted too, from a start token: H·W·C
-    predictions, 784 for MNIST. That token is byte 0, black, as it is in text: the vocabulary stays 256, which mixtures
-    count on, and what stands first has nothing before it and cannot be mistaken for a pixel.
+    `images` is that data set: mnist or digits with layout image, cifar, or photos (`--data.images.folder`, `.size`).
+    Its labels and its augmentation are not used. A picture [H, W, C] is read row by row, and the C colours of a pixel
+    one after the other. The first byte is given, so there are H·W·C − 1 predictions per picture: 783 for MNIST, 3,071
+    for CIFAR. With `start` the first byte is predicted too, from a start token: H·W·C predictions, 784 for MNIST.
+    The start token is byte 0, as in text data. It is known by its position, so the vocabulary keeps its 256 tokens,
+    which likelihoods over 256 levels require.
     """
 
     name: ClassVar[str] = "pixels"
@@ -43,18 +43,20 @@ class PixelsConfig(DataConfig):
     start: bool = False
 
     def build(self) -> "PixelTask":
-        """The task: vocabulary 256."""
+        """The task, with 256 tokens. Raises InputError if `images` is not a data set of images."""
         task = self.images.build()
         if not isinstance(task, ImageTask):
-            fix = "use data.images.layout image" if hasattr(self.images, "layout") else "take mnist, cifar or photos"
-            raise InputError(f"data.images: expected a task of images, found {self.images.name!r} without; {fix}")
+            fix = "set data.images.layout image" if hasattr(self.images, "layout") else "use mnist, cifar or photos"
+            raise InputError(
+                f"data.images: expected a data set of images, found {self.images.name!r}, which has none; {fix}"
+            )
         return PixelTask(task, self.start)
 
 
 class PixelTask(TokenTask):
-    """A language `Task` whose every row is a picture: inputs and targets [B, n − 1] for n = H·W·C bytes.
+    """A language `Task` with one picture per row: inputs and targets [B, n − 1] for n = H·W·C bytes.
 
-    With a start token in front, inputs and targets are [B, n].
+    With a start token they are [B, n]. Raises InputError for pictures of fewer than two bytes.
     """
 
     kind: Literal["language"] = "language"
@@ -70,32 +72,35 @@ class PixelTask(TokenTask):
         self.shape = images.picture("train", 0).shape  # H, W, C
         self.max_length = int(np.prod(self.shape)) - (not start)
         if self.max_length < 1:
-            raise InputError(f"expected pictures of two bytes or more, found {' x '.join(map(str, self.shape))}")
+            raise InputError(
+                f"data.images: expected pictures of at least 2 bytes, found {' x '.join(map(str, self.shape))}; "
+                "raise the size"
+            )
         self._order = Order(images.size("train"))
 
     def images(self, split: Literal["train", "valid", "test"]) -> int:
-        """Pictures of a split."""
+        """The number of pictures in a split."""
         return self._images.size(split)
 
     def bytes(self, split: Literal["train", "valid", "test"], index: int) -> NDArray[np.uint8]:
-        """Picture `index` of a split as its n bytes; `pictures` is the way back."""
+        """Picture `index` of a split as n bytes, uint8 [n]. `pictures` is the inverse."""
         return self._images.picture(split, index).reshape(-1)
 
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
-        """Sequences of bytes [B, n] as pictures [B, H, W, C]."""
+        """Pictures [B, H, W, C] uint8 from sequences of bytes [B, n]."""
         return tokens.cpu().numpy().astype(np.uint8).reshape(-1, *self.shape)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless training order that `seed` gives."""
+        """Training batch `index`, in the endless order that `seed` determines."""
         return self._batch("train", self._order.batch(index, batch_size, seed))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Every picture of a split once."""
+        """Batches that hold every picture of a split once."""
         for rows in np.split(np.arange(n := self.images(split)), range(batch_size, n, batch_size)):
             yield self._batch(split, rows)
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """Bytes of a split that are predicted."""
+        """The number of predicted bytes in a split."""
         return self.images(split) * self.max_length
 
     def _batch(self, split: Literal["train", "valid", "test"], rows: NDArray[np.int64]) -> Batch:
@@ -104,9 +109,9 @@ class PixelTask(TokenTask):
         return Batch(pixels[:, :-1], pixels[:, 1:])
 
     def begun(self, tokens: Tensor) -> Tensor:
-        """What a model is given to go on from the first bytes [B, m] of pictures: with a start token, [B, 1 + m]."""
+        """The model's inputs that continue the first bytes [B, m] of pictures; [B, 1 + m] with a start token."""
         return F.pad(tokens, (1, 0), value=START) if self.start else tokens
 
     def close(self) -> None:
-        """Nothing works ahead for pictures that are not augmented."""
+        """End the worker processes of the image task."""
         self._images.close()

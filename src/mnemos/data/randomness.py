@@ -1,4 +1,4 @@
-"""Random numbers as a function of where they are used: one seed, and a path of integers below it."""
+"""Random numbers as a function of a seed and a path of integers that names their use."""
 
 import contextlib
 import random
@@ -9,31 +9,32 @@ import torch
 
 from mnemos.types import InputError
 
-# The first step of a path, so that no two uses share numbers.
+# The first element of a path. It keeps the random numbers of different uses apart.
 TRAIN, VALID, TEST, ORDER, SPLIT, AUGMENT = range(6)
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
-    """The generator at `path` below `seed`, the same whenever it is asked for. Raises InputError for a seed < 0."""
+    """The generator of (seed, path): each call returns the same numbers. Raises InputError for a seed below 0."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, path)))
 
 
 @contextlib.contextmanager
 def global_generators() -> Iterator[Callable[..., None]]:
-    """For libraries that draw from the generators everybody shares: Python's, NumPy's and PyTorch's of the CPU.
+    """Seed the global generators of Python, NumPy and PyTorch (CPU), for libraries that draw from them.
 
-    Inside, `seed(seed, *path)` seeds all three, each time it is called; after it, they stand where they stood.
+    The context yields `set_seed(seed, *path)`, which seeds all three generators at each call. When the context ends,
+    their previous states are restored.
     """
     python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
-    def seed(seed: int, *path: int) -> None:
+    def set_seed(seed: int, *path: int) -> None:
         numbers = _sequence(seed, path).generate_state(3)
         random.seed(int(numbers[0]))
         np.random.seed(numbers[1])  # noqa: NPY002
-        torch.default_generator.manual_seed(int(numbers[2]))  # torch.manual_seed would seed the GPUs too
+        torch.default_generator.manual_seed(int(numbers[2]))  # torch.manual_seed would also seed the GPUs
 
     try:
-        yield seed
+        yield set_seed
     finally:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
@@ -42,5 +43,5 @@ def global_generators() -> Iterator[Callable[..., None]]:
 
 def _sequence(seed: int, path: tuple[int, ...]) -> np.random.SeedSequence:
     if seed < 0:
-        raise InputError(f"seed: expected an integer of 0 or more, found {seed}; give a positive one")
+        raise InputError(f"seed: expected an integer of at least 0, found {seed}; set another seed")
     return np.random.SeedSequence(seed, spawn_key=path)

@@ -1,15 +1,16 @@
-"""Long documents as aligned streams of segments: what a model with memory is trained and judged on.
+"""Long documents as aligned streams of segments, to train and evaluate models with memory.
 
-A document x₀ … x_{n−1} is read as  start, x₀, …, x_{n−2}  and predicted as  x₀, …, x_{n−1}: every token exactly once,
-the first from the start token alone. It is cut into ⌈n/L⌉ segments of L; the last is padded (token 0, mask False,
-target IGNORE), so no segment holds two documents, and whether a row starts afresh is one flag a segment.
+The inputs of a document x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is
+predicted exactly once, the first one from the start token. A document is cut into ⌈n/L⌉ segments of L tokens. The last
+segment is padded (token 0, mask False, target IGNORE). So no segment holds two documents, and one `reset` flag per
+segment and row marks the start of a document.
 
-Each of the B rows of a batch reads whole documents, one segment a step, and a row that has finished one takes
-the next of a queue in the following step. So no document is ever cut between two rows, whatever their lengths.
-In training the queue is endless: epoch after epoch, each a fresh permutation of all documents; so every document
-is read exactly once an epoch, no row is ever idle, and the epochs run into each other without a gap.
-In evaluation the queue ends. A row with nothing left reads the start token of an empty document and predicts
-nothing. What is predicted from what thus never depends on the batch size.
+Each of the B rows of a batch reads whole documents, one segment per batch. A row that has finished a document takes
+the next one from a queue with the following batch, so a document is never divided between two rows.
+In training the queue is endless: each epoch is a new permutation of all documents, and epochs follow each other
+without a gap. Every document is read once per epoch, and every row always has a document.
+In evaluation the queue ends. A row without a document reads the start token of an empty document and predicts nothing.
+So the context of a prediction never depends on the batch size.
 """
 
 import bisect
@@ -29,52 +30,54 @@ from .randomness import ORDER, generator
 
 
 class Schedule:
-    """Which document each of B rows reads at step i: documents from a queue, each given to the first row free.
+    """Which document each of B rows reads in batch i. Each document in a queue goes to the first row that is free.
 
-    `steps` [N] are the documents' numbers of segments; `seed` shuffles them anew every epoch, without end; None
-    queues each once, longest first. Cost: O(log B) for each document begun up to the step asked for, once.
+    `lengths` [N] are the documents' numbers of segments. With a `seed`, the queue is endless and shuffled every epoch;
+    with None, each document is queued once, the longest first. Cost: O(log B) for every document that starts before
+    the requested batch, once. Raises InputError if `rows` is below 1.
     """
 
-    def __init__(self, steps: Sequence[int], rows: int, seed: int | None):
+    def __init__(self, lengths: Sequence[int], rows: int, seed: int | None):
         if rows < 1:
-            raise InputError(f"expected a batch size of at least 1, found {rows}")
-        self.steps = steps
-        self._free = [(0, row) for row in range(rows)]  # a heap: the step at which a row is free
+            raise InputError(f"train.batch_size must be at least 1, found {rows}")
+        self.lengths = lengths
+        self._free = [(0, row) for row in range(rows)]  # a heap of (batch in which a row becomes free, row)
         self._starts: list[list[int]] = [[] for _ in range(rows)]
         self._documents: list[list[int]] = [[] for _ in range(rows)]
-        self._queue = self._endless(seed) if seed is not None else iter(np.argsort(-np.array(steps), kind="stable"))
+        self._queue = self._endless(seed) if seed is not None else iter(np.argsort(-np.array(lengths), kind="stable"))
 
     def _endless(self, seed: int) -> Iterator[int]:
         epoch = 0
         while True:
-            yield from generator(seed, ORDER, epoch).permutation(len(self.steps))
+            yield from generator(seed, ORDER, epoch).permutation(len(self.lengths))
             epoch += 1
 
-    def at(self, step: int) -> list[tuple[int, int] | None]:
-        """For each row: (document, segment of it), or None for a row that has run out."""
-        while self._free and self._free[0][0] <= step:
+    def at(self, index: int) -> list[tuple[int, int] | None]:
+        """For each row of batch `index`: (document, segment of it), or None if no document is left for the row."""
+        while self._free and self._free[0][0] <= index:
             start, row = heapq.heappop(self._free)
             document = next(self._queue, None)
-            if document is not None:  # else the row stays out of the heap: it has run out
+            if document is not None:  # otherwise the row leaves the heap: the queue is empty
                 self._starts[row].append(start)
                 self._documents[row].append(int(document))
-                heapq.heappush(self._free, (start + self.steps[document], row))
-        return [self._row(row, step) for row in range(len(self._starts))]
+                heapq.heappush(self._free, (start + self.lengths[document], row))
+        return [self._row(row, index) for row in range(len(self._starts))]
 
-    def _row(self, row: int, step: int) -> tuple[int, int] | None:
-        last = bisect.bisect_right(self._starts[row], step) - 1
+    def _row(self, row: int, index: int) -> tuple[int, int] | None:
+        last = bisect.bisect_right(self._starts[row], index) - 1
         if last < 0:
             return None
-        document, segment = self._documents[row][last], step - self._starts[row][last]
-        return (document, segment) if segment < self.steps[document] else None
+        document, segment = self._documents[row][last], index - self._starts[row][last]
+        return (document, segment) if segment < self.lengths[document] else None
 
 
 class SegmentedTask(TokenTask):
-    """A language `Task` over documents, arrays of token ids [n], read in segments of `segment` tokens.
+    """A language `Task` over documents (arrays of token ids [n]) that are read in segments of `segment` tokens.
 
-    `start` is the token that stands before a document's first. Rows carry state from batch i to batch i + 1, and
-    `reset` says which of them start a document. Evaluation uses at most as many rows as there are documents.
-    Raises InputError for a split without tokens and, with document and offset, for a token outside the vocabulary.
+    `start` is the token before a document's first token. Rows carry their state from batch i to batch i + 1; `reset`
+    marks the rows that start a document. Evaluation uses at most as many rows as there are documents.
+    Raises InputError for a split without documents, an empty document, and, with the document and the offset, for a
+    token outside the vocabulary.
     """
 
     kind: Literal["language"] = "language"
@@ -93,7 +96,7 @@ class SegmentedTask(TokenTask):
         start: int = 0,
     ):
         if segment < 1:
-            raise InputError(f"expected segments of at least one token, found {segment}")
+            raise InputError(f"data.segment must be at least 1 token, found {segment}")
         self.vocab_size = vocab_size
         self.max_length = segment
         self._start = start
@@ -103,38 +106,38 @@ class SegmentedTask(TokenTask):
         self._schedule = lru_cache(maxsize=2)(self._make_schedule)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Step `index` of the endless training streams that `seed` gives. Cost: O(B·L)."""
+        """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
         documents = self._splits["train"]
         return self._batch(documents, self._schedule(batch_size, seed).at(index))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Every token of a split once; batch i + 1 continues batch i."""
+        """Batches that hold every token of a split once. Batch i + 1 continues the rows of batch i."""
         documents = self._splits[split]
-        schedule = Schedule(self._steps(split), min(batch_size, len(documents)), seed=None)
-        step = 0
-        while any(rows := schedule.at(step)):
+        schedule = Schedule(self._lengths(split), min(batch_size, len(documents)), seed=None)
+        index = 0
+        while any(rows := schedule.at(index)):
             yield self._batch(documents, rows)
-            step += 1
+            index += 1
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """Tokens of a split, all of which are predicted."""
+        """The number of tokens in a split; all of them are predicted."""
         return sum(len(document) for document in self._splits[split])
 
-    def _steps(self, split: str) -> list[int]:
+    def _lengths(self, split: str) -> list[int]:
         return [-(-len(document) // self.max_length) for document in self._splits[split]]
 
     def _make_schedule(self, batch_size: int, seed: int) -> Schedule:
-        return Schedule(self._steps("train"), batch_size, seed)
+        return Schedule(self._lengths("train"), batch_size, seed)
 
     def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
         shape = len(rows), self.max_length
         inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64)
         lengths, reset = np.ones(len(rows), np.int64), np.ones(len(rows), bool)
-        for i, place in enumerate(rows):
-            if place is None:
+        for i, row in enumerate(rows):
+            if row is None:
                 inputs[i, 0] = self._start
                 continue
-            document, segment = documents[place[0]], place[1]
+            document, segment = documents[row[0]], row[1]
             first = segment * self.max_length
             piece = document[first : first + self.max_length]
             targets[i, : len(piece)] = piece
@@ -152,13 +155,15 @@ class SegmentedTask(TokenTask):
 
 def _check(name: str, documents: Sequence[NDArray[np.integer]], vocab_size: int) -> None:
     if not documents:
-        raise InputError(f"{name} split: expected at least one document, found none; give more text")
+        raise InputError(f"{name} split: expected at least one document, found none; add text")
     for i, document in enumerate(documents):
         if not len(document):
-            raise InputError(f"{name} split: document {i} is empty; leave it out")
+            raise InputError(
+                f"{name} split: document {i}: expected at least one token, found none; remove the document"
+            )
         if document.min() < 0 or document.max() >= vocab_size:
             offset = int(np.flatnonzero((document < 0) | (document >= vocab_size))[0])
             raise InputError(
                 f"{name} split: document {i}, offset {offset}: expected a token from 0 to {vocab_size - 1}, "
-                f"found {document[offset]}"
+                f"found {document[offset]}; check the tokeniser"
             )

@@ -1,4 +1,4 @@
-"""Spoken strings, made of real recordings of single words: speech to be written down."""
+"""Speech recognition of strings of words, made from real recordings of single words."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True)
 class SpokenConfig(DataConfig):
-    """Strings of `shortest` to `longest` words that one speaker said one by one, digits for example.
+    """Strings of `shortest` to `longest` recorded words of one speaker, for example digits.
 
-    `path`: a folder of `{label}_{speaker}_{take}.wav`, or of .tar.gz of such (the Free Spoken Digit Dataset as it is).
-    No recording is in two splits: the takes 0 … `test_takes` − 1 are the test split's (as that data set has it), the
-    next `valid_takes` the validation split's, all others are trained on. `rows` strings, drawn from `seed`, are held
-    out for each of validation and test. Before, between and after words is silence of 0 to `silence` seconds.
-    The model is given `bands` log-mel filterbanks each 10 ms, normalised within a string.
+    `path`: a folder with files `{label}_{speaker}_{take}.wav`, or with .tar.gz archives of them, such as the Free
+    Spoken Digit Dataset. No recording is in two splits: takes 0 … `test_takes` − 1 are for testing (the data set's own
+    split), the next `valid_takes` for validation, all others for training. The validation and the test split have
+    `rows` strings each, drawn from `seed`. Before, between and after the words is silence of 0 to `silence` seconds.
+    The inputs are `bands` log-mel filterbanks every 10 ms, normalised per string.
     """
 
     name: ClassVar[str] = "spoken"
@@ -46,7 +46,7 @@ class SpokenConfig(DataConfig):
     seed: int = 0
 
     def build(self) -> "SpokenTask":
-        """The task; every recording is read."""
+        """Read every recording and return the task. Raises InputError for settings out of range and wrong files."""
         for name, least in (("shortest", 1), ("bands", 1), ("test_takes", 1), ("valid_takes", 1), ("rows", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"data.{name} must be at least {least}, found {getattr(self, name)}")
@@ -58,7 +58,7 @@ class SpokenConfig(DataConfig):
 
 
 class _Plan(NamedTuple):
-    """What a string is made of: recordings [L], samples of silence [L + 1], samples in all; what draws the noise."""
+    """A string before it is built: recordings [L], silences [L + 1] and total length in samples, noise generator."""
 
     rows: NDArray[np.int64]
     gaps: NDArray[np.int64]
@@ -67,13 +67,13 @@ class _Plan(NamedTuple):
 
 
 class SpokenTask:
-    """A transcription `Task`: inputs [B, T, bands] float32, targets [B, L] the words' numbers, IGNORE behind them.
+    """A transcription `Task`: inputs [B, T, bands] float32, targets [B, L] word indices, padded with IGNORE.
 
-    String i of a split is a pure function of (seed, i): one speaker, so many words, which ones, and the silences, each
-    drawn evenly. Over all lies noise of one quantisation step, so that silence is no number of its own. Training takes
-    strings 0, 1, 2, … without an end: `POOL` batches' worth at a time, sorted by length and cut into batches, which
-    come in a drawn order. An epoch is as many words as there are recordings to train on.
-    Raises InputError for a split without recordings.
+    String i of a split is a pure function of (seed, i). Its speaker, number of words, words and silences are uniform
+    draws. Noise of one quantisation step is added everywhere, so that silence has no unique value. Training uses the
+    strings 0, 1, 2, … without end: each group of `POOL` batches is sorted by length and cut into batches, and these are
+    shuffled. An epoch has as many words as there are training recordings.
+    Raises InputError for a split without recordings, and for a held-out word without a training recording.
     """
 
     kind: Literal["transcription"] = "transcription"
@@ -94,7 +94,8 @@ class SpokenTask:
         for split in ("valid", "test"):
             for word in set(recordings.labels[inside[split]].tolist()) - known:
                 raise InputError(
-                    f"{split} split: the word {self.names[word]!r} has no recording to train on; give it more takes"
+                    f"{split} split: expected training recordings of the word {self.names[word]!r}, found none; add "
+                    "takes of it"
                 )
         longest = int(np.diff(recordings.starts).max())
         self._gap = round(config.silence * recordings.rate)
@@ -107,7 +108,7 @@ class SpokenTask:
         self._pools = lru_cache(maxsize=4)(self._pool)
 
     def _by_speaker(self, split: str, mask: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-        """The recordings of a split, a list for each speaker who has any."""
+        """The recordings of a split, one array per speaker; speakers without recordings are left out."""
         if not mask.any():
             c = self.config
             raise InputError(
@@ -118,7 +119,7 @@ class SpokenTask:
         return [rows for rows in speakers if len(rows)]
 
     def _sorted(self, split: Split, indices: range, seed: int) -> NDArray[np.int64]:
-        """Some strings of a split, shortest first: little padding in a batch."""
+        """The given strings of a split, shortest first, so that batches need little padding."""
         lengths = [self._plan(split, i, seed).samples for i in indices]
         return indices.start + np.argsort(lengths, kind="stable")
 
@@ -132,29 +133,29 @@ class SpokenTask:
         return _Plan(rows, gaps, int(gaps.sum() + (starts[rows + 1] - starts[rows]).sum()), random)
 
     def string(self, split: Split, index: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """String `index` of a split: samples [n] in [-1, 1] and the words' numbers [L]."""
+        """String `index` of a split: samples [n] in [-1, 1] and word indices [L]."""
         plan = self._plan(split, index, seed)
         samples = plan.random.standard_normal(plan.samples, np.float32)
         place = 0
-        for gap, row in zip(plan.gaps, plan.rows, strict=False):  # the last gap stands behind them
+        for gap, row in zip(plan.gaps, plan.rows, strict=False):  # the last gap follows the last word
             one = self.recordings.wave(row)
             place += gap + len(one)
             samples[place - len(one) : place] += one
         return samples / np.float32(32768), self.recordings.labels[plan.rows]
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless training set that `seed` gives. Cost: O(B·T), about half a millisecond a row."""
+        """Training batch `index`, a pure function of (index, batch_size, seed). Cost: O(B·T), about 0.5 ms per row."""
         pool, place = divmod(index, POOL)
         return self._batch("train", self._pools(pool, batch_size, seed)[place], seed)
 
     def _pool(self, pool: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        """Which strings make the batches of a pool, [POOL, B]."""
+        """The strings of the batches of a pool, [POOL, B]."""
         first = pool * POOL * batch_size
         batches = self._sorted("train", range(first, first + POOL * batch_size), seed).reshape(POOL, batch_size)
         return batches[generator(seed, ORDER, pool).permutation(POOL)]
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """The held-out strings of a split, each once, shortest first."""
+        """Batches that hold every string of a held-out split once, shortest first."""
         order = self._held_out[split]
         for first in range(0, len(order), batch_size):
             yield self._batch(split, order[first : first + batch_size], self.config.seed)
@@ -172,17 +173,17 @@ class SpokenTask:
         )
 
     def size(self, split: Split) -> int:
-        """Words: of the recordings that are trained on, or of a held-out split's strings."""
+        """The number of training recordings (one word each), or of words in a held-out split's strings."""
         if split == "train":
             return sum(map(len, self._rows["train"]))
         return sum(len(self._plan(split, i, self.config.seed).rows) for i in range(self.config.rows))
 
     def epoch(self, batch_size: int) -> float:
-        """Updates in which as many words are heard as there are recordings to train on."""
+        """The number of updates per epoch: their strings have as many words as there are training recordings."""
         return self.size("train") / (batch_size * (self.config.shortest + self.config.longest) / 2)
 
     def sample(self) -> Tensor:
-        """One row of zeros [1, T, bands], float32, as long as any string may be."""
+        """One row of zeros [1, T, bands], float32, of the greatest possible length."""
         return torch.zeros(1, self.max_length, self.config.bands)
 
     def close(self) -> None:

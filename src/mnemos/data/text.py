@@ -1,4 +1,4 @@
-"""Text as bytes: any file or folder, or the Python standard library's own source."""
+"""Language modelling of text as bytes: any file or folder, or the source of the Python standard library."""
 
 import hashlib
 import os
@@ -18,22 +18,22 @@ from mnemos.types import InputError
 from .files import read_bytes
 from .segments import SegmentedTask
 
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # not Python's own, or not its library
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
 Document = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class TextConfig(DataConfig):
-    """Language modelling over bytes; each file is a document, and empty ones are left out.
+    """Language modelling over bytes. Each file is a document; empty files are ignored.
 
-    `path` is a file or a folder (searched through, hidden names left out), gzipped or not; None is the standard
-    library's *.py files, which every Python has (their text differs from version to version).
-    A share `held_out` of the documents makes the validation split and as many the test split, at least one each:
-    those whose names' hashes come first, so a document keeps its split when others come or go nearby. Of fewer
-    than three documents each is cut in three instead, the last shares held out.
-    Longer documents go on as new ones, afresh, every `longest` bytes: or one long file would be all that a whole
-    evaluation waits for, in one row, while the others stand idle. The start token is byte 0, which text does not
-    use. `segment` is T.
+    `path` is a file, or a folder whose files at any depth are read; hidden files are ignored, and files may be gzipped.
+    None means the *.py files of the Python standard library; their text depends on the version of Python.
+    The validation and the test split take a share `held_out` of the documents each, and at least one. The hashes of
+    their names decide which, so a document usually keeps its split when others are added or removed. If there are
+    fewer than three documents, each is cut in three, and the splits take shares of its end.
+    A document longer than `longest` bytes is divided into several documents, each with a new state. Otherwise one long
+    file would occupy one row of an evaluation while the other rows wait. The start token is byte 0, which does not
+    occur in text. `segment` is T.
     """
 
     name: ClassVar[str] = "text"
@@ -44,13 +44,13 @@ class TextConfig(DataConfig):
     longest: int = 65_536
 
     def build(self) -> "TextTask":
-        """The task: 256 byte values, segments of `segment`."""
+        """The task, with 256 tokens and T = `segment`. Raises InputError for missing files and wrong settings."""
         if not 0 < self.held_out < 0.5:
-            raise InputError(f"text: expected held_out between 0 and 0.5, found {self.held_out}")
+            raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
         documents = read_documents(self.path)
-        train, valid, test = _split(documents, self.held_out) if len(documents) > 2 else _cut(documents, self.held_out)
+        train, valid, test = (_split_documents if len(documents) > 2 else _split_each)(documents, self.held_out)
         if self.longest < 1:
-            raise InputError(f"text: expected longest of at least 1 byte, found {self.longest}")
+            raise InputError(f"data.longest must be at least 1 byte, found {self.longest}")
         train, valid, test = ([part for text in texts for part in self._parts(text)] for texts in (train, valid, test))
         return TextTask(train, valid, test, vocab_size=256, segment=self.segment)
 
@@ -59,12 +59,13 @@ class TextConfig(DataConfig):
 
 
 class TextTask(SegmentedTask):
-    """Documents whose tokens are bytes of text."""
+    """A `SegmentedTask` whose tokens are bytes of text."""
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Tokens as (text, how many tokens it is): words, runs of blanks, and every other sign alone; nothing is lost.
+        """Group tokens into words: (text, number of tokens) for each word, run of white space, or other character.
 
-        A letter of several bytes is part of a word. The start token reads ␀, and a byte that is no text �.
+        Every token is in one group. A character of several bytes is part of a word. The start token is shown as ␀, and
+        a byte that is not valid UTF-8 as �.
         """
         found = (match.group() for match in _WORD.finditer(bytes(tokens)))
         return [(part.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(part)) for part in found]
@@ -74,14 +75,19 @@ _WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
 
 
 def read_documents(path: str | Path | None) -> dict[str, Document]:
-    """Name and bytes [n] of the documents at `path`, by name; None is the standard library. Leaves out empty files."""
+    """The documents at `path` as {name: bytes [n]}, sorted by name; None means the standard library.
+
+    Empty files are ignored. Raises InputError if the path does not exist or holds no text.
+    """
     if path is None:
         folder = Path(sysconfig.get_path("stdlib"))
         files = [file for file in _files(folder, LEFT_OUT) if file.suffix == ".py"]
     else:
         folder = Path(path)
         if not folder.exists():
-            raise InputError(f"{folder}: expected a file or a folder of text, found nothing there; check the path")
+            raise InputError(
+                f"{folder}: expected a file or a folder of text, but the path does not exist; check data.path"
+            )
         files = [folder] if folder.is_file() else list(_files(folder))
     documents = {}
     for file in files:
@@ -89,7 +95,7 @@ def read_documents(path: str | Path | None) -> dict[str, Document]:
         if len(data):
             documents[file.relative_to(folder).as_posix() if file != folder else file.name] = data
     if not documents:
-        raise InputError(f"{folder}: expected text, found {len(files)} files and not one byte in them")
+        raise InputError(f"{folder}: expected text, found {len(files)} files with 0 bytes; check data.path")
     return dict(sorted(documents.items()))
 
 
@@ -99,8 +105,10 @@ def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
         yield from (Path(here, name) for name in names if not name.startswith("."))
 
 
-def _split(documents: dict[str, Document], share: float) -> tuple[list[Document], list[Document], list[Document]]:
-    """Whole documents to train, valid and test."""
+def _split_documents(
+    documents: dict[str, Document], share: float
+) -> tuple[list[Document], list[Document], list[Document]]:
+    """Divide the documents between train, valid and test."""
     ranked = sorted(documents, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
     held = max(1, min(round(share * len(ranked)), (len(ranked) - 1) // 2))
     valid, test = set(ranked[:held]), set(ranked[held : 2 * held])
@@ -111,13 +119,13 @@ def _split(documents: dict[str, Document], share: float) -> tuple[list[Document]
     )
 
 
-def _cut(documents: dict[str, Document], share: float) -> tuple[list[Document], list[Document], list[Document]]:
-    """Each document's beginning, then two shares of its end."""
+def _split_each(documents: dict[str, Document], share: float) -> tuple[list[Document], list[Document], list[Document]]:
+    """Divide each document: its beginning for train, then two shares of its end for valid and test."""
     parts = []
     for name, text in documents.items():
         held = max(1, min(round(share * len(text)), (len(text) - 1) // 2))
         if len(text) < 3:
-            raise InputError(f"{name}: expected at least three bytes to cut in three splits, found {len(text)}")
+            raise InputError(f"{name}: expected at least 3 bytes, one per split, found {len(text)}; add text")
         parts.append((text[: -2 * held], text[-2 * held : -held], text[-held:]))
     train, valid, test = zip(*parts, strict=True)
     return list(train), list(valid), list(test)
