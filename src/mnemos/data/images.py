@@ -23,9 +23,8 @@ Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # pixels [N, H, W], labe
 
 
 def _no_augmentation() -> AugmentConfig:
-    return AugmentConfig(
-        policy="none", flip=False
-    )  # flip=False also if a user sets a policy: a mirrored digit is wrong
+    # flip stays False if a user sets a policy only: a mirrored digit is not a digit.
+    return AugmentConfig(policy="none", flip=False)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from mnemos.figures.slot_attention import (
     SAID,
     about,
     colour,
-    draw_slot,
     draw_shares,
+    draw_slot,
     explained,
     heading,
-    word_weights,
     summary,
+    word_weights,
 )
 from mnemos.train.compare import compare
 from mnemos.train.session import open_run
