@@ -12,7 +12,7 @@ from mnemos.train.optim import (
     make_optimiser,
     optimiser_state,
     parameter_groups,
-    set_rate,
+    set_lr,
 )
 from mnemos.train.recipe import OptimConfig, ScheduleConfig
 from mnemos.types import InputError
@@ -53,8 +53,8 @@ def test_long_range_arenas_rate():
 def test_the_copy_tasks_rate_is_given_to_the_optimiser():
     config = OptimConfig("radam", lr=1e-3, schedule=ScheduleConfig("step", floor=0.1, drop_at=3000))
     optimiser = make_optimiser(nn.Linear(2, 2), config)
-    assert set_rate(optimiser, config, 3000, 5000) == 1e-3
-    assert set_rate(optimiser, config, 3001, 5000) == pytest.approx(1e-4)
+    assert set_lr(optimiser, config, 3000, 5000) == 1e-3
+    assert set_lr(optimiser, config, 3001, 5000) == pytest.approx(1e-4)
     assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4)] * 2
 
 
@@ -74,7 +74,7 @@ def test_plateau_is_torchs_own(patience, floor):
     for update, loss in enumerate(losses, 1):
         plateau = plateau.after(loss, config.schedule)
         theirs.step(loss)
-        rates.add(rate := set_rate(optimiser, config, update, 40, plateau.factor))
+        rates.add(rate := set_lr(optimiser, config, update, 40, plateau.factor))
         assert rate == pytest.approx(other.param_groups[0]["lr"], rel=1e-12)
         assert optimiser.param_groups[0]["lr"] == rate
     assert len(rates) > 2
@@ -91,7 +91,7 @@ def test_only_a_plateau_listens_to_losses():
 def test_plateau_warms_up():
     config = OptimConfig(lr=1.0, schedule=ScheduleConfig("plateau", warmup=4))
     optimiser = make_optimiser(nn.Linear(2, 2), config)
-    assert [set_rate(optimiser, config, u, 9, 0.5) for u in (1, 2, 4, 5)] == [0.125, 0.25, 0.5, 0.5]
+    assert [set_lr(optimiser, config, u, 9, 0.5) for u in (1, 2, 4, 5)] == [0.125, 0.25, 0.5, 0.5]
 
 
 def test_what_decays():
@@ -104,7 +104,7 @@ def test_what_decays():
     assert decayed["weight_decay"] == 0.1
     assert free["weight_decay"] == gates["weight_decay"] == 0.0
     assert {names[id(p)] for p in gates["params"]} == {"mix", "blocks.0.mix"}
-    assert [group["share"] for group in (decayed, free, gates)] == [1.0, 1.0, 3.0]
+    assert [group["lr_scale"] for group in (decayed, free, gates)] == [1.0, 1.0, 3.0]
     assert {names[id(p)] for p in decayed["params"]} == {
         "embedding.weight", "blocks.0.weight", "blocks.1.weight", "head.weight", "late.weight",
     }  # fmt: skip
@@ -182,7 +182,7 @@ def test_gates_have_a_rate_of_their_own(name, fused):
         before = {n: p.detach().clone() for n, p in layer.named_parameters()}
         optimiser = make_optimiser(layer, config, fused)
         for update in range(1, 7):
-            assert set_rate(optimiser, config, update, 9) == pytest.approx(1e-3 * factor(config.schedule, update, 9))
+            assert set_lr(optimiser, config, update, 9) == pytest.approx(1e-3 * factor(config.schedule, update, 9))
             for n, parameter in layer.named_parameters():
                 parameter.grad = torch.full_like(parameter, 0.1 * update + len(n))
             optimiser.step()
@@ -200,13 +200,13 @@ def test_imagenets_schedule():
     epoch = 1251
     config = OptimConfig(lr=1e-3, schedule=ScheduleConfig("cosine", 5 * epoch, floor=0.01, start=0.001))
     optimiser = make_optimiser(nn.Linear(2, 2), config)
-    rates = {u: set_rate(optimiser, config, u, 300 * epoch) for u in (1, epoch, 5 * epoch, 300 * epoch)}
+    rates = {u: set_lr(optimiser, config, u, 300 * epoch) for u in (1, epoch, 5 * epoch, 300 * epoch)}
     assert rates[1] == pytest.approx(1e-6 + (1e-3 - 1e-6) / (5 * epoch))
     assert rates[epoch] == pytest.approx(1e-6 + (1e-3 - 1e-6) / 5)
     assert rates[5 * epoch] == pytest.approx(1e-3)
     assert rates[300 * epoch] == pytest.approx(1e-5)
     middle = 5 * epoch + 295 * epoch // 2
-    assert set_rate(optimiser, config, middle, 300 * epoch) == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-4)
+    assert set_lr(optimiser, config, middle, 300 * epoch) == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-4)
 
 
 def test_state_of_another_model_is_refused():

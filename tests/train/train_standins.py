@@ -241,7 +241,7 @@ def prepare(moment: str, number: int) -> None:
                 os.truncate(path, path.stat().st_size - 9)
                 die()
 
-        written, run.Run.record = run.Run.record, record
+        written, run.RunFolder.record = run.RunFolder.record, record
     elif moment == "looking":
         before(loop, "evaluate", lambda *_: next(looks) == number and die())
         looks = iter(range(1, 10**6))

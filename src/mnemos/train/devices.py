@@ -1,4 +1,4 @@
-"""Devices and processes, by Lightning Fabric: the only room of the house that knows it."""
+"""Devices and processes through Lightning Fabric. No other module imports it at run time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mnemos.types import InputError
 
 from .recipe import TrainConfig
 
-if TYPE_CHECKING:  # its import takes longer than a small run
+if TYPE_CHECKING:  # importing it takes longer than a small run
     from lightning_fabric import Fabric
 
 
 def connect(config: TrainConfig) -> Fabric:
-    """A launched Fabric: the device, the precision and the processes that a recipe asks for.
+    """A launched Fabric with the device, precision and processes of a recipe.
 
-    strategy "auto": one device, or DDP on several. With several devices and no torchrun, the other processes are
-    started here, by running this program again; under torchrun they are there already.
-    Raises InputError where the machine does not have what is asked for.
+    strategy "auto": one device, or DDP on several. With several devices and no torchrun, this starts the other
+    processes by running the same program again; torchrun has started them already.
+    Raises InputError if the machine does not have the devices.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -39,7 +39,7 @@ def connect(config: TrainConfig) -> Fabric:
     elif config.strategy == "ddp" or config.devices > 1:
         from lightning_fabric.strategies import DDPStrategy
 
-        # Gates that a short segment does not reach have no gradient that time; DDP would wait for it for ever.
+        # A short segment may not reach the gates, which then have no gradient; DDP would wait for it without end.
         strategy = DDPStrategy(find_unused_parameters=True)
     try:
         fabric = Fabric(
@@ -49,24 +49,26 @@ def connect(config: TrainConfig) -> Fabric:
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         asked = f"{config.accelerator!r}, {config.devices} device(s), {config.strategy!r}, {config.precision!r}"
         problem = " ".join(str(error).split())
-        raise InputError(f"train: {asked} is not to be had here ({problem}); change accelerator or devices") from None
+        raise InputError(
+            f"train: {asked} is not available on this machine ({problem}); change train.accelerator or train.devices"
+        ) from None
     if fabric.world_size > 1:
-        # Not at the end of a training: another one in this program goes on with the same processes.
+        # At exit rather than after training: another training in this program uses the same processes.
         atexit.register(_leave)
     return fabric
 
 
 def _leave() -> None:
-    """Take leave of the other processes; gloo's threads abort a program that ends without it."""
+    """Leave the process group; otherwise gloo's threads abort the program at its end."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _shard(module: nn.Module, mesh: Any) -> nn.Module:
-    """FSDP2: each of the model's blocks is gathered when it runs; what is outside them stays for the whole forward.
+    """Apply FSDP2: each block of the model is gathered when it runs, the other parameters for the whole forward.
 
-    FSDP2 wants every process to reach the same parameters in an update. Where the rows decide which gates run (a
-    causal gated cache whose rows are reset at different places), use DDP.
+    FSDP2 needs every process to use the same parameters in an update. Use DDP if the rows decide which gates run (a
+    causal gated cache whose rows are reset at different positions).
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -80,17 +82,17 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
 
 
 def _hush() -> None:
-    """Keep what Fabric, DDP and FSDP say about themselves off the screen: none of it is the user's to act on."""
+    """Hide messages of Fabric, DDP and FSDP that a user cannot act on."""
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     for message in (
-        ".*find_unused_parameters=True was specified.*",  # right: see connect
+        ".*find_unused_parameters=True was specified.*",  # intended, see connect
         ".*FSDP2-wrapped module .* returned a view tensor.*",  # our models do not write into what a block returns
     ):
         warnings.filterwarnings("ignore", message)
 
 
 def gather(fabric: Fabric, value: Any) -> list[Any]:
-    """Every process's value, in the order of their ranks, on all of them."""
+    """The values of all processes in the order of their ranks, on every process."""
     if fabric.world_size == 1:
         return [value]
     everyone: list[Any] = [None] * fabric.world_size
@@ -99,7 +101,7 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
 
 
 def any_of(fabric: Fabric, asked: bool) -> bool:
-    """Whether some process says yes: the same answer on all of them."""
+    """Whether `asked` is true on any process; the same result on every process."""
     if fabric.world_size == 1:
         return asked
     votes: Any = fabric.all_reduce(torch.tensor(float(asked), device=fabric.device), reduce_op="sum")
@@ -107,12 +109,12 @@ def any_of(fabric: Fabric, asked: bool) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """What a result says it ran on."""
+    """The name of the device for run.json."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held: of the GPU's where it uses one, else of the machine's (0 on Windows)."""
+    """Peak memory of this process in bytes: GPU memory if it uses a GPU, otherwise resident memory (0 on Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

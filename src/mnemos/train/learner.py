@@ -19,7 +19,7 @@ from mnemos.types import InputError, State
 
 from . import devices, generators
 from .checks import check_batch
-from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_rate
+from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
 from .rollout import RolloutGradients, Scored
 from .sharding import load_model_state, model_state
@@ -102,7 +102,7 @@ class Learner:
             self._wrapped, self._optimiser, max_norm=self.recipe.optim.grad_clip or math.inf, error_if_nonfinite=False
         )
         norm = getattr(norm, "full_tensor", lambda: norm)().item()
-        rate = set_rate(self.optimiser, self.recipe.optim, step, config.steps, self.plateau.factor)
+        rate = set_lr(self.optimiser, self.recipe.optim, step, config.steps, self.plateau.factor)
         self._check_finite(step, loss_mean, norm, rate)
         self._optimiser.step()
         self._optimiser.zero_grad()

@@ -1,4 +1,4 @@
-"""Optimisers and schedules from their configuration, and an optimiser's state by parameter name."""
+"""Optimisers and learning-rate schedules from their configuration; the optimiser's state by parameter name."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,11 @@ from .sharding import full, place
 
 
 def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
-    """The optimiser of a recipe over a model's parameters, in the groups of `parameter_groups`.
+    """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
 
-    adamw and radam decay their weights decoupled from the gradient (w ← w − rate·decay·w); adam, as in the
-    papers before that, does not decay. `fused`: one kernel over all parameters where PyTorch has one (AdamW and
-    Adam); it is to be off where a gradient scaler or sharded parameters want to look at single gradients.
-    Raises InputError for values out of range.
+    adamw and radam use decoupled weight decay (w ← w − lr·weight_decay·w); adam uses none. `fused`: one kernel over
+    all parameters where PyTorch has one (AdamW and Adam). Turn it off with a gradient scaler or sharded parameters,
+    which need each gradient by itself. Raises InputError for values out of range.
     """
     check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
@@ -30,34 +29,35 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     return (AdamW if config.name == "adamw" else Adam)(groups, **common)
 
 
-def parameter_groups(model: nn.Module, decay: float, gate_lr_scale: float = 1.0) -> list[dict[str, Any]]:
-    """What decays, what does not, and, where there are any, the gates' λ, whose rate is `gate_lr_scale` of the others'.
+def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[dict[str, Any]]:
+    """Groups with weight decay, without it and, if there are any, of the λ of gated caches.
 
-    Matrices and larger (linear and convolution weights, embeddings: what GPT-2's, Llama's and nanoGPT's trainings
-    decay) do; vectors and scalars (biases, norms), anything called `bias`, and `mix`, the λ of a gated cache,
-    do not: its 0 is not "no cache" but half of one, so decay would hold the gate half open.
+    Parameters with two or more dimensions (linear and convolution weights, embeddings) have weight decay, as in the
+    training code of GPT-2, Llama and nanoGPT. Vectors and scalars (biases, norms), parameters whose name ends in
+    `bias`, and `mix`, the λ of a gated cache, have none: λ = 0 is a half-open gate, so weight decay would hold it
+    half open. The learning rate of λ is `gate_lr_scale` times that of the others.
     """
     decayed: list[Tensor] = []
-    free: list[Tensor] = []
+    undecayed: list[Tensor] = []
     gates: list[Tensor] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             last = name.rpartition(".")[2]
-            spared = parameter.dim() < 2 or last.endswith("bias")
-            (gates if last == "mix" else free if spared else decayed).append(parameter)
+            exempt = parameter.dim() < 2 or last.endswith("bias")
+            (gates if last == "mix" else undecayed if exempt else decayed).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": decay, "share": 1.0},
-        {"params": free, "weight_decay": 0.0, "share": 1.0},
-        {"params": gates, "weight_decay": 0.0, "share": gate_lr_scale},
+        {"params": decayed, "weight_decay": weight_decay, "lr_scale": 1.0},
+        {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": gates, "weight_decay": 0.0, "lr_scale": gate_lr_scale},
     ]
     return groups if gates else groups[:2]
 
 
 def factor(config: ScheduleConfig, update: int, steps: int) -> float:
-    """What the rate is multiplied by at `update` = 1, 2, …, `steps`, with w the warm-up; for plateau see `Plateau`.
+    """The factor of the learning rate at `update` = 1, 2, …, `steps`, with w the warm-up; for plateau see `Plateau`.
 
-    Up to w: start + (1 − start)·update/w, for all but lra. After it: constant 1; cosine floor + (1 − floor)·½(1 +
-    cos(π·p)), where p goes from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after
+    Up to w: start + (1 − start)·update/w, except for lra. After w: constant 1; cosine floor + (1 − floor)·½(1 +
+    cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after
     `drop_at` updates. lra: min(1, update/w)/√max(update, w).
     """
     warmup = max(config.warmup, 1)
@@ -78,17 +78,17 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Plateau:
-    """What the plateau schedule remembers of the validation losses: a factor of the rate, and since when none is lower.
+    """State of the plateau schedule: the current factor of the learning rate and the best validation loss so far.
 
     For every other schedule the factor stays 1.
     """
 
     factor: float = 1.0
     best: float | None = None
-    since: int = 0  # looks that found no lower loss, since the best one or the last halving
+    since: int = 0  # evaluations without a lower loss, since the best one or the last halving
 
     def after(self, loss: float, config: ScheduleConfig) -> "Plateau":
-        """The same after one more look; a loss that is no number is no improvement."""
+        """The state after one more evaluation; a loss that is NaN or infinite is no improvement."""
         if config.name != "plateau":
             return self
         if self.best is None or loss < self.best:
@@ -98,22 +98,22 @@ class Plateau:
         return Plateau(max(config.floor, 0.5 * self.factor), self.best, 0)
 
 
-def set_rate(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
-    """Give the optimiser the learning rate of an update, and return it: the gates' λ have their share of it.
+def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
+    """Set and return the learning rate of an update; the λ of gated caches get `gate_lr_scale` times as much.
 
-    plateau: a further factor, `Plateau.factor`.
+    plateau: an additional factor, `Plateau.factor`.
     """
-    rate = config.lr * factor(config.schedule, update, steps) * plateau
+    lr = config.lr * factor(config.schedule, update, steps) * plateau
     for group in optimiser.param_groups:
-        group["lr"] = rate * group["share"]
-    return rate
+        group["lr"] = lr * group["lr_scale"]
+    return lr
 
 
 def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, dict[str, Any]]:
-    """What the optimiser remembers of each parameter, by the parameter's name, whole and on the CPU.
+    """The optimiser's state of each parameter by the parameter's name, unsharded and on the CPU.
 
-    Collective where parameters are sharded. PyTorch's own `get_optimizer_state_dict` is not used: to load, it
-    makes up a state for parameters that have never had a gradient, and a resumed run would differ from then on.
+    Collective if parameters are sharded: every process must call it. PyTorch's `get_optimizer_state_dict` is not used
+    because its loading creates a state for parameters that never had a gradient, after which a resumed run differs.
     """
     state = optimiser.state
     return {
@@ -124,7 +124,7 @@ def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, dict[st
 
 
 def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, dict[str, Any]]) -> None:
-    """Put back, bit by bit, what `optimiser_state` took. Raises InputError for parameters that are not there."""
+    """Load what `optimiser_state` returned, bit for bit. Raises InputError for parameters that the model lacks."""
     parameters = dict(model.named_parameters())
     if foreign := sorted(set(saved) - set(parameters)):
         raise InputError(f"expected this model's parameters, found a state of {foreign[0]!r}; use the run's own recipe")
@@ -139,7 +139,7 @@ def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str
 
 
 def check(config: OptimConfig) -> None:
-    """Raise InputError for values that no optimiser takes."""
+    """Raise InputError for values out of range."""
     schedule = config.schedule
     for name, right, wanted, value in (
         ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0", config.lr),
@@ -152,7 +152,7 @@ def check(config: OptimConfig) -> None:
             "at least 0",
             config.gate_lr_scale,
         ),
-        ("grad_clip", config.grad_clip >= 0, "at least 0 (0 does not clip)", config.grad_clip),
+        ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)", config.grad_clip),
         ("schedule.warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),

@@ -1,4 +1,4 @@
-"""Tensors that may be shards: whole and on the CPU for a file, and back to where they belong."""
+"""Tensors that may be sharded: gather them on the CPU for a checkpoint, and distribute them again."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from mnemos.types import InputError
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor, detached, on the CPU. Collective where it is sharded: every process must call."""
-    whole = getattr(tensor, "full_tensor", None)  # a DTensor; plain torch may be built without them
+    """The unsharded tensor, detached, on the CPU. Collective if it is sharded: every process must call."""
+    whole = getattr(tensor, "full_tensor", None)  # a DTensor; builds of torch without distributed have none
     return (tensor if whole is None else whole()).detach().cpu()
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor as `like` lies: sharded as it is where it is; others (a step count) stay as they are."""
+    """`value` sharded like `like`; a value of another shape, such as a step count, is returned unchanged."""
     if hasattr(like, "full_tensor") and value.shape == like.shape:
         from torch.distributed.tensor import distribute_tensor
 
@@ -25,12 +25,12 @@ def place(value: Tensor, like: Tensor) -> Tensor:
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by its plain name, whole and on the CPU. Collective where parameters are sharded."""
+    """Every parameter and buffer by name, unsharded and on the CPU. Collective if parameters are sharded."""
     return {name: full(tensor) for name, tensor in model.state_dict().items()}
 
 
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    """Copy `model_state`'s tensors back. Raises InputError, with the first name, where they are another model's."""
+    """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
     own = model.state_dict()
     for name in [*own, *saved]:
         if name not in saved or name not in own:
