@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
-# From the top of the house to its door. The registry holds names, imports nothing, and so stands near the top; image
-# models are hosts that `adapt` gives a cache, so adapt stands above models.
+# From the top of the house to its door. The registry reads source files and imports nothing, so it is near the top;
+# image models are hosts that `adapt` gives a cache, so adapt is above models.
 ROOMS = [
+    "errors",
     "types",
     "libraries",
     "registry",
@@ -23,7 +24,7 @@ ROOMS = [
     "adapt",
     "models",
 ]
-ROOMS += ["generate", "data", "measure", "evaluate", "train", "figures", "papers", "cli", "__main__"]
+ROOMS += ["generate", "data", "measure", "evaluate", "train", "recipes", "figures", "papers", "cli", "__main__"]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
 
 

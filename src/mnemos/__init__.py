@@ -1,19 +1,16 @@
-"""mnemos: memory for transformers. One idea under all of them: `y, state = layer(x, state)`.
+"""mnemos: memory for transformers. Every layer and model has one form: `y, state = layer(x, state)`.
 
-Names are imported when first used, so that `import mnemos` costs little more than `import torch`. Only `replay` comes
-at once: loading the submodule `replay` sets that name to the module, and the function must be set after it.
+Names are imported when they are first used: `import mnemos` alone does not load torch.
 """
 
 import importlib
 from typing import Any
 
-from .memory_replay import replay as replay
-
 __version__ = "0.1.0"
 
 _NAMES = {
     "GRC": "mnemos.memory.grc",
-    "InputError": "mnemos.types",
+    "InputError": "mnemos.errors",
     "Memformer": "mnemos.models.memformer",
     "MemformerConfig": "mnemos.models.memformer",
     "SlotsConfig": "mnemos.memory.slots",
@@ -28,6 +25,10 @@ _NAMES = {
     "detach": "mnemos.types",
     "join": "mnemos.types",
     "load": "mnemos.models.store",
+    "recipe": "mnemos.train.recipe",
+    "register": "mnemos.registry",
+    "register_host": "mnemos.adapt.known_hosts",
+    "replay": "mnemos.memory_replay",
     "reset": "mnemos.types",
     "save": "mnemos.models.store",
     "select": "mnemos.types",
@@ -44,12 +45,13 @@ _ROOMS = {
     "memory",
     "models",
     "ops",
+    "recipes",
     "registry",
     "train",
     "types",
 }
 
-__all__ = sorted([*_NAMES, *_ROOMS, "replay", "__version__"])
+__all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

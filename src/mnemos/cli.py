@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import registry
-from .types import InputError
+from .errors import InputError
 
 USAGE = """mnemos: memory for transformers
 
@@ -93,35 +93,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(arguments: list[str]) -> int:
     _Parser("list", "What there is: recipes, models, attentions, tasks.").parse_args(arguments)
+    for failure in registry.load_plugins():
+        print(f"mnemos: warning: {failure}", file=sys.stderr)
     for kind in registry.KINDS:
         print(f"{kind}s" if kind != "data" else "tasks (data)")
-        names = registry.names(kind)
-        width = max(map(len, names))
-        for name in names:
-            entry = registry.load(kind, name)
-            about = entry().about if kind == "recipe" else (entry.__doc__ or "").strip().splitlines()[0]
-            print(f"  {name:{width}}  {about}")
-    print("\nBegin with mnemos train demo, a minute on two cores; mnemos show RECIPE says all that a recipe sets.")
+        places = registry.places(kind)
+        width = max(map(len, places))
+        for name, place in places.items():
+            print(f"  {name:{width}}  {place.about}")
+    print("\nStart with mnemos train demo, a minute on two cores; mnemos show RECIPE prints all that a recipe sets.")
     return 0
 
 
 def _show(arguments: list[str]) -> int:
-    from .config import to_dict
-
     parser = _RecipeParser("show", "A recipe, resolved, as JSON.", "RECIPE [--field value ...]")
     _, names, fields = parser.divided(arguments)
-    print(json.dumps(to_dict(_recipe("show", _only("show", names), fields)), indent=2))
+    name = _only("show", names)
+
+    from .config import to_dict
+
+    print(json.dumps(to_dict(_recipe("show", name, fields)), indent=2))
     return 0
 
 
 def _train(arguments: list[str]) -> int:
-    from .train.session import run, run_name
-
     takes = "RECIPE [--field value ...] [--out DIR] | --resume RUN"
     parser = _RecipeParser("train", "Train a recipe in a folder.", takes)
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default one of its own in runs")
     parser.add_argument("--resume", metavar="RUN", help="go on where this run stopped, exactly; given alone")
     options, names, fields = parser.divided(arguments)
+
+    from .train.session import run, run_name
+
     if options.resume is not None:
         if names or fields or options.out:
             raise InputError("a resumed run keeps its recipe and its folder: give --resume RUN alone")
@@ -171,9 +174,6 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from .train.compare import compare
-    from .train.session import run_name
-
     about = "Train recipes on the same data, seeds and order, and put them side by side."
     takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten]"
     parser = _RecipeParser("compare", about, takes)
@@ -184,6 +184,10 @@ def _compare(arguments: list[str]) -> int:
     options, names, fields = parser.divided(arguments)
     if len(names) + options.unwritten < 2 and "--help" not in fields:
         raise InputError(f"compare takes two recipes or more, found {len(names)}; mnemos list names them")
+
+    from .train.compare import compare
+    from .train.session import run_name
+
     recipes = [_recipe("compare", name, fields) for name in names]
     folder = Path(options.out) if options.out else Path("runs") / run_name(recipes[0], "compare")
     return _training(lambda: compare(recipes, folder, options.seeds, unwritten=options.unwritten))

@@ -1,115 +1,221 @@
-"""Every name that a command line or a run's recipe.json can say, and the class (or function) it stands for.
+"""Every name that a command line or a run's recipe.json can say, and the class or function that it names.
 
-Entries are "module:attribute" and are imported when asked for, so that this file imports nothing and
-stands at the top of the house. Adding a memory, a task or a recipe is one file and one line here; an
-attention or a model that is registered is thereby tested (tests/test_contracts.py runs over them all).
+There are four kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
+with `build(...)`, decorated with `register`. "recipe" names functions that return a `Recipe`, decorated with
+`mnemos.train.recipe.recipe`. Our own entries are found by reading the source of the rooms that hold their kind: a new
+file there needs no line here. Reading source does not import it, so `mnemos list` does not load torch; `load` imports
+the one module that holds an entry.
+
+Other packages register theirs with the same decorators. The command line finds them through the entry-point group
+`mnemos.plugins`: each entry point is a module to import, or a function without arguments to call. In pyproject.toml:
+
+    [project.entry-points."mnemos.plugins"]
+    my-memory = "my_package.my_module"
+
+Plug-ins are loaded when a name is not one of ours, and for `mnemos list`. A registered attention or model of ours is
+thereby tested: tests/test_contracts.py runs over all of them.
 """
 
+import ast
 import difflib
+import functools
 import importlib
-from typing import Any
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from .types import InputError
+from .errors import InputError
 
-# A configuration class each: a frozen dataclass with `build(...)`, beside the class that it builds.
-ATTENTION = {
-    "softmax": "mnemos.attention.softmax:SoftmaxConfig",
-    "linear": "mnemos.attention.linear:LinearConfig",
-    "lsh": "mnemos.attention.lsh:LSHConfig",
-    "relative": "mnemos.attention.relative:RelativeConfig",
+KINDS = ("attention", "model", "data", "recipe")
+GROUP = "mnemos.plugins"
+
+# The decorator of each kind, and the rooms whose files hold the entries of this package.
+_WRITTEN = {
+    "attention": ("register", ("attention",)),
+    "model": ("register", ("models",)),
+    "data": ("register", ("data",)),
+    "recipe": ("recipe", ("recipes", "papers")),
 }
-MODELS = {
-    "transformer": "mnemos.models.transformer:TransformerConfig",
-    "memformer": "mnemos.models.memformer:MemformerConfig",
-    "vit": "mnemos.models.vision.vit:ViTConfig",
-    "pvt": "mnemos.models.vision.pvt:PVTConfig",
-    "swin": "mnemos.models.vision.swin:SwinConfig",
-    "speech": "mnemos.models.speech:SpeechConfig",
-    "lstm": "mnemos.models.lstm:LSTMConfig",
-    "bilstm": "mnemos.models.recurrent:BiLSTMConfig",
-}
-DATA = {
-    "listops": "mnemos.data.listops:ListOpsConfig",
-    "copy": "mnemos.data.copying:CopyConfig",
-    "recall": "mnemos.data.recall:RecallConfig",
-    "digits": "mnemos.data.images:DigitsConfig",
-    "mnist": "mnemos.data.images:MNISTConfig",
-    "cifar": "mnemos.data.cifar:CIFARConfig",
-    "photos": "mnemos.data.photos:PhotosConfig",
-    "text": "mnemos.data.text:TextConfig",
-    "pixels": "mnemos.data.pixels:PixelsConfig",
-    "spoken": "mnemos.data.spoken:SpokenConfig",
-}
-# Functions without required arguments that return a Recipe.
-RECIPES = {
-    "demo": "mnemos.papers.cached_transformers.recipes:demo",
-    "demo-cached": "mnemos.papers.cached_transformers.recipes:demo_cached",
-    "demo-wider": "mnemos.papers.cached_transformers.recipes:demo_wider",
-    "demo-linear": "mnemos.papers.cached_transformers.recipes:demo_linear",
-    "text": "mnemos.train.starters:text",
-    "text-linear": "mnemos.train.starters:text_linear",
-    "text-cached": "mnemos.train.starters:text_cached",
-    "text-xl": "mnemos.train.starters:text_xl",
-    "text-lstm": "mnemos.train.starters:text_lstm",
-    "text-memformer": "mnemos.train.starters:text_memformer",
-    "copy": "mnemos.train.starters:copy",
-    "copy-small": "mnemos.papers.linear_transformers.copy_claim:copy_small",
-    "recall": "mnemos.train.starters:recall",
-    "digits": "mnemos.train.starters:digits",
-    "mnist": "mnemos.train.starters:mnist",
-    "listops": "mnemos.papers.cached_transformers.recipes:listops",
-    "listops-cached": "mnemos.papers.cached_transformers.recipes:listops_cached",
-}
-_VISION = "mnemos.papers.cached_transformers.vision"
-for _names, _arms in (
-    ("digits-vit digits-pvt mnist-vit mnist-pvt cifar-vit cifar-pvt photos-vit", " -cached -wider -attention-cache"),
-    ("digits-swin mnist-swin cifar-swin", " -cached -wider"),
-    ("imagenet-vit-s imagenet-pvt-tiny imagenet-pvt-small", " -cached -attention-cache"),
-    ("imagenet-pvt-medium imagenet-pvt-v2-b2 imagenet-pvt-v2-b3 imagenet-pvt-v2-b4", " -cached"),
-    ("imagenet-swin-t imagenet-22k-swin-t", " -cached"),
-):
-    RECIPES |= {_n + _a: f"{_VISION}:{_n}{_a}" for _n in _names.split(" ") for _a in _arms.split(" ")}
-_IMAGES = "mnemos.papers.linear_transformers.image_recipes"
-RECIPES |= {
-    "mnist-pixels": f"{_IMAGES}:mnist_pixels",
-    "mnist-pixels-softmax": f"{_IMAGES}:mnist_pixels_softmax",
-    "cifar-pixels": f"{_IMAGES}:cifar_pixels",
-    "cifar-pixels-softmax": f"{_IMAGES}:cifar_pixels_softmax",
-    "mnist-pixels-small": f"{_IMAGES}:mnist_pixels_small",
-    "mnist-pixels-small-softmax": f"{_IMAGES}:mnist_pixels_small_softmax",
-    "mnist-pixels-small-mixture": f"{_IMAGES}:mnist_pixels_small_mixture",
-    "cifar-pixels-small": f"{_IMAGES}:cifar_pixels_small",
-    "digits-pixels": f"{_IMAGES}:digits_pixels",
-    "photos-pixels": f"{_IMAGES}:photos_pixels",
-}
-_SPEECH = "mnemos.papers.linear_transformers.speech_recipes"
-for _arm in ("softmax", "linear", "lsh", "bilstm"):
-    RECIPES |= {f"{_n}-{_arm}": f"{_SPEECH}:{_n}-{_arm}" for _n in ("speech", "spoken-digits")}
-_MEMFORMER = "mnemos.papers.memformer"
-RECIPES |= {
-    "mnist-memformer-small": f"{_MEMFORMER}.recipes:mnist-memformer-small",
-    "digits-memformer": f"{_MEMFORMER}.recipes:digits-memformer",
-    "wikitext-memformer": f"{_MEMFORMER}.recipes:wikitext_memformer",
-    "wikitext-xl": f"{_MEMFORMER}.recipes:wikitext_xl",
-    "recall-memformer": f"{_MEMFORMER}.recall_claim:recall_memformer",
-}
-_ARMS = " -8-slots -2+6 -2+6-32-slots -2+6-16-slots -2+6-1-slot -4+4 -no-memory -temperature-1 -no-forgetting -one-head"
-for _n, _arms in (("mnist-memformer", _ARMS), ("mnist", "-lstm -transformer -xl-56 -xl-224 -xl-784")):
-    RECIPES |= {_n + _a: f"{_MEMFORMER}.recipes:{_n}{_a}" for _a in _arms.split(" ")}
-KINDS = {"attention": ATTENTION, "model": MODELS, "data": DATA, "recipe": RECIPES}
+_PACKAGE = Path(__file__).parent
+_Class = TypeVar("_Class", bound=type)
+
+
+class Place(NamedTuple):
+    """Where an entry is defined, and the first line of its docstring without the full stop at its end."""
+
+    module: str
+    attribute: str
+    about: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+
+class _Entry(NamedTuple):
+    place: Place
+    value: Any
+
+
+_registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
+_failures: list[str] | None = None  # None: no plug-in has been loaded yet
+
+
+def register(cls: _Class) -> _Class:
+    """Class decorator: register a configuration class under its `kind` and `name`; returns the class.
+
+        @mnemos.register
+        @dataclass(frozen=True)
+        class DecayConfig(AttentionConfig):
+            \"""One line that `mnemos list` shows.\"""
+
+            name: ClassVar[str] = "decay"
+
+    The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, which set `kind`.
+    Afterwards `--model.attention`, recipe.json and `mnemos.load` know the name. Raises InputError where the class has
+    no kind or name, or where the name is taken by a class that is defined elsewhere.
+    """
+    kind, name = getattr(cls, "kind", None), getattr(cls, "name", None)
+    if not isinstance(cls, type) or kind not in KINDS or not isinstance(name, str):
+        raise InputError(
+            f"register: expected a subclass of AttentionConfig, ModelConfig or DataConfig with a class "
+            f"variable `name`, found {cls!r:.80}"
+        )
+    add(kind, name, cls)
+    return cls
+
+
+def add(kind: str, name: str, value: Any) -> None:
+    """Register a class or function under a name of a kind; `register` and `recipe` are built on this function.
+
+    The same class or function may be registered again, as when a module is reloaded. Raises InputError where the name
+    belongs to one that is defined elsewhere.
+    """
+    _check_kind(kind)
+    place = Place(value.__module__, value.__qualname__, first_line(value.__doc__))
+    taken = _registered[kind].get(name)
+    before = taken.place if taken else None
+    if before is None and place.module.partition(".")[0] != __package__:
+        before = _ours(kind).get(name)
+    if before is not None and str(before) != str(place):
+        raise InputError(
+            f"expected a new name for the {kind} of {place}, found {name!r}, which {before} has already; rename it"
+        )
+    _registered[kind][name] = _Entry(place, value)
+
+
+def remove(kind: str, name: str) -> None:
+    """Forget an entry that was registered from outside this package. Raises InputError where there is none."""
+    _check_kind(kind)
+    if name in _ours(kind) or _registered[kind].pop(name, None) is None:
+        raise InputError(f"expected a {kind} that was registered from outside mnemos, found {name!r}")
+
+
+def places(kind: str) -> dict[str, Place]:
+    """Where each entry of a kind is defined, by name: ours first, then those registered so far from outside.
+
+    Imports nothing. Cost: the first call for a kind reads its source files, some milliseconds.
+    """
+    _check_kind(kind)
+    others = {name: entry.place for name, entry in _registered[kind].items() if name not in _ours(kind)}
+    return {**_ours(kind), **others}
 
 
 def names(kind: str) -> list[str]:
-    """The names registered under a kind: "attention", "model", "data" or "recipe"."""
-    return list(KINDS[kind])
+    """The names registered under a kind: "attention", "model", "data" or "recipe"; see `places`."""
+    return list(places(kind))
 
 
 def load(kind: str, name: str) -> Any:
-    """What a name stands for. Raises InputError, with the nearest right name, where there is none."""
-    entries = KINDS[kind]
-    if name not in entries:
-        near = difflib.get_close_matches(name, entries, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(entries)}"
-        raise InputError(f"no {kind} is called {name!r}; {hint}")
-    module, attribute = entries[name].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    """The class or function that a name stands for; loads the plug-ins where the name is not known without them.
+
+    Raises InputError where there is none, with the nearest name and the plug-ins that could not be loaded.
+    """
+    if name not in places(kind):
+        load_plugins()
+    known = places(kind)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise InputError("; ".join([f"no {kind} is called {name!r}", hint, *load_plugins()]))
+    if name not in _registered[kind]:
+        importlib.import_module(known[name].module)
+    return _registered[kind][name].value
+
+
+def load_plugins() -> list[str]:
+    """Import or call every entry point of the group `mnemos.plugins`, once in a process.
+
+    Returns one sentence for each that failed, which names its distribution. What a plug-in registered before it
+    failed stays registered.
+    """
+    global _failures
+    if _failures is None:
+        _failures = []  # before the loop: a plug-in may itself ask for a name
+        for point in entry_points(group=GROUP):
+            try:
+                found = point.load()
+                if callable(found):
+                    found()
+            except (Exception, SystemExit) as error:  # any fault of theirs must leave our own names usable
+                _failures.append(_failure(point, error))
+    return list(_failures)
+
+
+def _failure(point: EntryPoint, error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    return f"the plug-in {point.name!r} of {owner} cannot be loaded: {type(error).__name__}: {said}"
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise InputError(f"expected one of the kinds {', '.join(KINDS)}, found {kind!r}")
+
+
+def first_line(documentation: str | None) -> str:
+    """The first line of a docstring without the full stop at its end; "" where there is none."""
+    lines = (documentation or "").strip().splitlines()
+    return lines[0].strip().removesuffix(".") if lines else ""
+
+
+@functools.cache
+def _ours(kind: str) -> dict[str, Place]:
+    """The entries of this package, from its source files in their order."""
+    decorator, rooms = _WRITTEN[kind]
+    found: dict[str, Place] = {}
+    for path in (path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))):
+        source = path.read_text(encoding="utf-8")
+        if f"@{decorator}" not in source:  # a search costs much less than a syntax tree
+            continue
+        module = ".".join((str(__package__), *path.relative_to(_PACKAGE).with_suffix("").parts))
+        for name, node in _decorated(ast.parse(source), decorator):
+            place = Place(module, node.name, first_line(ast.get_docstring(node)))
+            if name in found:
+                raise InputError(f"the {kind} {name!r} is defined twice, at {found[name]} and {place}; rename one")
+            found[name] = place
+    return found
+
+
+def _decorated(tree: ast.Module, decorator: str) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """The classes or functions of a module that have this decorator, each with the name that it registers."""
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            for used in node.decorator_list:
+                if isinstance(used, ast.Name) and used.id == decorator:
+                    yield _class_name(node) if isinstance(node, ast.ClassDef) else default_name(node.name), node
+                elif isinstance(used, ast.Call) and isinstance(used.func, ast.Name) and used.func.id == decorator:
+                    yield ast.literal_eval(used.args[0]), node
+
+
+def _class_name(node: ast.ClassDef) -> str:
+    """What a class assigns to its variable `name`."""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == "name":
+            return str(ast.literal_eval(line.value)) if line.value else ""
+    raise InputError(f"expected a class variable `name` in the registered class {node.name}, found none")
+
+
+def default_name(function: str) -> str:
+    """The name of a recipe whose decorator gives none: that of its function, with - for _."""
+    return function.replace("_", "-")

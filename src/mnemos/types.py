@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .errors import InputError as InputError
+
 State = Any  # a pytree (tuples, dicts, dataclasses registered with torch) of [B, ...] tensors, or None
 Output = tuple[Tensor, State]
-
-
-class InputError(ValueError):
-    """The user's input was wrong: one line that says what was expected, what was found and what to do."""
 
 
 class AuxiliaryLosses(Sequence[Tensor]):

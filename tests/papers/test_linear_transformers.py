@@ -13,7 +13,7 @@ from mnemos.measure.peak import peak_of
 from mnemos.models.transformer import Transformer
 from mnemos.papers.claims import paper
 from mnemos.papers.linear_transformers import copy_claim, generation, scaling
-from mnemos.papers.linear_transformers.arms import attention
+from mnemos.papers.linear_transformers.attentions import attention
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.types import InputError
 
@@ -68,7 +68,7 @@ def test_figure2(tmp_path, monkeypatch):
     small = copy_claim.copy_small()
     monkeypatch.setattr(copy_claim, "copy_small", lambda: _shrunk(small))
     (found,) = reproduce("linear_transformers/figure2", Options(tmp_path, steps=4))
-    assert [row[""] for row in found["tables"][0]["rows"]] == list(copy_claim.ARMS)
+    assert [row[""] for row in found["tables"][0]["rows"]] == list(copy_claim.ATTENTIONS)
     assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
 
 

@@ -8,8 +8,8 @@ import pytest
 from mnemos import registry
 from mnemos.memory.slots import SlotsConfig
 from mnemos.papers.claims import paper
-from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, training
-from mnemos.papers.memformer.recipes import ImageSizes, LanguageSizes
+from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, table_models, training
+from mnemos.papers.memformer.table_models import ImageSizes, LanguageSizes
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.train import compare
 from mnemos.train.recipe import RolloutConfig
@@ -23,7 +23,7 @@ def tiny(monkeypatch) -> None:
     """Three rows a table, and models that take moments."""
     rows = ("Transformer-XL memory=224", "Memformer 4+8", "w/o memory")
     for module in (image_tables, recipes):
-        monkeypatch.setattr(module, "PICTURES", {name: recipes.PICTURES[name] for name in rows})
+        monkeypatch.setattr(module, "PICTURES", {name: table_models.PICTURES[name] for name in rows})
     monkeypatch.setitem(recipes.SMALL, "digits", ImageSizes(dim=8, shallower=2, fewer=16, side=8, dropout=0.0))
     monkeypatch.setattr(language, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
     sizes = LanguageSizes(dim=8, num_heads=2, shallower=4, shorter=16, dropout=0.0)
@@ -98,8 +98,8 @@ def test_recall(tmp_path, monkeypatch):
     assert names == ["Memformer, replay", "Memformer, horizon 1", "softmax, window 16", "a guess"]
 
 
-def test_recalls_arms_differ_in_what_they_are_named_for():
-    ours, truncated, softmax = recall_claim.arms().values()
+def test_recalls_variants_differ_in_what_they_are_named_for():
+    ours, truncated, softmax = recall_claim.variants().values()
     assert (ours.model, ours.data, ours.optim) == (truncated.model, truncated.data, truncated.optim)
     assert (ours.train.rollout.horizon, truncated.train.rollout.horizon) == (0, 1)
     assert softmax.model.attention.window == 2 * ours.model.segment
@@ -107,7 +107,7 @@ def test_recalls_arms_differ_in_what_they_are_named_for():
 
 
 def test_an_ablation_differs_in_one_thing():
-    base, _ = recipes.picture_arm("Memformer 2+6 memory=64", ImageSizes())
+    base, _ = table_models.picture_variant("Memformer 2+6 memory=64", ImageSizes())
     for name, change in {
         "Memformer 2+6 memory=16": {"slots": 16},
         "w/o memory": {"slots": 0},
@@ -115,8 +115,8 @@ def test_an_ablation_differs_in_one_thing():
         "w/o forgetting": {"forgetting": False},
         "w/o multi-head": {"num_heads": 1},
     }.items():
-        arm, rollout = recipes.picture_arm(name, ImageSizes())
-        assert arm == replace(base, memory=replace(base.memory, **change)), name
+        variant, rollout = table_models.picture_variant(name, ImageSizes())
+        assert variant == replace(base, memory=replace(base.memory, **change)), name
         assert (rollout.segment_length, rollout.horizon) == (28, 8)
 
 
@@ -133,7 +133,7 @@ def test_the_papers_settings():
     assert (text.model.dim, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
     rival = registry.load("recipe", "wikitext-xl")()
     assert (rival.model.layers, rival.model.attention.memory, rival.data) == (16, 1024, text.data)
-    for other in recipes.PICTURES.values():
+    for other in table_models.PICTURES.values():
         recipe = registry.load("recipe", f"mnist-{other}")()
         assert (recipe.data, recipe.optim) == (found.data, found.optim)
         assert replace(recipe.train, rollout=found.train.rollout) == found.train

@@ -16,11 +16,13 @@ from mnemos.config import from_dict, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.memory.stored import stored
 from mnemos.memory.token_cache import AttentionCache
-from mnemos.papers.cached_transformers import vision
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
 
-NAMES = [name for name in registry.names("recipe") if registry.RECIPES[name].partition(":")[0] == vision.__name__]
+FILES = [
+    f"mnemos.papers.cached_transformers.{kind}_recipes" for kind in ("imagenet", "digits", "mnist", "cifar", "photos")
+]
+NAMES = [name for name, place in registry.places("recipe").items() if place.module in FILES]
 BASES = sorted(name.removesuffix("-cached") for name in NAMES if name.endswith("-cached"))
 SMALL = [name for name in BASES if not name.startswith("imagenet")]
 

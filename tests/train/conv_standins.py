@@ -81,10 +81,10 @@ def recipe(model: Any = None, data: Any = None, optim: Any = None, **train: Any)
     settings = TrainConfig(steps=12, batch_size=4, log_every=2, eval_every=4, checkpoint_every=3, accelerator="cpu")
     schedule = ScheduleConfig("cosine", warmup=3)
     return Recipe(
-        "blobs",
-        "a stand-in",
         ConvConfig(**(model or {})),
         BlobsConfig(**(data or {})),
         OptimConfig(**{"lr": 1e-2, "schedule": schedule, **(optim or {})}),
         replace(settings, **train),
+        name="blobs",
+        about="a stand-in",
     )

@@ -38,9 +38,12 @@ def one_thread():
 
 
 @pytest.fixture
-def named(monkeypatch):
-    monkeypatch.setitem(registry.MODELS, "conv", "conv_standins:ConvConfig")
-    monkeypatch.setitem(registry.DATA, "blobs", "conv_standins:BlobsConfig")
+def named():
+    registry.register(ConvConfig)
+    registry.register(BlobsConfig)
+    yield
+    registry.remove("model", "conv")
+    registry.remove("data", "blobs")
 
 
 def lines(folder, kind: str) -> list[dict]:

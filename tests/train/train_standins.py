@@ -174,12 +174,12 @@ class Toys:
         train = TrainConfig(steps=12, batch_size=4, log_every=2, eval_every=4, checkpoint_every=4, accelerator="cpu")
         schedule = ScheduleConfig("cosine", warmup=3)
         return Recipe(
-            "toy",
-            "a stand-in",
             ToyConfig(**{"classes": 0 if self.language else CLASSES, **self.model}),
             ToyDataConfig(self.language, **self.data),
             OptimConfig(**{"lr": 1e-2, "schedule": schedule, **self.optim}),
             replace(train, **{**self.train, "rollout": RolloutConfig(**self.train.get("rollout", {}))}),
+            name="toy",
+            about="a stand-in",
         )
 
 

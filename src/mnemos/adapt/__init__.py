@@ -2,7 +2,9 @@
 
 from .attach import cache, uncache
 from .branch import HostBranch
+from .host import Call, Host
+from .known_hosts import register_host
 from .pretrained import from_pretrained
 from .report import Report
 
-__all__ = ["HostBranch", "Report", "cache", "from_pretrained", "uncache"]
+__all__ = ["Call", "Host", "HostBranch", "Report", "cache", "from_pretrained", "register_host", "uncache"]

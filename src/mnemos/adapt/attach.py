@@ -15,17 +15,16 @@ from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
-from . import hugging_face_hosts, timm_hosts, torch_hosts
 from .branch import HostBranch
 from .custom import custom_host
 from .example import Seen, tokens_seen
 from .hooks import attach, attach_root, detach_all
 from .host import Host, Place, Site
+from .known_hosts import hosts as registered_hosts
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 _NOT_NAMED = "not named by where="
-HOSTS: tuple[Host, ...] = (*torch_hosts.HOSTS, *timm_hosts.HOSTS, *hugging_face_hosts.HOSTS)
 
 
 class Known(NamedTuple):
@@ -136,7 +135,8 @@ def _plan(
 ) -> tuple[list[_Planned], list[Left]]:
     """What to swap and what to leave, with nothing changed yet."""
     sites = list(_sites(model))
-    hosts = {site.name: host for site in sites if (host := _host(site.module)) is not None}
+    known_hosts = registered_hosts()
+    hosts = {site.name: host for site in sites if (host := _host(site.module, known_hosts)) is not None}
     named, others = _named(sites, set(hosts), where)
     chosen: list[Site] = []
     left = []
@@ -164,8 +164,8 @@ def _plan(
     return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
 
 
-def _host(module: nn.Module) -> Host | None:
-    return next((host for host in HOSTS if (cls := host.cls()) is not None and isinstance(module, cls)), None)
+def _host(module: nn.Module, known: Sequence[Host]) -> Host | None:
+    return next((host for host in known if (cls := host.cls()) is not None and isinstance(module, cls)), None)
 
 
 def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:

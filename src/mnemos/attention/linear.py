@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.ops.linear import linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
+from mnemos.registry import register
 from mnemos.types import Output, State, check_heads, check_input
 
 
+@register
 @dataclass(frozen=True)
 class LinearConfig(AttentionConfig):
     """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + eps)."""

@@ -10,9 +10,11 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.hashed_keys import HashedKeys
 from mnemos.ops.lsh import attend, check_settings, places, unit
 from mnemos.ops.precision import full_precision
+from mnemos.registry import register
 from mnemos.types import InputError, Output, check_heads, check_input
 
 
+@register
 @dataclass(frozen=True)
 class LSHConfig(AttentionConfig):
     """softmax(q·k)·v over the keys k = q/|q| that share a bucket with q in one of the hash rounds."""

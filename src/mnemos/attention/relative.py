@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.memory.segment_memory import Segments
 from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
+from mnemos.registry import register
 from mnemos.types import InputError, Output, check_heads, check_input
 
 
+@register
 @dataclass(frozen=True)
 class RelativeConfig(AttentionConfig):
     """softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v over the segment and a memory of inputs before it."""

@@ -11,9 +11,11 @@ from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
+from mnemos.registry import register
 from mnemos.types import InputError, Output, angle_dtype, check_heads, check_input
 
 
+@register
 @dataclass(frozen=True)
 class SoftmaxConfig(AttentionConfig):
     """softmax(q·kᵀ/√(D/H))·v."""

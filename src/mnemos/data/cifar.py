@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
@@ -19,6 +20,7 @@ COLOURS = {  # mean and standard deviation of the official training sets
 }
 
 
+@register
 @dataclass(frozen=True)
 class CIFARConfig(DataConfig):
     """CIFAR-10 or CIFAR-100 from `folder`: the official archives, packed or unpacked, or two tar files of JPEGs.

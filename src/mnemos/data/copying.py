@@ -7,12 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import GeneratedTask
 
 
+@register
 @dataclass(frozen=True)
 class CopyConfig(DataConfig):
     """Sequences [w, 0, w, 0, 0, …] of `length` tokens. The word w has n symbols, uniform over 1 … `symbols`.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
@@ -27,6 +28,7 @@ def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(policy="none", flip=False)
 
 
+@register
 @dataclass(frozen=True)
 class MNISTConfig(DataConfig):
     """MNIST, from the folder `path` with its IDX files, gzipped or not.
@@ -58,6 +60,7 @@ class MNISTConfig(DataConfig):
         return _images(splits, Colours((0.1307,), (0.3081,)), self.augment)
 
 
+@register
 @dataclass(frozen=True)
 class DigitsConfig(DataConfig):
     """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels. They need no download.

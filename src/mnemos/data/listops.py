@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
@@ -16,6 +17,7 @@ from .listops_text import read_tsv, write_tsv
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}  # Long Range Arena's names
 
 
+@register
 @dataclass(frozen=True)
 class ListOpsConfig(DataConfig):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
@@ -12,6 +13,7 @@ from .image_task import IMAGENET, ImageTask, Split, View
 from .pictures import FilePictures, pillow
 
 
+@register
 @dataclass(frozen=True)
 class PhotosConfig(DataConfig):
     """Photos in class folders: FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg with val (and test) beside train.

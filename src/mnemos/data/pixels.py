@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import Batch, Metric, TokenTask
@@ -25,6 +26,7 @@ def _mnist() -> MNISTConfig:
     return MNISTConfig(layout="image")
 
 
+@register
 @dataclass(frozen=True)
 class PixelsConfig(DataConfig):
     """The images of another data set as sequences of bytes x; the model predicts x[1:] from x[:-1].

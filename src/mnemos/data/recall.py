@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
@@ -15,6 +16,7 @@ from .generated import Draw, GeneratedTask
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+@register
 @dataclass(frozen=True)
 class RecallConfig(DataConfig):
     """Pairs k₁ v₁ … k_P v_P, then `gap` blanks, `distance` distractors and `queries` keys, each followed by its value.

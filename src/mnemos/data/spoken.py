@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .audio import Recordings, read_recordings
@@ -22,6 +23,7 @@ from .randomness import ORDER, TEST, TRAIN, VALID, generator
 Split = Literal["train", "valid", "test"]
 
 
+@register
 @dataclass(frozen=True)
 class SpokenConfig(DataConfig):
     """Strings of `shortest` to `longest` recorded words of one speaker, for example digits.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.config import DataConfig
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .files import read_bytes
@@ -22,6 +23,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # t
 Document = NDArray[np.uint8]
 
 
+@register
 @dataclass(frozen=True)
 class TextConfig(DataConfig):
     """Language modelling over bytes. Each file is a document; empty files are ignored.

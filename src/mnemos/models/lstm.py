@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.config import ModelConfig, check_fields
+from mnemos.registry import register
 from mnemos.types import InputError, Output
 
 from .blocks import init_weights
 from .transformer import check_tokens
 
 
+@register
 @dataclass(frozen=True)
 class LSTMConfig(ModelConfig):
     """The size of an `LSTM`; that of the papers' language models by default."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from mnemos.config import ModelConfig, check_fields, unknown_field
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
+from mnemos.registry import register
 from mnemos.types import InputError, Output, check_heads, leaves, map_state
 
 from .blocks import Activation, init_weights
@@ -18,6 +19,7 @@ from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, 
 from .transformer import check_tokens
 
 
+@register
 @dataclass(frozen=True)
 class MemformerConfig(ModelConfig):
     """The size and the parts of a `Memformer`.

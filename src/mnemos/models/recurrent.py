@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.config import ModelConfig, check_fields
+from mnemos.registry import register
 from mnemos.types import InputError, Output
 
 from .ctc import Stack, Transcriber, check_frames, check_sizes
 
 
+@register
 @dataclass(frozen=True)
 class BiLSTMConfig(ModelConfig):
     """The size of a `BiLSTM`; the paper's by default."""

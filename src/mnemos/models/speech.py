@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_field
+from mnemos.registry import register
 from mnemos.types import InputError, Output, check_heads
 
 from .blocks import MLP, Activation, Block, init_weights, sinusoids
 from .ctc import Stack, Transcriber, check_frames, check_sizes
 
 
+@register
 @dataclass(frozen=True)
 class SpeechConfig(ModelConfig):
     """The size and the parts of a `SpeechRecogniser`; the paper's by default."""

@@ -12,6 +12,7 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_field
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
+from mnemos.registry import register
 from mnemos.types import InputError, Output, State, check_heads, leaves
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, sinusoids
@@ -29,6 +30,7 @@ class HeadConfig:
     mixture: int = 0  # tokens that are brightnesses: so many discretised logistics instead of logits; 0: logits
 
 
+@register
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
     """The size and the parts of a `Transformer`."""

@@ -1,10 +1,14 @@
 """A recipe: everything that decides a run, as one frozen dataclass. A named recipe is a function that returns one."""
 
 import contextlib
+import functools
+import inspect
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
+from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
@@ -91,14 +95,62 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model, a task, an optimiser and a schedule of work: what `mnemos train NAME` runs."""
+    """A model, a task, an optimiser and a schedule of work: what `mnemos train NAME` runs.
 
-    name: str
-    about: str  # one line for `mnemos list`
+    Of registered recipes, the decorator `recipe` sets `name` and `about`.
+    """
+
+    name: str = field(default="", kw_only=True)
+    about: str = field(default="", kw_only=True)  # one line for `mnemos list`
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+
+Made = Callable[[], Recipe]
+
+
+@overload
+def recipe(function: Made) -> Made: ...
+
+
+@overload
+def recipe(function: str) -> Callable[[Made], Made]: ...
+
+
+def recipe(function: Made | str) -> Made | Callable[[Made], Made]:
+    """Register a function that returns a `Recipe`: decorate it with `@recipe` or `@recipe("its-name")`.
+
+        @mnemos.recipe
+        def my_text() -> Recipe:
+            \"""Bytes of my files with a cache: what `mnemos list` shows.\"""
+            return replace(text(), model=...)
+
+    The name is the function's with - for _ where none is given. The decorated function sets the recipe's `name`, and
+    its `about` to the first line of the docstring. The function must build no data and no model, and is called without
+    arguments. Raises InputError where it needs arguments, has no docstring, or where its name is taken.
+    """
+    if isinstance(function, str):
+        return functools.partial(_register, function)
+    return _register(registry.default_name(function.__name__), function)
+
+
+def _register(name: str, function: Made) -> Made:
+    about = registry.first_line(function.__doc__)
+    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    if needed or not about:
+        wrong = f"required arguments ({', '.join(needed)})" if needed else "no docstring"
+        raise InputError(
+            f"recipe {name!r}: expected a function with a docstring and without required arguments, found {wrong}"
+        )
+
+    @functools.wraps(function)
+    def made(*args: Any, **kwargs: Any) -> Recipe:
+        return replace(function(*args, **kwargs), name=name, about=about)
+
+    registry.add("recipe", name, made)
+    return made
 
 
 def unwritten(recipe: Recipe) -> Recipe | None:

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from mnemos.libraries import timm, transformers
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .image import ImageConfig, check_stages
 
 
+@register
 @dataclass(frozen=True)
 class PVTConfig(ImageConfig):
     """PVT, a pyramid of stages whose attentions see fewer keys than queries: version 1 or 2.

@@ -6,11 +6,13 @@ from typing import ClassVar
 from torch import nn
 
 from mnemos.libraries import timm
+from mnemos.registry import register
 from mnemos.types import InputError
 
 from .image import ImageConfig, check_stages
 
 
+@register
 @dataclass(frozen=True)
 class SwinConfig(ImageConfig):
     """timm's SwinTransformer: attention in windows, shifted in every second block; each stage halves the side.

@@ -6,11 +6,13 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from mnemos.libraries import timm
+from mnemos.registry import register
 from mnemos.types import InputError, check_heads
 
 from .image import ImageConfig
 
 
+@register
 @dataclass(frozen=True)
 class ViTConfig(ImageConfig):
     """timm's VisionTransformer: patches as tokens. ViT-S/16 is image 224, patch 16, width 384, depth 12, heads 6."""

@@ -16,31 +16,29 @@ from mnemos.figures.style import MARKERS, arm
 from mnemos.figures.summary_image import heading
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train.compare import compare
-from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 
 from ..claim import Claim
 from ..drawing import png
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, runs
-from .arms import attention
+from .attentions import attention
 
-ARMS = ("softmax", "lsh-4", "linear")
+ATTENTIONS = ("softmax", "lsh-4", "linear")
 LEARNED = 0.02  # nats a symbol, of log 10 = 2.3 at the start
 
 
+@recipe
 def copy_small() -> Recipe:
-    """The copy task at a size that is learned in minutes."""
-    config = CopyConfig(length=64)
+    """Copy a word of 16 to 31 symbols, linear attention: 2 layers of width 128, some minutes."""
     return Recipe(
-        "copy-small",
-        "copy a word of 16 to 31 symbols, linear attention: 2 layers of width 128, some minutes",
-        TransformerConfig(
+        model=TransformerConfig(
             vocab_size=11, dim=128, layers=2, num_heads=4, mlp=256, max_length=64, attention=LinearConfig()
         ),
-        config,
-        OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
-        TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),
+        data=CopyConfig(length=64),
+        optim=OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
+        train=TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),
     )
 
 
@@ -51,15 +49,15 @@ def figure2(claim: Claim, options: Options) -> Finding:
         return found
     base = copy_small()
     steps = options.steps or base.train.steps
-    recipes = [_arm(base, name, steps) for name in ARMS]
+    recipes = [_variant(base, name, steps) for name in ATTENTIONS]
     folder = options.out / "runs" / f"copy-{steps}"
     comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
     table = Table(
         f"Copying words of 16 to 31 of 10 symbols: models of 2 layers, {steps:,} updates",
         ["", "symbols right, %", "test loss, nats", f"updates to {LEARNED:g} nats", "seconds of training"],
     )
-    for name, recipe, row in zip(ARMS, recipes, comparison["rows"], strict=True):
-        places = [folder / place for place in comparison["runs"][recipe.name]]
+    for name, trained, row in zip(ATTENTIONS, recipes, comparison["rows"], strict=True):
+        places = [folder / place for place in comparison["runs"][trained.name]]
         losses = [json.loads((place / "result.json").read_text())["test"]["loss"] for place in places]
         table.add(name, spread(row["mean"], row["std"]), max(losses), _learned(places), row["seconds"])
     found.tables.append(table)
@@ -74,7 +72,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
     return found
 
 
-def _arm(base: Recipe, name: str, steps: int) -> Recipe:
+def _variant(base: Recipe, name: str, steps: int) -> Recipe:
     model: Any = base.model
     train = replace(base.train, steps=steps, eval_every=max(1, min(base.train.eval_every, steps // 4)))
     return replace(
@@ -83,7 +81,7 @@ def _arm(base: Recipe, name: str, steps: int) -> Recipe:
 
 
 def _learned(places: list[Path]) -> float | None:
-    """The first look at which every run's validation loss is at most `LEARNED`; None where one never gets there."""
+    """The first evaluation at which every run's validation loss is at most `LEARNED`; None where one never is."""
     firsts = []
     for place in places:
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
@@ -99,4 +97,4 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
     draw(axes, comparison, "valid", "loss")
     axes.set_yscale("log")
     axes.set_ylabel("validation loss, nats")
-    heading(axes, "Copying", [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
+    heading(axes, "Copying", [(arm(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])

@@ -20,7 +20,7 @@ from ..claim import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, runs, task
-from .arms import ARMS, LSH_ROUNDS, attention
+from .attentions import LSH_ROUNDS, NAMES, attention
 from .image_recipes import PAPER
 
 Time = Callable[[int, int], float]  # rows and a place to seconds
@@ -74,7 +74,7 @@ _CONVENTION = (
 
 def _bits(found: Finding, claim: Claim, options: Options) -> None:
     """Small twins, trained here, that differ in their attention alone."""
-    recipes = [_recipe(options, name) for name in ARMS]
+    recipes = [_recipe(options, name) for name in NAMES]
     name, _ = task(options)
     steps = recipes[0].train.steps
     folder = options.out / "runs" / f"pixels-{name}-{steps}"
@@ -84,8 +84,8 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
         f"Bits/dim of {name} at {pictures}: models of {recipes[0].model.layers} layers, {steps:,} updates",  # type: ignore[attr-defined]
         ["", "bits/dim", "to linear's", "seconds of training", "paper bits/dim", "paper to linear's"],
     )
-    means = {arm: row["mean"] for arm, row in zip(ARMS, comparison["rows"], strict=True)}
-    for arm, row in zip(ARMS, comparison["rows"], strict=True):
+    means = {arm: row["mean"] for arm, row in zip(NAMES, comparison["rows"], strict=True)}
+    for arm, row in zip(NAMES, comparison["rows"], strict=True):
         theirs, linear = claim.values[arm][0], claim.values["linear"][0]
         said = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
         table.add(arm, said, bits(means[arm] - means["linear"]), row["seconds"], theirs, theirs - linear)

@@ -19,7 +19,7 @@ from ..claim import Claim
 from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
-from .arms import BUCKETS, CHUNK
+from .attentions import BUCKETS, CHUNK
 
 HEADS, WIDTH = 8, 32
 TOKENS = 2**13  # of a batch: its rows become fewer as they become longer

@@ -14,7 +14,8 @@ from ..claim import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import task
-from .recipes import PICTURES, ImageSizes, picture_arm, picture_recipe
+from .recipes import picture_recipe
+from .table_models import PICTURES, ImageSizes, picture_variant
 from .training import shape, train
 
 
@@ -40,7 +41,7 @@ def _costs(claim: Claim) -> Table:
     size = ImageSizes()
     table = Table("The paper's models: a picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
     for name in PICTURES:
-        model, rollout = picture_arm(name, size)
+        model, rollout = picture_variant(name, size)
         # Memformer cuts a picture in segments by itself, with the same products.
         segment = rollout.segment_length if model.name == "transformer" else 0
         theirs = claim.values[name][0] if name in claim.values else None

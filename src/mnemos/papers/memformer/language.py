@@ -15,7 +15,8 @@ from mnemos.types import State
 from ..claim import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
-from .recipes import LANGUAGE, SMALL_LANGUAGE, LanguageSizes, language_arm, language_recipe
+from .recipes import language_recipe
+from .table_models import LANGUAGE, SMALL_LANGUAGE, LanguageSizes, language_variant
 from .training import shape, train
 
 PAPER = LanguageSizes()._replace(dropout=0.0)
@@ -50,7 +51,7 @@ def _costs(claim: Claim) -> Table:
     table = Table("The paper's models: a segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
     for name in LANGUAGE:
         with torch.device("meta"):
-            model = language_arm(name, PAPER)[0].build().eval()
+            model = language_variant(name, PAPER)[0].build().eval()
             table.add(name, sum(p.numel() for p in model.parameters()), _gflop(model), claim.values[name][0])
     return table
 
@@ -79,7 +80,7 @@ def _inference() -> Table:
     runs, found = {}, {}
     for name, row in RIVALS.items():
         torch.manual_seed(0)
-        model = language_arm(row, PAPER)[0].build().eval()
+        model = language_variant(row, PAPER)[0].build().eval()
         with torch.inference_mode():
             state: State = None
             for _ in range(1024 // PAPER.shorter // length):
@@ -87,7 +88,7 @@ def _inference() -> Table:
         runs[f"{name}, written"] = partial(_written, model, tokens, state)
         runs[f"{name}, read"] = partial(_read, model, tokens, state)
         with torch.device("meta"):
-            flops = _gflop(language_arm(row, PAPER)[0].build().eval())
+            flops = _gflop(language_variant(row, PAPER)[0].build().eval())
         found[name] = [flops, state_bytes(state) / 2**20, _written(model, tokens, state) / 2**20]
     times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
     for name in RIVALS:

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from mnemos.data.text import TextConfig
+from mnemos.recipes.text import text_memformer
 from mnemos.train.recipe import Recipe
-from mnemos.train.starters import text_memformer
 
 from ..reproduce import Options
 

@@ -1,0 +1,78 @@
+"""scikit-learn's digits as images: a minute or two on one core."""
+
+from mnemos.data.images import DigitsConfig
+from mnemos.models.vision import ImageConfig
+from mnemos.train.recipe import Recipe, recipe
+
+from .memory_variants import attention_cached, cached, wider
+from .small_images import PVT, SWIN, VIT, WIDER, small
+
+
+def _digits(model: ImageConfig, steps: int) -> Recipe:
+    return small(DigitsConfig(layout="image"), model, steps, batch=32)
+
+
+@recipe
+def digits_vit() -> Recipe:
+    """A ViT on scikit-learn's digits as images."""
+    return _digits(VIT(image=8, channels=1, patch=2), steps=1500)
+
+
+@recipe
+def digits_vit_cached() -> Recipe:
+    """digits-vit with a gated cache beside every attention."""
+    return cached(digits_vit())
+
+
+@recipe
+def digits_vit_attention_cache() -> Recipe:
+    """digits-vit with keys and values of the batch before (Table 2)."""
+    return attention_cached(digits_vit())
+
+
+@recipe
+def digits_vit_wider() -> Recipe:
+    """digits-vit with wider MLPs: the parameters of digits-vit-cached, no memory."""
+    return wider(digits_vit(), mlp_ratio=WIDER)
+
+
+@recipe
+def digits_pvt() -> Recipe:
+    """A PVT on scikit-learn's digits as images."""
+    return _digits(PVT(image=8, channels=1), steps=1000)
+
+
+@recipe
+def digits_pvt_cached() -> Recipe:
+    """digits-pvt with a gated cache beside every attention."""
+    return cached(digits_pvt())
+
+
+@recipe
+def digits_pvt_attention_cache() -> Recipe:
+    """digits-pvt with keys and values of the batch before (Table 2)."""
+    return attention_cached(digits_pvt())
+
+
+@recipe
+def digits_pvt_wider() -> Recipe:
+    """digits-pvt with wider MLPs: the parameters of digits-pvt-cached, no memory."""
+    return wider(digits_pvt(), mlp_ratios=(8, 2))
+
+
+@recipe
+def digits_swin() -> Recipe:
+    """A Swin on scikit-learn's digits as images."""
+    return _digits(SWIN(image=8, channels=1, patch=1, window=4), steps=1500)
+
+
+@recipe
+def digits_swin_cached() -> Recipe:
+    """digits-swin with a gated cache beside every attention."""
+    return cached(digits_swin())
+
+
+@recipe
+def digits_swin_wider() -> Recipe:
+    """digits-swin with wider MLPs: the parameters of digits-swin-cached, no memory."""
+    return wider(digits_swin(), mlp_ratio=WIDER)

@@ -1,0 +1,30 @@
+"""Variants of an image recipe that differ from it in memory alone, or in the width that a memory's parameters buy."""
+
+from dataclasses import replace
+from typing import Any
+
+from mnemos.memory.grc import GRC
+from mnemos.memory.token_cache import AttentionCache
+from mnemos.train.recipe import Recipe
+
+# Tables 1 and 8: half of the channels are cached, and there are as many slots as the host has tokens.
+PAPER_CACHE = GRC(preset="paper", ratio=0.5, length="auto")
+
+
+def cached(base: Recipe, cache: GRC | None = None) -> Recipe:
+    """The recipe with a gated cache beside every attention; by default the library's."""
+    return _changed(base, cache=cache or GRC())
+
+
+def attention_cached(base: Recipe) -> Recipe:
+    """The recipe with the keys and values of the batch before (Table 2). Swin has none: its windows have no room."""
+    return _changed(base, cache=AttentionCache())
+
+
+def wider(base: Recipe, **widths: Any) -> Recipe:
+    """The recipe with other MLP widths, chosen for as many parameters as the cached variant has, and no memory."""
+    return _changed(base, **widths)
+
+
+def _changed(base: Recipe, **fields: Any) -> Recipe:
+    return replace(base, model=replace(base.model, **fields))

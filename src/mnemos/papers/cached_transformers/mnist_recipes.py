@@ -1,0 +1,75 @@
+"""MNIST as images: minutes on one core."""
+
+from mnemos.data.images import MNISTConfig
+from mnemos.train.recipe import Recipe, recipe
+
+from .memory_variants import attention_cached, cached, wider
+from .small_images import PVT, SWIN, VIT, WIDER, small
+
+_MNIST = MNISTConfig(layout="image")
+
+
+@recipe
+def mnist_vit() -> Recipe:
+    """A ViT on MNIST as images (--data.path FOLDER)."""
+    return small(_MNIST, VIT(image=28, channels=1, patch=7), steps=3000, lr=3e-3)
+
+
+@recipe
+def mnist_vit_cached() -> Recipe:
+    """mnist-vit with a gated cache beside every attention."""
+    return cached(mnist_vit())
+
+
+@recipe
+def mnist_vit_attention_cache() -> Recipe:
+    """mnist-vit with keys and values of the batch before (Table 2)."""
+    return attention_cached(mnist_vit())
+
+
+@recipe
+def mnist_vit_wider() -> Recipe:
+    """mnist-vit with wider MLPs: the parameters of mnist-vit-cached, no memory."""
+    return wider(mnist_vit(), mlp_ratio=WIDER)
+
+
+@recipe
+def mnist_pvt() -> Recipe:
+    """A PVT on MNIST as images (--data.path FOLDER)."""
+    return small(_MNIST, PVT(image=28, channels=1, depths=(1, 2)), steps=1200)
+
+
+@recipe
+def mnist_pvt_cached() -> Recipe:
+    """mnist-pvt with a gated cache beside every attention."""
+    return cached(mnist_pvt())
+
+
+@recipe
+def mnist_pvt_attention_cache() -> Recipe:
+    """mnist-pvt with keys and values of the batch before (Table 2)."""
+    return attention_cached(mnist_pvt())
+
+
+@recipe
+def mnist_pvt_wider() -> Recipe:
+    """mnist-pvt with wider MLPs: the parameters of mnist-pvt-cached, no memory."""
+    return wider(mnist_pvt(), mlp_ratios=(5, 3))
+
+
+@recipe
+def mnist_swin() -> Recipe:
+    """A Swin on MNIST as images (--data.path FOLDER)."""
+    return small(_MNIST, SWIN(image=28, channels=1, patch=2, window=7), steps=1200)
+
+
+@recipe
+def mnist_swin_cached() -> Recipe:
+    """mnist-swin with a gated cache beside every attention."""
+    return cached(mnist_swin())
+
+
+@recipe
+def mnist_swin_wider() -> Recipe:
+    """mnist-swin with wider MLPs: the parameters of mnist-swin-cached, no memory."""
+    return wider(mnist_swin(), mlp_ratio=WIDER)

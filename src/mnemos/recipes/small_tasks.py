@@ -1,0 +1,68 @@
+"""Small tasks of tokens with one Transformer each: copying, associative recall, digits pixel by pixel."""
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.data.copying import CopyConfig
+from mnemos.data.images import DigitsConfig, MNISTConfig
+from mnemos.data.recall import RecallConfig
+from mnemos.models.transformer import HeadConfig, TransformerConfig
+from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
+
+_OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
+
+
+@recipe
+def copy() -> Recipe:
+    """Copy a word of 32 to 63 symbols, linear attention (Linear transformers, Figure 2)."""
+    return Recipe(
+        model=TransformerConfig(
+            vocab_size=11, dim=256, layers=4, num_heads=8, mlp=1024, max_length=128, attention=LinearConfig()
+        ),
+        data=CopyConfig(),
+        optim=OptimConfig(
+            name="radam", lr=1e-3, weight_decay=0.0, schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1)
+        ),
+        train=TrainConfig(steps=5000, batch_size=64),
+    )
+
+
+@recipe
+def recall() -> Recipe:
+    """Associative recall: which value stood beside this key?"""
+    return Recipe(
+        model=TransformerConfig(vocab_size=65, max_length=39),
+        data=RecallConfig(),
+        optim=_OPTIM,
+        train=TrainConfig(steps=2000, batch_size=64),
+    )
+
+
+@recipe
+def digits() -> Recipe:
+    """scikit-learn's 1,797 digits as 64 tokens, a classifier."""
+    return Recipe(
+        model=TransformerConfig(
+            vocab_size=17, dim=64, mlp=128, max_length=64, causal=False, head=HeadConfig(classes=10)
+        ),
+        data=DigitsConfig(),
+        optim=_OPTIM,
+        train=TrainConfig(steps=1000, batch_size=32),
+    )
+
+
+@recipe
+def mnist() -> Recipe:
+    """MNIST as 784 tokens, a classifier with linear attention (--data.path FOLDER of the idx files)."""
+    return Recipe(
+        model=TransformerConfig(
+            vocab_size=256,
+            dim=64,
+            mlp=128,
+            max_length=784,
+            causal=False,
+            attention=LinearConfig(),
+            head=HeadConfig(classes=10),
+        ),
+        data=MNISTConfig(),
+        optim=_OPTIM,
+        train=TrainConfig(steps=2000, batch_size=32),
+    )

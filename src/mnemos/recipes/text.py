@@ -1,0 +1,70 @@
+"""Language models of bytes, one for each memory: minutes on two cores."""
+
+from dataclasses import replace
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.relative import RelativeConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.data.text import TextConfig
+from mnemos.memory.grc import GRC
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.memformer import MemformerConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
+
+_OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
+_MODEL = TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256))
+
+
+@recipe
+def text() -> Recipe:
+    """Bytes of any file or folder (by default the standard library's source), softmax attention to the last 256."""
+    return Recipe(
+        model=_MODEL,
+        data=TextConfig(segment=256),
+        optim=_OPTIM,
+        train=TrainConfig(steps=2000, batch_size=16),
+    )
+
+
+@recipe
+def text_linear() -> Recipe:
+    """text with linear attention: its running sums cover the whole document."""
+    return replace(text(), model=replace(_MODEL, attention=LinearConfig()))
+
+
+@recipe
+def text_cached() -> Recipe:
+    """text with a gated cache per stream: 32 slots, updated every 64 bytes."""
+    return replace(text(), model=replace(_MODEL, cache=GRC(length=32, block=64, scope="stream")))
+
+
+@recipe
+def text_xl() -> Recipe:
+    """text with Transformer-XL: relative positions, and a memory of the 256 bytes before the segment."""
+    return replace(text(), model=replace(_MODEL, position="none", attention=RelativeConfig(memory=256)))
+
+
+@recipe
+def text_lstm() -> Recipe:
+    """text with an LSTM of two layers and as many parameters as the Transformer."""
+    return replace(text(), model=LSTMConfig(dim=216, layers=2))
+
+
+@recipe
+def text_memformer() -> Recipe:
+    """text with Memformer: 32 slots written every 64 bytes, gradients through 8 segments by memory replay."""
+    return Recipe(
+        model=MemformerConfig(
+            dim=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            mlp=256,
+            segment=64,
+            memory=SlotsConfig(slots=32, temperature=0.125),
+        ),
+        data=TextConfig(segment=64),
+        optim=_OPTIM,
+        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(segments=8)),
+    )

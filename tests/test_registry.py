@@ -1,0 +1,205 @@
+"""Names: which there are, what they load, how other packages add theirs, and what a listing costs."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from mnemos import InputError, registry
+from mnemos.attention.linear import LinearConfig
+from mnemos.config import AttentionConfig, from_dict, to_dict
+from mnemos.recipes.demo import demo
+from mnemos.train.recipe import Recipe, recipe
+
+# Recipes that users and results name: new ones need not be added, old ones stay.
+RECIPES = (Path(__file__).parent / "recipe_names.txt").read_text().split()
+OTHERS = {
+    "attention": "softmax linear lsh relative",
+    "model": "transformer memformer vit pvt swin speech lstm bilstm",
+    "data": "listops copy recall digits mnist cifar photos text pixels spoken",
+}
+
+
+def test_no_name_is_lost():
+    assert len(RECIPES) == 114
+    assert set(RECIPES) <= set(registry.names("recipe"))
+    for kind, names in OTHERS.items():
+        assert set(names.split()) <= set(registry.names(kind))
+
+
+def test_every_name_loads_what_its_source_says():
+    for kind in registry.KINDS:
+        for name, place in registry.places(kind).items():
+            found = registry.load(kind, name)
+            assert (found.__module__, found.__qualname__) == (place.module, place.attribute)
+            assert registry.first_line(found.__doc__) == place.about != ""
+            if kind == "recipe":
+                made = found()
+                assert isinstance(made, Recipe)
+                assert (made.name, made.about) == (name, place.about)
+            else:
+                assert (found.kind, found.name) == (kind, name)
+
+
+def test_what_only_names_things_loads_no_torch():
+    code = "import sys, mnemos.cli; [mnemos.cli.main(words.split()) for words in sys.argv[1:]]; "
+    code += "print(sys.modules.keys() & {'torch', 'numpy'})"
+    words = ["list", "--help", "--version", "train --help", "compare --help", "show"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@dataclass(frozen=True)
+class DecayConfig(LinearConfig):
+    """Linear attention that forgets."""
+
+    name: ClassVar[str] = "decay"
+
+
+@pytest.fixture
+def decay():
+    yield registry.register(DecayConfig)
+    registry.remove("attention", "decay")
+
+
+def test_a_class_from_outside_is_known_by_its_name(decay):
+    assert registry.load("attention", "decay") is DecayConfig
+    assert registry.places("attention")["decay"].about == "Linear attention that forgets"
+    written = json.loads(json.dumps(to_dict(DecayConfig(eps=1e-3))))
+    assert from_dict(AttentionConfig, written) == DecayConfig(eps=1e-3)
+    registry.register(DecayConfig)  # again, as when its module is reloaded
+
+
+def test_a_name_is_given_once(decay):
+    other = dataclass(frozen=True)(type("Other", (DecayConfig,), {"__module__": "elsewhere", "__doc__": "Other."}))
+    with pytest.raises(InputError, match=r"elsewhere:Other.*'decay'.*test_registry:DecayConfig"):
+        registry.register(other)
+    other.name = "softmax"
+    with pytest.raises(InputError, match=r"elsewhere:Other.*'softmax'.*mnemos\.attention\.softmax:SoftmaxConfig"):
+        registry.register(other)
+
+    def mine() -> Recipe:
+        """Mine."""
+        return demo()
+
+    with pytest.raises(InputError, match=r"mine.*'demo'.*mnemos\.recipes\.demo:demo"):
+        recipe("demo")(mine)
+
+
+def test_a_recipe_from_outside():
+    @recipe
+    def my_demo(steps: int = 7) -> Recipe:
+        """The demo, shorter."""
+        return replace(demo(), train=replace(demo().train, steps=steps))
+
+    try:
+        found = registry.load("recipe", "my-demo")()
+        assert (found.name, found.about, found.train.steps, found.model) == (
+            "my-demo",
+            "The demo, shorter",
+            7,
+            demo().model,
+        )
+    finally:
+        registry.remove("recipe", "my-demo")
+    with pytest.raises(InputError, match="'my-demo'"):
+        registry.load("recipe", "my-demo")
+
+
+def test_what_cannot_be_registered_is_refused():
+    def needs(steps: int) -> Recipe:
+        """With an argument."""
+        return demo()
+
+    def silent() -> Recipe:
+        return demo()
+
+    for function, found in ((needs, "steps"), (silent, "no docstring")):
+        with pytest.raises(InputError, match=found):
+            recipe(function)
+    for wrong in (int, demo, type("Nameless", (AttentionConfig,), {})):
+        with pytest.raises(InputError, match="class variable `name`"):
+            registry.register(wrong)
+    for name in ("demo", "nothing"):  # ours stays; there is no such
+        with pytest.raises(InputError, match=name):
+            registry.remove("recipe", name)
+    with pytest.raises(InputError, match="attention, model, data, recipe"):
+        registry.names("models")
+
+
+PLUGIN = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+import mnemos
+from mnemos.attention.linear import LinearConfig
+from mnemos.recipes.text import text
+
+@mnemos.register
+@dataclass(frozen=True)
+class DecayConfig(LinearConfig):
+    '''Linear attention that forgets.'''
+    name: ClassVar[str] = "decay"
+
+def later():
+    @mnemos.recipe
+    def text_decay():
+        '''text with attention that forgets.'''
+        return replace(text(), model=replace(text().model, attention=DecayConfig()))
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path):
+    """Three installed distributions: one that works, by a module and a function, and two that do not."""
+
+    def install(name: str, points: str, source: str) -> None:
+        folder = tmp_path / f"{name}-1.5.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+        (folder / "entry_points.txt").write_text(f"[mnemos.plugins]\n{points}\n")
+        (tmp_path / f"{name}.py").write_text(source)
+
+    install("decaying", "decay = decaying\nrecipes = decaying:later", PLUGIN)
+    install("broken", "broken = broken", "raise RuntimeError('two\\nlines')")
+    install("doubled", "doubled = doubled", PLUGIN.replace("decay", "linear"))
+    return {"PYTHONPATH": f"{tmp_path}:{Path(registry.__file__).parents[1]}", "OMP_NUM_THREADS": "1"}
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+def test_installed_packages_add_names_and_cannot_break_the_list(plugins):
+    done = run(plugins, "-m", "mnemos", "list")
+    assert done.returncode == 0, done.stderr
+    assert "  decay     Linear attention that forgets\n" in done.stdout
+    assert "text with attention that forgets" in done.stdout
+    assert "  demo " in done.stdout
+    broken, doubled = sorted(done.stderr.splitlines())
+    assert "broken 1.5" in broken
+    assert "RuntimeError: two lines" in broken
+    assert all(word in doubled for word in ("doubled 1.5", "doubled:DecayConfig", "mnemos.attention.linear"))
+
+
+@pytest.mark.slow
+def test_installed_names_are_read_from_json_and_shown(plugins):
+    code = "from mnemos.cli import main; from mnemos.config import AttentionConfig, from_dict; "
+    code += "print(from_dict(AttentionConfig, {'is': 'decay', 'eps': 0.5})); "
+    code += "print(main(['show', 'text-decay', '--model.attention.eps', '0.25'])); print(main(['show', 'txt-decay']))"
+    done = run(plugins, "-c", code)
+    first, shown, last = re.fullmatch(r"(.*?)\n(\{.*\})\n0\n(.*)\n", done.stdout, re.DOTALL).groups()
+    assert first.startswith("DecayConfig(")
+    assert json.loads(shown)["model"]["attention"] == {
+        **json.loads(shown)["model"]["attention"],
+        "is": "decay",
+        "eps": 0.25,
+    }
+    assert last == "2"
+    assert "did you mean 'text-decay'?" in done.stderr
+    assert "broken 1.5" in done.stderr
