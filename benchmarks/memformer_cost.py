@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mnemos.config import write_json
+from mnemos.atomic import write_json
 from mnemos.measure.flops import count_flops
 from mnemos.measure.gradients import state_bytes
 from mnemos.measure.timing import race, ratio

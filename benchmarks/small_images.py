@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mnemos import registry
-from mnemos.config import from_dict, to_dict, write_json
+from mnemos.atomic import write_json
+from mnemos.config import from_dict, to_dict
 from mnemos.memory.stored import StoredCache
 from mnemos.train.checks import complete
 from mnemos.train.compare import compare

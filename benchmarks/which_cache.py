@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos import registry
-from mnemos.config import write_json
+from mnemos.atomic import write_json
 from mnemos.memory.grc import GRC
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe

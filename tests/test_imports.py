@@ -12,7 +12,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 # image models are hosts that `adapt` gives a cache, so adapt is above models.
 ROOMS = [
     "errors",
+    "_compat",
     "types",
+    "atomic",
+    "generators",
+    "modes",
     "libraries",
     "registry",
     "config",

@@ -6,7 +6,6 @@ its class is registered, so that reading a file imports nothing but what `regist
 
 import dataclasses
 import difflib
-import json
 import types
 import typing
 from pathlib import Path
@@ -146,10 +145,3 @@ def unknown_field(name: str, known: Any, where: str) -> str:
 
 def _wrong(where: str, cls: Any, value: Any) -> InputError:
     return InputError(f"{where}: expected {getattr(cls, '__name__', cls)}, found {value!r}")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is either the old one or the new one, never half of one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
-    temporary.replace(path)

@@ -19,7 +19,8 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from mnemos._compat import pytree
 
 from .errors import InputError as InputError
 

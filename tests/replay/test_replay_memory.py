@@ -10,7 +10,7 @@ from replay_standins import agree, begin, cell, gradients, plain, segments
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from mnemos import Transformer, replay
+from mnemos import Transformer, generators, replay
 from mnemos.attention import LinearConfig, SoftmaxConfig
 from mnemos.memory_replay.moments import Store
 
@@ -156,13 +156,11 @@ def test_offload_changes_nothing_and_leaves_nothing(tmp_path, checkpoints):
 
 
 def test_generators_that_stand_still_are_stored_once():
-    from mnemos.memory_replay.moments import generators
-
-    first = generators()
-    again = generators(first)
+    first = generators.take()
+    again = generators.take(first)
     assert all(again[name] is first[name] for name in first)
     torch.rand(1)
-    moved = generators(first)
+    moved = generators.take(first)
     assert moved["cpu"] is not first["cpu"]
     assert moved["python"] is first["python"]
 

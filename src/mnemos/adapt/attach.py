@@ -2,12 +2,10 @@
 
 import difflib
 import fnmatch
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mnemos.config import to_dict
@@ -78,7 +76,6 @@ def apply(
         attach(plan.site.module, branch)
     attach_root(model, branches)
     _stop_nesting(model)
-    _forget_compiled()
     report = Report(tuple(_swapped(*both) for both in zip(plans, branches, strict=True)), tuple(left))
     _record(model, grc, report)
     return report
@@ -91,7 +88,6 @@ def uncache(model: nn.Module) -> nn.Module:
     """
     if not detach_all(model):
         raise InputError("the model has no cache of mnemos.cache to take away")
-    _forget_compiled()
     for module in model.modules():
         if (before := module.__dict__.pop("_nested_before_cache", None)) is not None:
             module.use_nested_tensor = before
@@ -268,12 +264,6 @@ def _stop_nesting(model: nn.Module) -> None:
         if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
             module._nested_before_cache = module.use_nested_tensor  # type: ignore[assignment]
             module.use_nested_tensor = False
-
-
-def _forget_compiled() -> None:
-    """What was compiled before does not look whether hooks have come or gone since."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
 
 
 def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:

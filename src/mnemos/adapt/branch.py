@@ -37,6 +37,7 @@ class HostBranch(GatedBranch):
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
         self.valid: Tensor | None = None  # of the forward in progress, where the host gives its mask elsewhere
+        self.register_load_state_dict_pre_hook(_keep_own)
         self.kept: str | None = None  # under this prefix the last checkpoint had nothing, and it kept what it had
         self.observer: Callable[[HostBranch, Tensor, Tensor], Any] | None = None  # is shown y and lift(o_mem)
 
@@ -96,13 +97,14 @@ class HostBranch(GatedBranch):
         share = torch.sigmoid(self.mix).repeat_interleave(self.out_dim // self.num_heads)
         return self.lift.weight * share[:, None], self.lift.bias * share, 1 - share
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # The host's own checkpoint knows of no cache: then the branch keeps what it has, also under strict=True.
-        self.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix
-        if self.kept is not None:
-            state_dict.update(self.state_dict(prefix=prefix))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def extra_repr(self) -> str:
         """Host, slots, width and preset."""
         return f"host={self.host.name!r}, {super().extra_repr()}"
+
+
+def _keep_own(branch: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A checkpoint of the host alone has no entry for the branch: the branch keeps its values, also if strict=True."""
+    assert isinstance(branch, HostBranch)
+    branch.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix
+    if branch.kept is not None:
+        state_dict.update(branch.state_dict(prefix=prefix))

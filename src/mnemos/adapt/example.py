@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos import generators
+from mnemos.modes import evaluating
 from mnemos.types import InputError
 
 from .host import Site
@@ -42,10 +44,8 @@ def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, 
         )
         for site in sites
     ]
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()
+        with torch.no_grad(), generators.kept(), evaluating(model):
             if isinstance(example, dict):
                 model(**example)
             else:
@@ -57,6 +57,4 @@ def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, 
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
     return seen

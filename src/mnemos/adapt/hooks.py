@@ -6,11 +6,14 @@ So a deep copy of a cached model mixes and commits into its own branches, and a 
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from mnemos._compat import compiled_again, compiled_as_before
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
 
 from .branch import HostBranch
 
+_HANDLES = "_mnemos_handles"  # on a module with hooks of ours: their handles, to remove them by
 ROSTER = "gated_caches"  # on the model given to `cache`: its branches, in order
 
 
@@ -19,42 +22,48 @@ def attach(module: Any, branch: HostBranch) -> None:
     carrier = module
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
-        module.register_forward_pre_hook(_note_mask, with_kwargs=True)
-        carrier.register_forward_pre_hook(_mix_input)
+        _remember(module, module.register_forward_pre_hook(_note_mask, with_kwargs=True))
+        _remember(carrier, carrier.register_forward_pre_hook(_mix_input))
     else:
-        module.register_forward_hook(_mix_output, with_kwargs=True)
+        _remember(module, module.register_forward_hook(_mix_output, with_kwargs=True))
     carrier.grc = branch
 
 
 def attach_root(model: Any, branches: list[HostBranch]) -> None:
     """Make the model's own forward one forward of all its branches."""
     setattr(model, ROSTER, branches)
-    model.register_forward_pre_hook(_begin)
-    model.register_forward_hook(_end)
-    model.register_forward_hook(_fail, always_call=True)
-    model.register_load_state_dict_post_hook(_all_or_none)
+    _remember(model, model.register_forward_pre_hook(_begin))
+    _remember(model, model.register_forward_hook(_end))
+    _remember(model, model.register_forward_hook(_fail, always_call=True))
+    _remember(model, model.register_load_state_dict_post_hook(_all_or_none))
+    for module in _changed(model):
+        compiled_again(module)
 
 
 def detach_all(model: nn.Module) -> int:
-    """Take away every branch and hook in a model; how many branches there were."""
-    count = 0
+    """Remove every branch and hook from a model; returns how many branches there were."""
     for module in model.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for number in [n for n, hook in hooks.items() if hook in _OURS]:
-                del hooks[number]
-                module._forward_hooks_with_kwargs.pop(number, None)
-                module._forward_pre_hooks_with_kwargs.pop(number, None)
-                module._forward_hooks_always_called.pop(number, None)
-        after: Any = module._load_state_dict_post_hooks
-        for number in [n for n, hook in after.items() if hook is _all_or_none]:
-            del after[number]
+        compiled_as_before(module)
+        for handle in module.__dict__.pop(_HANDLES, ()):
+            handle.remove()
         if ROSTER in module.__dict__:
             delattr(module, ROSTER)
+    count = 0
     for module in list(model.modules()):
         if isinstance(getattr(module, "grc", None), HostBranch):
             del module.grc
             count += 1
     return count
+
+
+def _remember(module: nn.Module, handle: RemovableHandle) -> None:
+    """Keep a hook's handle in its module: a copy of the module has handles of its own hooks."""
+    module.__dict__.setdefault(_HANDLES, []).append(handle)
+
+
+def _changed(model: nn.Module) -> list[nn.Module]:
+    """The modules that have new hooks, and all above them: compiled code that calls one of them is out of date."""
+    return [m for m in model.modules() if any(_HANDLES in part.__dict__ for part in m.modules())]
 
 
 def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -110,6 +119,3 @@ def _all_or_none(model: Any, incompatible: Any) -> None:
         for branch in found:
             if branch.kept is not None:
                 incompatible.missing_keys.extend(branch.state_dict(prefix=branch.kept))
-
-
-_OURS = (_mix_output, _note_mask, _mix_input, _begin, _end, _fail)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos._compat import write_count
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.grc import GRC
 from mnemos.ops.gated_cache.resample import grid_shape
@@ -52,6 +53,7 @@ class GatedBranch(GatedCache):
         on = self.grc.convolution if self.grc.convolution is not None else grid is not None
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=d) if on else None
         self._remembered: dict[str, tuple[tuple, tuple[Tensor, ...]]] = {}
+        self.register_load_state_dict_pre_hook(_forget)
 
     @property
     def moves(self) -> bool:
@@ -108,13 +110,10 @@ class GatedBranch(GatedCache):
         return super().train(mode)
 
     # Moved or loaded weights may stand at the address, and say the version, of those before.
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move what is pending; forget what a frozen cache was projected to."""
         self._remembered.clear()
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._remembered.clear()
-        super()._load_from_state_dict(*args)
+        super().moved(fn)
 
     def lifted(self, o_mem: Tensor) -> Tensor:
         """o_mem [B, T, H, M] as wide as what it is mixed with, [B, T, H, D/H]."""
@@ -147,7 +146,7 @@ class GatedBranch(GatedCache):
         device = tensors[0].device.type
         precision = torch.get_autocast_dtype(device) if autocasts(device) else None
         try:
-            stamp = (precision, *((t.data_ptr(), t._version) for t in tensors))
+            stamp = (precision, *((t.data_ptr(), write_count(t)) for t in tensors))
         except RuntimeError:  # of a transformation (vmap), or fake: they stand nowhere
             return compute()
         kept = self._remembered.get(name)
@@ -166,6 +165,11 @@ class GatedBranch(GatedCache):
             )
         image = self.convolution(tokens.transpose(1, 2).unflatten(2, self.grid))
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
+
+
+def _forget(branch: nn.Module, *_: Any) -> None:
+    assert isinstance(branch, GatedBranch)
+    branch._remembered.clear()
 
 
 def _check_grid(branch: GatedBranch) -> None:

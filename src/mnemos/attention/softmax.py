@@ -1,7 +1,5 @@
 """Softmax attention (eq. 1 of all three papers) on torch's fused kernel, with a key-value state."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +9,9 @@ from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
+from mnemos.ops.sinusoids import angles
 from mnemos.registry import register
-from mnemos.types import InputError, Output, angle_dtype, check_heads, check_input
+from mnemos.types import InputError, Output, check_heads, check_input
 
 
 @register
@@ -127,25 +126,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     if on_cpu and not dropout and not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
         # Between these lengths, and without gradient, the plain products are up to twice as fast as the fused kernel.
         return _plain(q, k, v, visible, causal).transpose(1, 2)
-    if more > 0 and on_cpu and not _counting:
+    if more > 0 and on_cpu:
         # The fused CPU kernel wants equal widths; zeros change no score, and are 2 to 3 times faster than without it.
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
     return y.transpose(1, 2)
-
-
-_counting = False
-
-
-@contextlib.contextmanager
-def as_written() -> Iterator[None]:
-    """Inside, attention is computed with no zeros added: counting its operations counts those of the formula."""
-    global _counting
-    before, _counting = _counting, True
-    try:
-        yield
-    finally:
-        _counting = before
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
@@ -192,10 +177,8 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
 
 def rotation(t: int, width: int, start: Tensor | None, device: Any) -> Tensor:
     """Angles' cosines and sines for T positions from start [B] (None: 0), as complex [B or 1, T, 1, width/2]."""
-    wide = angle_dtype(device)
-    frequency = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=wide) / width)
-    position = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    angle = (position.to(wide)[..., None] * frequency)[:, :, None]
+    positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+    angle = angles(positions, width)[:, :, None]
     return torch.polar(torch.ones_like(angle), angle)
 
 

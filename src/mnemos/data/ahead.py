@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from mnemos._compat import end_workers
 from mnemos.types import InputError
 
 Key = TypeVar("Key")
@@ -46,7 +47,7 @@ def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> I
         problem = " ".join(str(error).split())
         raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers, or 0") from None
     finally:
-        results._shutdown_workers()
+        end_workers(results)
 
 
 class _CallsAsDataset:

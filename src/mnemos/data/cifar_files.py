@@ -7,7 +7,6 @@ JPEG: gzipped tar files with SPLIT/CLASS/*.jpg.
 
 import hashlib
 import io
-import os
 import pickle
 import tarfile
 import urllib.error
@@ -19,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.atomic import replacing
 from mnemos.types import InputError
 
 from .files import read_bytes
@@ -100,24 +100,22 @@ def download_cifar(folder: str | Path, variant: Variant) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / about.archive).exists():
         return
-    temporary, found = folder / f"{about.archive}.tmp", hashlib.sha256()
+    found = hashlib.sha256()
     try:
-        with urllib.request.urlopen(URL + about.archive, timeout=60) as answer, open(temporary, "wb") as file:
-            while block := answer.read(1 << 20):
-                found.update(block)
-                file.write(block)
-        if found.hexdigest() != about.sha256:
-            raise InputError(
-                f"{URL}{about.archive}: expected SHA-256 {about.sha256}, found {found.hexdigest()}; nothing was "
-                "stored, try again"
-            )
-        os.replace(temporary, folder / about.archive)
+        with replacing(folder / about.archive) as temporary:
+            with urllib.request.urlopen(URL + about.archive, timeout=60) as answer, open(temporary, "wb") as file:
+                while block := answer.read(1 << 20):
+                    found.update(block)
+                    file.write(block)
+            if found.hexdigest() != about.sha256:
+                raise InputError(
+                    f"{URL}{about.archive}: expected SHA-256 {about.sha256}, found {found.hexdigest()}; nothing was "
+                    "stored, try again"
+                )
     except (urllib.error.URLError, OSError) as error:
         raise InputError(
             f"{URL}{about.archive}: the download failed ({error}); try again, or put the file into {folder}"
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _members(archive: Path, names: tuple[str, ...]) -> dict[str, bytes]:

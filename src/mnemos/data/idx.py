@@ -5,7 +5,6 @@ length per axis, and the values in row-major order.
 """
 
 import hashlib
-import os
 import struct
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.atomic import write_bytes
 from mnemos.types import InputError
 
 from .files import read_bytes
@@ -105,6 +105,4 @@ def download_mnist(folder: str | Path) -> None:
             raise InputError(
                 f"{MNIST_URL}{name}: expected SHA-256 {expected}, found {found}; nothing was stored, try again"
             )
-        temporary = folder / f"{name}.tmp"
-        temporary.write_bytes(data)
-        os.replace(temporary, folder / name)
+        write_bytes(folder / name, data)

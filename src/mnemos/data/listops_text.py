@@ -5,12 +5,12 @@ them. It applies operators to one argument at a time, each application in parent
 "( ( ( [MAX 2 ) 9 ) ] )". Parentheses have no meaning and are dropped when a file is read.
 """
 
-import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.atomic import replacing
 from mnemos.types import InputError
 
 from .arrays import Rows
@@ -94,13 +94,10 @@ def to_text(tokens: NDArray[np.uint8], parentheses: bool = True) -> str:
 
 def write_tsv(path: str | Path, rows: Rows) -> None:
     """Write samples in Long Range Arena's format. The file is written atomically."""
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
         file.write(HEADER + "\r\n")
         for i in range(len(rows)):
             file.write(f"{to_text(rows.row(i))}\t{rows.labels[i]}\r\n")
-    os.replace(temporary, path)
 
 
 def read_tsv(path: str | Path) -> Rows:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from mnemos.generators import kept
 from mnemos.types import InputError
 
 # The first element of a path. It keeps the random numbers of different uses apart.
@@ -25,7 +26,6 @@ def global_generators() -> Iterator[Callable[..., None]]:
     The context yields `set_seed(seed, *path)`, which seeds all three generators at each call. When the context ends,
     their previous states are restored.
     """
-    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
     def set_seed(seed: int, *path: int) -> None:
         numbers = _sequence(seed, path).generate_state(3)
@@ -33,12 +33,8 @@ def global_generators() -> Iterator[Callable[..., None]]:
         np.random.seed(numbers[1])  # noqa: NPY002
         torch.default_generator.manual_seed(int(numbers[2]))  # torch.manual_seed would also seed the GPUs
 
-    try:
+    with kept():
         yield set_seed
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_rng_state(cpu)
 
 
 def _sequence(seed: int, path: tuple[int, ...]) -> np.random.SeedSequence:

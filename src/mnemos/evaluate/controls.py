@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from mnemos._compat import pytree
 from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import caches
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 from mnemos.types import Output, State
 
 from .metrics import evaluate

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.atomic import write_json
 from mnemos.attention.gated_branch import GatedBranch
-from mnemos.config import write_json
 from mnemos.data.augment import normalise
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mnemos.config import write_json
+from mnemos.atomic import replacing, write_json
 from mnemos.data.pixels import PixelTask
 from mnemos.generate.stream import Stream
 from mnemos.types import InputError
@@ -64,9 +64,8 @@ def write_pictures(
     from safetensors.torch import save_file
 
     found = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}
-    temporary = folder / "samples.safetensors.tmp"
-    save_file(found, str(temporary))
-    temporary.replace(folder / "samples.safetensors")
+    with replacing(folder / "samples.safetensors") as temporary:
+        save_file(found, str(temporary))
     write_json(folder / "samples.json", about)
     return found
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mnemos.data.batch import IGNORE, Batch
 from mnemos.models.ctc import TOKEN_ERROR_RATE
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 from mnemos.types import InputError, State
 from mnemos.types import reset as make_fresh
 

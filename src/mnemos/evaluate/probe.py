@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from mnemos import generators
+from mnemos._compat import pytree
 from mnemos.attention.gated_walk import Walk
 from mnemos.data.batch import Batch
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 
 from .metrics import fed
 
@@ -28,11 +29,9 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, GatedCache)]
     if not layers:
         return None
-    device = next(model.parameters()).device
     batch = fed(batch, model)
-    devices = [device] if device.type == "cuda" else []
     with (
-        torch.random.fork_rng(devices=devices),
+        generators.kept(),
         torch.no_grad(),
         evaluating(model, training=True),
         hold_caches(model),

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.config import write_json
+from mnemos.atomic import write_json
 from mnemos.models.memformer import Memformer
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 
 HOLDS, OVERWRITES = 0.9, 0.1  # weight on itself: above the one a slot holds, below the other it is overwritten
 KINDS = ("holds", "mixes", "overwrites")

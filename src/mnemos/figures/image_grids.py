@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.atomic import write_bytes
 from mnemos.data.pictures import pillow
 from mnemos.types import InputError
 
@@ -102,10 +103,10 @@ def write_grids(folder: Path) -> list[Path]:
     found, files = read_written(folder), []
     if found is not None and found.samples is not None:
         files.append(folder / "samples.png")
-        files[-1].write_bytes(png(own(found.samples)))
+        write_bytes(files[-1], png(own(found.samples)))
     if found is not None and found.completions is not None:
         files.append(folder / "completions.png")
-        files[-1].write_bytes(png(completed(found)))
+        write_bytes(files[-1], png(completed(found)))
     return files
 
 

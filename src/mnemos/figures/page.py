@@ -5,6 +5,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from mnemos.atomic import write_text
+
 from . import (
     attention_maps,
     cache_slots,
@@ -53,9 +55,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out = next((f for f in folders if (f / "comparison.json").is_file()), folders[0]) / "report.html"
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text(assemble(comparison), encoding="utf-8")
-    temporary.replace(out)
+    write_text(out, assemble(comparison))
     return out
 
 

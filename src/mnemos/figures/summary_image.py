@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mnemos.atomic import write_bytes
 from mnemos.models.ctc import TOKEN_ERROR_RATE
 
 from .curves import draw, title
@@ -32,9 +33,7 @@ def picture(folder: Path, out_png: Path) -> Path:
     comparison = read([Path(folder)])
     out_png = Path(out_png)
     out_png.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out_png.with_name(out_png.name + ".tmp")
-    temporary.write_bytes(raster((10.0, 4.375), 160, lambda figure: _lay_out(figure, comparison), _TYPE))
-    temporary.replace(out_png)
+    write_bytes(out_png, raster((10.0, 4.375), 160, lambda figure: _lay_out(figure, comparison), _TYPE))
     return out_png
 
 

@@ -10,13 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as every
 
+from mnemos._compat import (
+    dispatch_mode_active,
+    function_mode_active,
+    has_forward_hooks,
+    has_global_forward_hooks,
+    parameters_of,
+    transformed,
+)
 from mnemos.attention.linear import LinearAttention
 from mnemos.models.transformer import Transformer, TransformerState
 from mnemos.native import library, why_not
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS
+from mnemos.ops.sinusoids import frequencies
 from mnemos.types import Output
 
 MAPS = {"elu": 1, "relu": 2}
@@ -85,10 +93,9 @@ class FusedStep:
             affine += [block.attention_norm, block.attention.qkv, block.attention.output]
             affine += [block.mlp_norm, block.mlp.expand, block.mlp.contract]
         parts += [(module, name) for module in affine for name in ("weight", "bias")]
-        self._where = [(module._parameters, name) for module, name in parts]
+        self._where = [(parameters_of(module), name) for module, name in parts]
         self._shapes = [None if (p := found[name]) is None else p.shape for found, name in self._where]
-        wide = torch.arange(0, c.dim, 2, dtype=torch.float64, device="cpu")
-        self._frequencies = 10000.0 ** (-wide / c.dim)  # as in blocks.sinusoids
+        self._frequencies = frequencies(c.dim, "cpu")
         outputs = head[-1].out_features
         self._outputs = (outputs,) if c.head.classes else (1, outputs)
         kinds = (c.norm == "post", c.activation == "gelu", _map(attention), PLACES[c.position])
@@ -157,9 +164,9 @@ def _takes(x: Tensor) -> bool:
         and x.dtype == torch.int64
         and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
+        and not transformed()
+        and not dispatch_mode_active()
+        and not function_mode_active()
     )
 
 
@@ -196,10 +203,10 @@ def _why_not(model: nn.Module) -> str:
         return why_not()
     if type(model) is not Transformer:
         return f"the kernel knows mnemos.Transformer, found {type(model).__name__}"
-    if every._global_forward_hooks or every._global_forward_pre_hooks:
+    if has_global_forward_hooks():
         return "there are hooks on all modules"
     for name, part in model.named_modules():
-        if part._forward_hooks or part._forward_pre_hooks:
+        if has_forward_hooks(part):
             return f"there is a hook on {name or 'the model'}"
     return next((why for block in model.blocks if (why := _attends(block, model.blocks[0]))), "") or _differs(model)
 

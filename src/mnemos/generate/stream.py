@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from mnemos._compat import pytree
+from mnemos.atomic import replacing
 from mnemos.config import from_dict, to_dict
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 from mnemos.types import InputError, Output, State, join, leaves, map_state, select
 
 from .fused import fused_step
@@ -119,10 +120,9 @@ class Stream:
         file = Path(file)
         if not file.parent.is_dir():
             raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
-        temporary = file.with_name(file.name + ".tmp")
         about = {"mnemos.stream": _signature(self.model), "weights": _fingerprint(self.model)}
-        save_file(tensors, str(temporary), about)
-        temporary.replace(file)
+        with replacing(file) as temporary:
+            save_file(tensors, str(temporary), about)
 
     def _check(self, tokens: Tensor) -> None:
         """All of them, and now: the last is held back, and would be complained of too late."""

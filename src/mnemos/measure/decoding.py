@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.generate.stream import Step
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 from mnemos.types import State, select
 
 STEPS = 5  # timed up to a place, of which the median counts

@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.weak import WeakIdKeyDictionary
 
 import mnemos.ops  # noqa: F401 - declares the operations of ours that are counted
-from mnemos.attention.softmax import as_written
+from mnemos import generators
+from mnemos._compat import operators
 from mnemos.data.batch import Batch, pieces
 
 
@@ -48,9 +52,12 @@ def _lstm(x: Any, w_in: Any, w_hidden: Any, *_: Any, **__: Any) -> int:
 
 # torch counts these as nothing, or wrongly.
 COUNTED: dict[Any, Any] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda g, q, k, v, *_, **__: sdpa_backward_flop_count(g, q, k, v)
+    **dict.fromkeys(
+        operators("_scaled_dot_product_flash_attention_for_cpu"), lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
+    ),
+    **dict.fromkeys(
+        operators("_scaled_dot_product_flash_attention_for_cpu_backward"),
+        lambda g, q, k, v, *_, **__: sdpa_backward_flop_count(g, q, k, v),
     ),
     torch.ops.aten.addmm_: _product,
     torch.ops.aten.baddbmm_: _product,
@@ -74,6 +81,26 @@ def no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+class _Unpadded(TorchFunctionMode):
+    """Computes fused attention without the zeros that its queries and keys were padded with, so counts the formula's.
+
+    A caller may pad their width to that of the values, because the CPU's kernel needs equal widths; the zeros change no
+    score. Only this counter knows: what it counts runs the same code as ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what was padded with zeros, and how wide it was
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and args[0] in self.before and args[1] in self.before:
+            args = (*(x[..., : self.before[x]] for x in args[:2]), *args[2:])
+        out = func(*args, **(kwargs or {}))
+        if func is F.pad and len(args) == 2 and len(args[1]) == 2 and args[1][0] == 0 and not kwargs:
+            self.before[out] = args[0].shape[-1]
+        return out
+
+
 def count_flops(function: Callable[[], Any]) -> int:
     """What a call multiplies and adds in matrix products, convolutions and attention; a multiply-add counts 2.
 
@@ -84,7 +111,7 @@ def count_flops(function: Callable[[], Any]) -> int:
 
 def flops_by_operation(function: Callable[[], Any]) -> dict[str, int]:
     """What `count_flops` counts, by the name of torch's operation: {"addmm": …, "bmm": …}."""
-    with as_written(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+    with _Unpadded(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         function()
     return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts()["Global"].items()}
 
@@ -101,7 +128,7 @@ def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, 
         for part in pieces([Batch(inputs, inputs, mask)], segment):
             state = copied(part.inputs, state, part.mask)[1]
 
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), generators.kept():
         return count_flops(forward)
 
 
@@ -111,5 +138,5 @@ def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> 
     def step() -> None:
         copy.deepcopy(model)(inputs, None, mask)[0].float().sum().backward()
 
-    with torch.enable_grad(), torch.random.fork_rng():
+    with torch.enable_grad(), generators.kept():
         return count_flops(step)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from mnemos._compat import DispatchMode, operator_of, operators, pytree, schema_of
 
 from .flops import COUNTED, no_fast_path
 
@@ -48,7 +48,7 @@ def operations(function: Callable[[], Any]) -> list[Work]:
     return recorder.found
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Work] = []
@@ -56,7 +56,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        packet = func._overloadpacket
+        packet = operator_of(func)
         if packet not in self.formulas:
             with self:
                 parts = func.decompose(*args, **kwargs)  # what is made of other operations is not one itself
@@ -72,13 +72,14 @@ class _Recorder(TorchDispatchMode):
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Bytes read and written: every tensor given, every one made, and once more what is written in place."""
-    packet = func._overloadpacket
+    packet = operator_of(func)
     if packet in _FREE:
         return 0
-    names = func._schema.arguments
+    schema = schema_of(func)
+    names = schema.arguments
     given = [*zip(names, args, strict=False), *((a, kwargs[a.name]) for a in names if a.name in kwargs)]
     written = sum(_size(value) for a, value in given if a.alias_info is not None and a.alias_info.is_write)
-    aliases = any(r.alias_info is not None for r in func._schema.returns)
+    aliases = any(r.alias_info is not None for r in schema.returns)
     if aliases and not written:
         return 0  # a view
     read = sum(_size(value) for _, value in given)
@@ -88,7 +89,7 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 # Views that are not declared as such, and memory that is asked for and not touched.
-_FREE = {torch.ops.aten._unsafe_view, torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided}
+_FREE = {*operators("_unsafe_view"), torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided}
 _FREE |= {torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided}
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_}
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from mnemos._compat import pytree
 
 
 class KeyValues:

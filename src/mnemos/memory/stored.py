@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mnemos._compat import Moving, in_backward
 
-class StoredCache(nn.Module):
+
+class StoredCache(Moving):
     """Base of the caches that a model stores: `cache` [Tm, D], float32, zeros while it has seen nothing.
 
     It is float32 under any autocast (a model moved to another type moves it along), is saved with the weights, and is
@@ -39,10 +41,9 @@ class StoredCache(nn.Module):
         self.register_load_state_dict_post_hook(_after_load)
         self.register_state_dict_pre_hook(_before_save)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
+    def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move what is pending with the cache."""
         self.pending, self.pending_rows = fn(self.pending), fn(self.pending_rows)
-        return self
 
     def train(self, mode: bool = True) -> Any:
         """As of any module; leaving training promotes what is pending."""
@@ -79,7 +80,7 @@ def stored(model: nn.Module) -> list[StoredCache]:
 
 def recomputing() -> bool:
     """Whether this code runs inside a backward pass, as activation checkpointing's second forward does."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and in_backward()
 
 
 def begin_forward(found: Sequence[StoredCache]) -> bool:

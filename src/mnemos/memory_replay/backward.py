@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import share_buffers
+
 
 class _Joint(torch.autograd.Function):
     """weight · loss, whose backward hands the state the gradient that later steps left for it.
@@ -89,10 +91,8 @@ def broadcast_buffers(module: nn.Module | None) -> None:
     The first step's replay would else begin with other buffers than its first pass, which had them broadcast.
     """
     for part in module.modules() if module is not None else ():
-        if isinstance(part, nn.parallel.DistributedDataParallel) and part.will_sync_module_buffers():
-            for buffer in part.modules_buffers:
-                torch.distributed.broadcast(buffer, group=part.process_group, group_src=0)
-            part.require_forward_param_sync = False  # as after a forward that need not
+        if isinstance(part, nn.parallel.DistributedDataParallel):
+            share_buffers(part)
 
 
 class Gradients:

@@ -2,12 +2,9 @@
 
 import contextlib
 import os
-import pickle
-import random
-import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import buffers_of
+from mnemos.generators import Snapshot
 from mnemos.types import InputError
 
 
@@ -24,50 +23,8 @@ class Moment:
 
     leaves: Any
     structure: Any
-    generators: dict[str, Any]
+    generators: Snapshot
     buffers: list[Any]
-
-
-def generators(before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Where PyTorch's generators (CPU and every device in use), Python's and NumPy's stand.
-
-    What did not move since `before` is shared with it: most steps draw from one generator or from none.
-    """
-    taken: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": pickle.dumps(random.getstate())}
-    if "numpy.random" in sys.modules:  # who has not imported it has not drawn from it
-        taken["numpy"] = pickle.dumps(sys.modules["numpy.random"].get_state(legacy=False))
-    for name, device in _devices():
-        taken[name] = torch.get_device_module(device).get_rng_state(*_which(device))
-    if before:
-        for name, state in taken.items():
-            old: Any = before.get(name)
-            if type(old) is type(state) and (torch.equal(old, state) if isinstance(state, Tensor) else old == state):
-                taken[name] = old
-    return taken
-
-
-def put_generators(taken: dict[str, Any]) -> None:
-    """Put the generators back where they stood."""
-    torch.set_rng_state(taken["cpu"])
-    random.setstate(pickle.loads(taken["python"]))
-    if "numpy" in taken:
-        sys.modules["numpy.random"].set_state(pickle.loads(taken["numpy"]))
-    for name, device in _devices():
-        if name in taken:
-            torch.get_device_module(device).set_rng_state(taken[name], *_which(device))
-
-
-def _which(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # of which there is one, and its functions know no other
-
-
-def _devices() -> Iterator[tuple[str, torch.device]]:
-    """Every accelerator that this process has begun to use."""
-    kind = torch.accelerator.current_accelerator()
-    if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
-        return
-    for index in range(torch.accelerator.device_count()):
-        yield f"{kind.type}:{index}", torch.device(kind.type, index)
 
 
 _ABSENT: Any = object()
@@ -83,11 +40,12 @@ class Buffers:
     """
 
     def __init__(self, module: nn.Module | None) -> None:
-        self._holders: list[tuple[str, dict[str, Any], dict[str, Any]]] = []  # what it is called, now, at first
+        # Per holder of tensors: what errors call it, the live mapping, and a copy of the mapping at the start.
+        self._holders: list[tuple[str, MutableMapping[str, Any], dict[str, Any]]] = []
         for prefix, part in module.named_modules() if module is not None else ():
-            for kind, holder in (("buffer", part._buffers), ("attribute", vars(part))):
+            for kind, holder in (("buffer", buffers_of(part)), ("attribute", vars(part))):
                 self._holders.append((f"{kind} {prefix}.".replace(" .", " "), holder, dict(holder)))
-        self._places: dict[tuple[int, str], tuple[str, dict[str, Any], Any]] = {}
+        self._places: dict[tuple[int, str], tuple[str, MutableMapping[str, Any], Any]] = {}
         self._look()
 
     def _look(self) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from mnemos import generators
+from mnemos._compat import pytree
 from mnemos.types import AuxiliaryLosses, InputError, State, collect_auxiliary_losses, reset
 
 from . import arguments, state_checks
 from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
-from .moments import Buffers, Moment, Shelf, Store, compact, generators, put_generators
+from .moments import Buffers, Moment, Shelf, Store, compact
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class _ReplayPasses:
         if not self.fresh:
             state_checks.check_leaves(self.given, 0)
         self.given = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in self.given]
-        self.start = self.end = Moment(_detached(self.given), structure, generators(), self.buffers.taken())
+        self.start = self.end = Moment(_detached(self.given), structure, generators.take(), self.buffers.taken())
         self.structure = None if self.fresh else structure  # of every state but a None to begin with
         # One tensor each: many small ones, kept among large ones that come and go, would leave the heap in pieces.
         self.losses: Tensor | None = None
@@ -195,7 +196,7 @@ class _ReplayPasses:
 
     def put(self, moment: Moment) -> None:
         """Generators and buffers, back to where they stood."""
-        put_generators(moment.generators)
+        generators.put(moment.generators)
         self.buffers.put(moment.buffers)
 
     def _sweep(self, start: int, stop: int, moment: Moment, later: _Later | None) -> _Later:
@@ -239,7 +240,7 @@ class _ReplayPasses:
         return Moment(
             self.store.keep(compact(leaves, incoming, shelf)),
             structure,
-            generators(before.generators),
+            generators.take(before.generators),
             self.buffers.taken(before.buffers),
         )
 
@@ -263,7 +264,7 @@ class _ReplayPasses:
                 self.end = Moment(
                     compact(_detached(outgoing), leaves),
                     structure,
-                    generators(moment.generators),
+                    generators.take(moment.generators),
                     self.buffers.taken(moment.buffers),
                 )
             elif self.verify:

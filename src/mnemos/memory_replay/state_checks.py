@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from mnemos._compat import pytree, write_count
 from mnemos.types import InputError
 
 # What kernels that round otherwise with and without gradient may differ by, of a tensor's norm; dropout drawn anew, or
@@ -124,7 +124,7 @@ def _part(x: Tensor) -> tuple[Any, ...]:
 
 def versions_of(leaves: list[Any]) -> list[int | None]:
     """How often each tensor was written."""
-    return [x._version if isinstance(x, Tensor) else None for x in leaves]
+    return [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
 
 
 class StateComparison:

@@ -5,7 +5,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mnemos.types import Output, State, angle_dtype
+from mnemos.ops.sinusoids import sinusoids as of_positions
+from mnemos.types import Output, State
 
 Norm = Literal["pre", "post"]
 Activation = Literal["gelu", "relu"]
@@ -65,11 +66,8 @@ def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Any = None)
 
     [1 or B, T, D], float32. Any position there is: no table, no limit.
     """
-    wide = angle_dtype(device)
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=wide) / dim)
-    position = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    angle = position[..., None].to(wide) * frequency
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim].float()
+    positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+    return of_positions(positions, dim)
 
 
 def init_weights(model: nn.Module) -> None:

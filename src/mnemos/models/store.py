@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from mnemos.config import ModelConfig, from_dict, to_dict, write_json
+from mnemos.atomic import replacing, write_json
+from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.types import InputError
 
 
@@ -25,10 +26,9 @@ def save(model: nn.Module, folder: str | Path) -> None:
         raise InputError(f"{folder}: expected a folder to save in, found a file; name another")
     folder.mkdir(parents=True, exist_ok=True)
     model.state_dict()  # promotes pending caches
-    temporary = folder / "model.safetensors.tmp"
-    save_model(model, str(temporary))
-    about = {"model": to_dict(config), "sha256": _digest(temporary)}
-    temporary.replace(folder / "model.safetensors")
+    with replacing(folder / "model.safetensors") as temporary:
+        save_model(model, str(temporary))
+        about = {"model": to_dict(config), "sha256": _digest(temporary)}
     write_json(folder / "config.json", about)
 
 

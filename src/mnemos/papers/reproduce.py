@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mnemos.config import write_json
+from mnemos.atomic import write_json
 from mnemos.train.run import provenance
 from mnemos.types import InputError
 

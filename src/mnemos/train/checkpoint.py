@@ -5,10 +5,8 @@ tensors, under their path ("model/embedding.weight"), so that any safetensors re
 the header's metadata, beside a SHA-256 over all of it, bytes, names, types and shapes.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos.atomic import replacing
 from mnemos.types import InputError
 
 from .stopping import TrainingFailed
@@ -91,15 +90,10 @@ def write(path: Path, value: Any) -> None:
 
     tensors, text = encode(value)
     about = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        save_file(_apart(tensors), temporary, about)
-        _to_disk(temporary)
-        os.replace(temporary, path)
-        _to_disk(path.parent)
+        with replacing(path) as temporary:
+            save_file(_apart(tensors), temporary, about)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise TrainingFailed(f"{path}: could not be written ({error}); make room, then resume the run") from error
 
 
@@ -112,14 +106,6 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         result[name] = tensor.clone() if where in owned else tensor
         owned.add(where)
     return result
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path) -> Any:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mnemos.config import from_dict, to_dict, write_json
+from mnemos.atomic import write_json
+from mnemos.config import from_dict, to_dict
 from mnemos.types import InputError
 
 from .checks import complete

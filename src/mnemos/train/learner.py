@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from mnemos import generators
+from mnemos._compat import pytree
 from mnemos.config import to_dict
 from mnemos.data.batch import Batch, Task
 from mnemos.evaluate.metrics import counted, each, error, to_device
-from mnemos.models.modes import evaluating
+from mnemos.modes import evaluating
 from mnemos.types import InputError, State
 
-from . import devices, generators
+from . import devices
 from .checks import check_batch
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe

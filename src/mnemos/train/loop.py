@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from mnemos import generators
 from mnemos.config import to_dict
 from mnemos.data.batch import IGNORE, Batch, Task, pieces
 from mnemos.evaluate.metrics import each, evaluate, quality
 from mnemos.types import InputError
 
-from . import checkpoint, devices, generators
+from . import checkpoint, devices
 from .checks import check_batch, check_settings, check_task
 from .learner import Learner
 from .progress import Silent, progress

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 import mnemos
-from mnemos.config import to_dict, write_json
+from mnemos.atomic import write_bytes, write_json
+from mnemos.config import to_dict
 from mnemos.types import InputError
 
 from . import checkpoint
@@ -121,9 +122,7 @@ class RunFolder:
                 keep = False
             if keep:
                 kept.append(line)
-        temporary = path.with_name("metrics.jsonl.tmp")
-        temporary.write_bytes(b"".join(kept))
-        temporary.replace(path)
+        write_bytes(path, b"".join(kept))
 
     def save(self, step: int, value: Any, keep: int) -> None:
         """Write a checkpoint (the measurements first), and only then delete what is older than the `keep` newest."""

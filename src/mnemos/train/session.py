@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mnemos.config import ModelConfig, from_dict, write_json
+from mnemos.atomic import write_json
+from mnemos.config import ModelConfig, from_dict
 from mnemos.data.batch import Batch, Task, pieces
 from mnemos.data.pixels import PixelTask
 from mnemos.evaluate.controls import CONTROLS, controls

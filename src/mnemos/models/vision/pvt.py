@@ -1,5 +1,6 @@
 """Pyramid vision transformers (Wang et al. 2021, 2022): version 1 is Hugging Face's, version 2 timm's."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -85,7 +86,11 @@ class PVTConfig(ImageConfig):
         )
         if self.patch != 4:  # timm's; as wide in proportion, initialised as it does
             host.patch_embed = OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.dims[0])
-            host.patch_embed.apply(host._init_weights)
+            projection = host.patch_embed.proj
+            fan_out = projection.kernel_size[0] * projection.kernel_size[1] * projection.out_channels
+            nn.init.normal_(projection.weight, std=math.sqrt(2.0 / fan_out))
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
         return host
 
     def _check(self) -> None:

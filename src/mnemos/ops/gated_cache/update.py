@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos._compat import transformed
 from mnemos.ops.precision import full_precision
 
 aten = torch.ops.aten
@@ -55,7 +56,7 @@ def _transformed(tensor: Tensor) -> bool:
     """Whether functions are being transformed (vmap, jvp), or a tensor is many at once (is_grads_batched)."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_legacy_batchedtensor(tensor)
+    return transformed(tensor)
 
 
 def _raw(

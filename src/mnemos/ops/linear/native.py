@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos._compat import constant, dispatch_mode_active, transformed
 from mnemos.native import library, why_not
-from mnemos.ops.constant import constant
 
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
@@ -175,11 +175,9 @@ def _eager(*tensors: Tensor) -> bool:
     """Whether these are plain numbers and nobody looks on: no compiler, tracer, transformation or counter."""
     return (
         not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
+        and not dispatch_mode_active()
         and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
-        # The vmap of `is_grads_batched`, which is on no stack.
-        and not any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
+        and not transformed(*tensors)
     )
 
 

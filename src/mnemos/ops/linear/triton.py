@@ -14,7 +14,7 @@ import os
 import torch
 from torch import Tensor
 
-from mnemos.ops.constant import constant
+from mnemos._compat import constant
 
 from .feature_maps import Pointwise
 from .operators import Gradients, given, register

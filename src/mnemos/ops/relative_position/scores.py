@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.types import angle_dtype
+from mnemos.ops.sinusoids import sinusoids as of_positions
 
 
 def sinusoids(first: int, last: int, dim: int, clamp: int = 0, device: Any = None) -> Tensor:
@@ -14,13 +14,8 @@ def sinusoids(first: int, last: int, dim: int, clamp: int = 0, device: Any = Non
 
     clamp > 0: distances beyond ±clamp are taken for it.
     """
-    wide = angle_dtype(device)
-    distance = torch.arange(first, last - 1, -1, device=device).to(wide)
-    if clamp:
-        distance = distance.clamp(-clamp, clamp)
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=wide) / dim)
-    angle = distance[:, None] * frequency
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[:, :dim].float()
+    distances = torch.arange(first, last - 1, -1, device=device)
+    return of_positions(distances.clamp(-clamp, clamp) if clamp else distances, dim)
 
 
 def distance_scores(q: Tensor, r: Tensor, n: int) -> Tensor:

@@ -1,0 +1,56 @@
+"""Files that are replaced whole: if the process or the machine stops, a path holds the old file or the new one."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, NAME.tmp in the same folder, that becomes `path` when the block ends.
+
+    The file and its folder's entry are on the disk (fsync) before this returns. If the block raises, the temporary
+    file is removed and `path` is unchanged. Only a killed process leaves NAME.tmp. Raises OSError where the disk
+    refuses.
+    """
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, are on the disk. Windows cannot open folders: no wait there."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Replace a file's contents: see `replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace a file's contents by UTF-8 text with "\\n" line ends: see `replacing`."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Replace a file's contents by indented JSON: see `replacing`. Values that JSON does not know become strings."""
+    write_text(path, json.dumps(value, indent=2, default=str) + "\n")

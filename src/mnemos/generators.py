@@ -1,0 +1,103 @@
+"""The random generators of a process, all together: seeded, recorded, and put back.
+
+They are PyTorch's (the CPU's and those of every accelerator in use), Python's and NumPy's global ones.
+"""
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Snapshot = dict[str, Any]  # by generator: tensors and plain values, which a checkpoint can hold
+
+
+def seed(value: int) -> None:
+    """Seed PyTorch's generators (CPU and accelerators), Python's and NumPy's: what follows is reproducible."""
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value % 2**32)  # noqa: NPY002  # the global generator, which libraries draw from
+
+
+def seed_process(value: int, rank: int) -> None:
+    """Seed the generators of one of several processes. Seeds for different (value, rank) are unrelated."""
+    seed(int(np.random.SeedSequence((value, rank)).generate_state(1)[0]))
+
+
+def take(before: Snapshot | None = None) -> Snapshot:
+    """The states of all generators.
+
+    A state that has not changed since `before` is shared with it and takes no further memory: most steps of a rollout
+    draw from one generator or from none. NumPy's is recorded once something has imported `numpy.random`.
+    Cost: a copy of 5 kB and a comparison per generator.
+    """
+    taken: Snapshot = {"cpu": torch.get_rng_state(), "python": random.getstate()}
+    if "numpy.random" in sys.modules:
+        taken["numpy"] = _plain(np.random.get_state(legacy=False))  # noqa: NPY002
+    for name, device in _devices():
+        taken[name] = torch.get_device_module(device).get_rng_state(*_which(device))
+    for name, state in taken.items():
+        if before is not None and name in before and _same(before[name], state):
+            taken[name] = before[name]
+    return taken
+
+
+def put(taken: Snapshot) -> None:
+    """Set every generator to its state in `taken`; accelerators that this machine lacks are passed over."""
+    torch.set_rng_state(taken["cpu"])
+    random.setstate(taken["python"])
+    if "numpy" in taken:
+        np.random.set_state(_numpy(taken["numpy"]))  # noqa: NPY002
+    for name, device in _devices():
+        if name in taken:
+            torch.get_device_module(device).set_rng_state(taken[name], *_which(device))
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Set the generators back at the end of the block: an evaluation must not change the training it interrupts."""
+    taken = take()
+    try:
+        yield
+    finally:
+        put(taken)
+
+
+def _devices() -> Iterator[tuple[str, torch.device]]:
+    """Every device of the accelerator, if this process has begun to use it."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
+        return
+    for index in range(torch.accelerator.device_count()):
+        yield f"{kind.type}:{index}", torch.device(kind.type, index)
+
+
+def _which(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # MPS has one device, and its functions take no argument
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's arrays as tensors and its numbers as Python's."""
+    if isinstance(value, dict):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numpy(child) for key, child in value.items()}
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    return bool(a == b)

@@ -1,0 +1,25 @@
+"""Sinusoids of positions (Vaswani et al. 2017, §3.5): sines in even channels, cosines in odd ones."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemos.types import angle_dtype
+
+
+def frequencies(dim: int, device: Any = None) -> Tensor:
+    """10000^(−2i/D) for the ⌈D/2⌉ pairs of channels: radians per position, in the widest float the device has."""
+    return 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=angle_dtype(device)) / dim)
+
+
+def angles(positions: Tensor, dim: int) -> Tensor:
+    """Position times frequency, [..] -> [.., ⌈D/2⌉]. float64 where the device has it: float32 is wrong beyond 2²⁴."""
+    frequency = frequencies(dim, positions.device)
+    return positions[..., None].to(frequency.dtype) * frequency
+
+
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    """Sines and cosines of positions [..] (integers or floats, any size): [.., D] float32."""
+    angle = angles(positions, dim)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim].float()
