@@ -10,7 +10,7 @@ from mnemos.attention.gated_branch import GatedBranch
 from mnemos.data.augment import AugmentConfig
 from mnemos.data.image_task import Colours, ImageTask, View
 from mnemos.data.pictures import ArrayPictures
-from mnemos.evaluate.branches import watched
+from mnemos.evaluate.branches import observe_branches
 from mnemos.models.vision import PVTConfig, SwinConfig, ViTConfig
 
 VIT = ViTConfig(image=16, patch=4, dim=16, depth=3, num_heads=2, classes=4)
@@ -50,6 +50,6 @@ def layers(model):
 
 def seen(model, inputs):
     found = {}
-    with torch.no_grad(), watched(layers(model), found.__setitem__):
+    with torch.no_grad(), observe_branches(layers(model), found.__setitem__):
         model(inputs)
     return found

@@ -7,7 +7,7 @@ from cached_images import PVT, SWIN, VIT, cached, layers, seen
 
 import mnemos
 from mnemos import GRC
-from mnemos.evaluate.branches import BranchOutputs, maps, watched
+from mnemos.evaluate.branches import BranchOutputs, maps, observe_branches
 from mnemos.evaluate.places import Places, places
 from mnemos.libraries import transformers
 
@@ -67,7 +67,7 @@ def test_class_tokens_are_left_out_and_other_shapes_are_no_grid():
     assert (found.grid, found.prefix) == ((4, 4), 1)
     values = torch.arange(2 * 17.0).view(2, 17)
     torch.testing.assert_close(found.unfolded(values), values[:, 1:].view(2, 4, 4))
-    assert places(model, name, layer, 1, 18, (16, 16)) == "its 17 tokens form no known grid"
+    assert places(model, name, layer, 1, 18, (16, 16)).startswith("its 17 tokens")
     assert "windows" in places(model, name, layer, 4, 5, (16, 16))
 
 
@@ -109,7 +109,7 @@ def test_recorded_branches_of_a_layer_of_ours():
             layer(torch.randn(3, 7, 12))
         layer.eval()
         x, found = torch.randn(2, 7, 12), {}
-        with torch.no_grad(), watched({"it": layer}, found.__setitem__):
+        with torch.no_grad(), observe_branches({"it": layer}, found.__setitem__):
             y, _ = layer(x)
             one = found["it"]
             share = torch.sigmoid(layer.mix).repeat_interleave(6)

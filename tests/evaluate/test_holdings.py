@@ -4,7 +4,7 @@ from cached_images import VIT, cached, layers
 
 import mnemos
 from mnemos import GRC
-from mnemos.evaluate.holdings import SHOWN, holdings, opened
+from mnemos.evaluate.holdings import SHOWN, candidates_for, holdings
 from mnemos.ops.gated_cache.reference import reference_update
 
 
@@ -20,7 +20,7 @@ def test_candidates_are_the_update_with_its_gate_wide_open(candidate):
     if layer.candidate_norm is not None:
         weights["gain"], weights["shift"] = layer.candidate_norm.weight.detach(), layer.candidate_norm.bias.detach()
     with torch.no_grad():
-        found = opened(layer, tokens, 3)
+        found = candidates_for(layer, tokens, 3)
     for token, one in zip(tokens, found, strict=True):
         torch.testing.assert_close(reference_update(token[None], layer.cache[3:4], weights, candidate)[0], one)
 
@@ -41,7 +41,7 @@ def planted(width=32, slots=12, images=40):
 def test_slots_that_hold_a_token_are_found_to():
     layer, tokens, slot, image = planted()
     held = torch.tensor([(7 * i + 3) % len(tokens) for i in range(12)])
-    layer.cache.copy_(opened(layer, tokens[held], 0))
+    layer.cache.copy_(candidates_for(layer, tokens[held], 0))
     found = holdings(layer, tokens, slot, image)
     assert found.slots.tolist() == [0, 2, 3, 5, 6, 8, 9, 11][:SHOWN]
     assert found.token[:, 0].tolist() == held[found.slots].tolist()
@@ -56,7 +56,7 @@ def test_slots_that_hold_a_token_are_found_to():
 
 def test_slots_that_average_their_place_are_found_to():
     layer, tokens, slot, image = planted()
-    every = opened(layer, tokens, 0)
+    every = candidates_for(layer, tokens, 0)
     layer.cache.copy_(torch.stack([every[slot == i].mean(0) for i in range(12)]))
     numbers = holdings(layer, tokens, slot, image).numbers
     assert numbers["place"] > 0.99

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mnemos.data.text import TextTask
-from mnemos.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds, listen, summary
+from mnemos.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds, record_write_attention, summary
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
 from mnemos.models.transformer import Transformer
@@ -39,7 +39,7 @@ def test_documents_are_read_from_their_start_to_their_end(segment):
 def test_weights_are_those_of_each_document_read_alone(tmp_path):
     task, arrays = text_task()
     network = model()
-    found = listen(network, task, tmp_path)
+    found = record_write_attention(network, task, tmp_path)
     assert json.loads((tmp_path / "write_attention.json").read_text()) == found
     own = [[] for _ in range(8)]
     for text in arrays:
@@ -70,7 +70,7 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
 
 @pytest.mark.parametrize(("logit", "kind"), [(60.0, "holds"), (-60.0, "overwrites")])
 def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(tmp_path, logit, kind):
-    found = listen(model(self_logit=logit), text_task()[0], tmp_path)
+    found = record_write_attention(model(self_logit=logit), text_task()[0], tmp_path)
     assert set(found["shares"][kind]) == {1.0}
     assert found["middle"][kind] == 1
     assert found["kinds"][kind]["slots"] == 5
@@ -100,7 +100,7 @@ def test_only_the_middle_half_of_what_a_document_has_counts():
 def test_models_that_write_no_slots_are_left_alone(tmp_path):
     task = text_task()[0]
     for network in (Transformer(dim=8, num_heads=2, mlp=8, layers=1), model(write=False), torch.nn.Linear(2, 2)):
-        assert listen(network, task, tmp_path) is None
+        assert record_write_attention(network, task, tmp_path) is None
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The two branches of a cached layer as they are mixed, shown to whoever watches, and as images."""
+"""Record the two branches of a cached layer, o_self and o_mem, as they are mixed, and turn them into images."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from mnemos.attention.gated_branch import GatedBranch
 
 from .places import Places
 
-MAP = 56  # tokens a side at most, of a map: beyond, neighbours are averaged
+MAP = 56  # maximum side of a recorded map, in tokens; larger maps are averaged down
 
 
 class BranchOutputs(NamedTuple):
-    """One call of a cached layer: what is summarised [B, T, ·], and o_self and o_mem [B, T, ·] as they are mixed."""
+    """One call of a cached layer: the tokens it summarises [B, T, ·], and o_self and o_mem [B, T, ·] before mixing."""
 
     source: Tensor
     o_self: Tensor
@@ -26,30 +26,33 @@ class BranchOutputs(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(layers: dict[str, GatedBranch], see: Callable[[str, BranchOutputs], None]) -> Iterator[None]:
-    """Forwards inside, in eval mode and without padding, show every call of every cached layer."""
+def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, BranchOutputs], None]) -> Iterator[None]:
+    """Within the context, call observe(name, outputs) for every call of every cached layer in `layers`.
+
+    The model must be in eval mode and its inputs without padding.
+    """
     handles = []
     inputs: dict[GatedBranch, Tensor] = {}
 
-    def keep(layer: GatedBranch, args: tuple) -> None:
+    def keep_input(layer: GatedBranch, args: tuple) -> None:
         inputs[layer] = args[0]
 
-    def beside_a_host(name: str) -> Callable[[HostBranch, Tensor, Tensor], None]:
-        def look(layer: HostBranch, y: Tensor, o_mem: Tensor) -> None:
-            see(name, BranchOutputs(_summary(layer, inputs[layer], y), y, o_mem))
+    def observe_host(name: str) -> Callable[[HostBranch, Tensor, Tensor], None]:
+        def report(layer: HostBranch, y: Tensor, o_mem: Tensor) -> None:
+            observe(name, BranchOutputs(_summary(layer, inputs[layer], y), y, o_mem))
 
-        return look
+        return report
 
-    def of_ours(name: str) -> Callable[[GatedCacheAttention, tuple], None]:
-        return lambda layer, args: see(name, _computed(layer, args[0]))
+    def observe_own(name: str) -> Callable[[GatedCacheAttention, tuple], None]:
+        return lambda layer, args: observe(name, _computed(layer, args[0]))
 
     try:
         for name, layer in layers.items():
             if isinstance(layer, HostBranch):
-                handles.append(layer.register_forward_pre_hook(keep))
-                layer.observer = beside_a_host(name)
+                handles.append(layer.register_forward_pre_hook(keep_input))
+                layer.observer = observe_host(name)
             else:
-                handles.append(layer.register_forward_pre_hook(of_ours(name)))
+                handles.append(layer.register_forward_pre_hook(observe_own(name)))
         yield
     finally:
         for handle in handles:
@@ -65,7 +68,7 @@ def _summary(layer: GatedBranch, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _computed(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
-    """What a layer of ours makes of its input [B, T, D], which it mixes head by head without a module to watch."""
+    """Compute the branches of a `GatedCacheAttention` for input [B, T, D]; it has no submodule to hook."""
     o_self = layer.inner.heads(x, None, None)[0]
     projected = layer.inner.project(o_self)
     summary = _summary(layer, x, projected)
@@ -74,32 +77,33 @@ def _computed(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
     return BranchOutputs(summary, (o_self if layer.lift is None else projected).flatten(2), o_mem.flatten(2))
 
 
-def looked_at(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor) -> dict[str, BranchOutputs]:
-    """The first call of each cached layer in a forward; a layer that was not called is missing."""
+def first_calls(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor) -> dict[str, BranchOutputs]:
+    """The first call of each cached layer in one forward pass. Layers that were not called are missing."""
     found: dict[str, BranchOutputs] = {}
-    with watched(layers, lambda name, seen: found.setdefault(name, seen) and None):
+    with observe_branches(layers, lambda name, outputs: found.setdefault(name, outputs) and None):
         model(inputs, None)
     return found
 
 
-def maps(layer: GatedBranch, place: Places, seen: BranchOutputs) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Numbers for explain.json, and the maps of o_self and o_mem [N, h, w]: means over head and channel.
+def maps(layer: GatedBranch, place: Places, outputs: BranchOutputs) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Numbers for explain.json, and the maps of o_self and o_mem [N, h, w]: means over heads and channels.
 
-    weight: the size (root mean square) of σ(λ)·o_mem as a share of it and that of (1 − σ(λ))·o_self. correlation:
-    Pearson's, of the two maps of each picture. memory_own, self_own: how much of a map's variance
-    differs from picture to picture at one place; the rest is one image, whatever the picture.
+    weight: m/(m + s) for the root mean squares m of σ(λ)·o_mem and s of (1 − σ(λ))·o_self. correlation: Pearson's
+    correlation of the two maps of each picture. memory_own, self_own: the share of a map's variance that differs
+    between pictures at the same position; the remaining variance is an image common to all pictures.
     """
-    both = [place.unfolded(o.float().mean(-1)) for o in (seen.o_self, seen.o_mem)]
-    share = torch.sigmoid(layer.mix.detach().float()).repeat_interleave(seen.o_mem.shape[-1] // layer.num_heads)
-    own, memory = ((seen.o_self * (1 - share)).square().mean().sqrt(), (seen.o_mem * share).square().mean().sqrt())
+    both = [place.unfolded(o.float().mean(-1)) for o in (outputs.o_self, outputs.o_mem)]
+    share = torch.sigmoid(layer.mix.detach().float()).repeat_interleave(outputs.o_mem.shape[-1] // layer.num_heads)
+    own = (outputs.o_self * (1 - share)).square().mean().sqrt()
+    memory = (outputs.o_mem * share).square().mean().sqrt()
     flat = [m.flatten(1) - m.flatten(1).mean(1, keepdim=True) for m in both]
     cosine = F.cosine_similarity(flat[0], flat[1], dim=1)
     numbers = {
         "grid": list(place.grid),
         "weight": float(memory / (own + memory).clamp(min=1e-30)),
         "correlation": rounded(cosine),
-        "self_own": _own(both[0]),
-        "memory_own": _own(both[1]),
+        "self_own": _share_per_picture(both[0]),
+        "memory_own": _share_per_picture(both[1]),
     }
     largest = max(place.grid)
     if largest > MAP:
@@ -108,17 +112,17 @@ def maps(layer: GatedBranch, place: Places, seen: BranchOutputs) -> tuple[dict[s
     return numbers, both[0], both[1]
 
 
-def _own(maps: Tensor) -> float | None:
-    """Of the variance of maps [N, h, w], the share within a place; None for one picture or a constant."""
+def _share_per_picture(maps: Tensor) -> float | None:
+    """The share of the variance of maps [N, h, w] that is between pictures; None for one picture or constant maps."""
     if len(maps) < 2:
         return None
     within = maps.var(0).mean()
-    # The mean over N pictures still holds 1/N of what is within.
+    # The mean over N pictures still contains 1/N of the variance between pictures.
     between = (maps.mean(0).var() - within / len(maps)).clamp(min=0)
     total = within + between
     return float(within / total) if total > 0 else None
 
 
 def rounded(values: Tensor) -> Any:
-    """As nested lists of four decimals."""
+    """The values as nested lists, rounded to four decimals."""
     return values.double().mul(1e4).round().div(1e4).tolist()

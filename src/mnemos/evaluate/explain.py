@@ -1,16 +1,17 @@
-"""What a trained gated cache does, recorded for the report: o_self and o_mem as images, what slots hold, what it costs.
+"""Record what a trained gated cache does: o_self and o_mem as images, the contents of slots, and the cost.
 
-Nothing is trained and nothing drawn: the finished model looks at some pictures, and two files are left in its run's
-folder. `explain.json`:
+Nothing is trained and nothing is plotted here. The trained model processes some pictures, and two files are written to
+the run folder for the report. `explain.json`:
 
-    {"pictures": {"split", "index", "label", "guess", "names"} or null, "left": why there are none, or null,
-     "sizes": {"train", "valid", "test"}, "middle": the layer of Figure 4, "layers": [{"name", "share": σ(λ) a head,
-     "inference": "frozen" or "transient", "cost": {...} or null, "maps": {...} or {"left": why} or null,
-     "slots": {...} or {"left": why} or null}]}
+    {"pictures": {"split", "index", "label", "guess", "names"} or null, "left": the reason for null, or null,
+     "sizes": {"train", "valid", "test"}, "middle": the layer for Figure 4, "layers": [{"name", "share": σ(λ) per head,
+     "inference": "frozen" or "transient", "cost": {...} or null, "maps": {...} or {"left": reason} or null,
+     "slots": {...} or {"left": reason} or null}]}
 
 `explain.safetensors`: pictures [N, height, width, 1 or 3] uint8; self.i and memory.i [N, h, w] of layer i: the mean of
-o_self and o_mem over head and channel at every token, as it is (Figure 4 scales each picture of it to [0, 1]);
-patches.i [slots, K, side, side, 1 or 3] uint8: the training patches nearest to the slots, in the middle half.
+o_self and o_mem over heads and channels at every token, not scaled (Figure 4 scales each map to [0, 1]);
+patches.i [slots, K, side, side, 1 or 3] uint8: the training patches nearest to the slots; the patch itself is the
+central half of each side.
 """
 
 from pathlib import Path
@@ -27,23 +28,25 @@ from mnemos.modes import evaluating
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
-from .branches import looked_at, maps, rounded
-from .holdings import IMAGES, TOKENS, even, holdings
+from .branches import first_calls, maps, rounded
+from .holdings import IMAGES, TOKENS, evenly_spaced, holdings
 from .places import Places, places
 
-PICTURES = 8  # of the test split, drawn
-SIDE = 96  # pixels a side at most, of a recorded picture
-SEARCHED = 6  # layers whose slots are compared with tokens, evenly
-PATCH = 32  # pixels a side at most, of a recorded patch
+PICTURES = 8  # of the test split, recorded
+SIDE = 96  # maximum side of a recorded picture, in pixels
+SEARCHED = 6  # layers whose slots are compared with tokens, evenly spaced
+PATCH = 32  # maximum side of a recorded patch, in pixels
 BATCH = 32
 
 
 @torch.no_grad()
 def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
-    """Write explain.json and explain.safetensors of a finished run; returns the former, None without gated caches.
+    """Write explain.json and explain.safetensors to a run folder. Returns the contents of explain.json.
 
-    Deterministic, under 4 MB, and the model is left as it was. Cost: a forward of some 260 pictures, and for the slots
-    about 10⁶·Dm² multiply-adds in each of at most six layers. A task without pictures gets the costs alone.
+    Returns None, and writes nothing, for a model without gated caches. For a task without pictures only the costs are
+    recorded. The result is deterministic and smaller than 4 MB; the model is unchanged.
+    Cost: forward passes for about 260 pictures, and about 10⁶·Dm² multiply-adds for the slots in each of at most six
+    layers.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
     if not layers:
@@ -65,21 +68,22 @@ def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
         sizes = {split: task.size(split) for split in ("train", "valid", "test")}
         found: dict[str, Any] = {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
         if hasattr(task, "picture"):
-            _look(model, task, layers, found, tensors)
+            _record_pictures(model, task, layers, found, tensors)
         else:
             found["left"] = "the task has no pictures"
     if tensors:
         from safetensors.torch import save_file
 
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / "explain.safetensors"))
-    write_json(folder / "explain.json", found)  # last: what it tells of is there
+    write_json(folder / "explain.json", found)  # written last, so that the tensors exist when it does
     return found
 
 
 def cost(layer: GatedBranch, rows: int, tokens: int) -> dict[str, Any] | None:
-    """What a layer adds for one sample of `rows` rows of `tokens` tokens, by formula; None where it walks in blocks.
+    """What a layer adds for one sample with `rows` rows of `tokens` tokens; None for a causal cache.
 
-    Sizes, parameters (counted), and multiply-adds of a training forward and of one in eval().
+    The result holds the layer's sizes, its parameters (counted), and by formula the multiply-adds of one forward pass
+    in training and one in evaluation.
     """
     if getattr(layer, "causal", False):
         return None
@@ -111,7 +115,7 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> dict[str, Any] | None:
 
 
 def _shapes(model: nn.Module, layers: dict[str, GatedBranch], sample: Tensor) -> dict[str, tuple[int, int]]:
-    """(rows, tokens) of the first call of each layer for one sample."""
+    """The (rows, tokens) of each layer's first call for one sample."""
     found: dict[str, tuple[int, int]] = {}
     handles = [
         layer.register_forward_pre_hook(lambda _, args, name=name: found.setdefault(name, args[0].shape[:2]) and None)
@@ -125,69 +129,69 @@ def _shapes(model: nn.Module, layers: dict[str, GatedBranch], sample: Tensor) ->
     return {name: (int(rows), int(tokens)) for name, (rows, tokens) in found.items()}
 
 
-def _look(
+def _record_pictures(
     model: nn.Module, task: Any, layers: dict[str, GatedBranch], found: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
-    """Fill in the pictures, and each layer's maps and slots."""
+    """Add the pictures, and each layer's maps and slots, to `found` and `tensors`."""
     entries = {entry["name"]: entry for entry in found["layers"]}
-    watched_layers = {}
+    observed = {}
     for name, layer in layers.items():
         if layer.grc.scope == "stream" or getattr(layer, "causal", False):
-            entries[name]["maps"] = {"left": "its cache moves along a stream"}
+            entries[name]["maps"] = {"left": "its cache changes along a stream"}
         else:
-            watched_layers[name] = layer
-    index, label, inputs = _choose(task)
+            observed[name] = layer
+    index, label, inputs = _choose_pictures(task)
     shown = _pictures(task, "test", index)
-    seen = looked_at(model, watched_layers, inputs)
-    stand: dict[str, Places] = {}
-    for name, layer in watched_layers.items():
-        place: Any = "it was not called" if name not in seen else None
+    calls = first_calls(model, observed, inputs)
+    known: dict[str, Places] = {}
+    for name, layer in observed.items():
+        place: Any = "the model did not call it" if name not in calls else None
         if place is None:
-            rows, tokens = seen[name].o_self.shape[0] // len(index), seen[name].o_self.shape[1]
+            rows, tokens = calls[name].o_self.shape[0] // len(index), calls[name].o_self.shape[1]
             place = places(model, name, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
         if isinstance(place, str):
             entries[name]["maps"] = {"left": place}
             continue
-        stand[name] = place
+        known[name] = place
         number = list(layers).index(name)
-        entries[name]["maps"], tensors[f"self.{number}"], tensors[f"memory.{number}"] = maps(layer, place, seen[name])
-    if stand:
-        found["middle"] = list(layers).index(list(stand)[(len(stand) - 1) // 2])
+        entries[name]["maps"], tensors[f"self.{number}"], tensors[f"memory.{number}"] = maps(layer, place, calls[name])
+    if known:
+        found["middle"] = list(layers).index(list(known)[(len(known) - 1) // 2])
         tensors["pictures"] = _smaller(shown, SIDE)
         guess = model(inputs, None)[0].argmax(-1).tolist()
         found["pictures"] = {"split": "test", "index": index, "label": label, "guess": guess, "names": list(task.names)}
-        _search(model, task, layers, stand, entries, tensors)
+        _compare_slots(model, task, layers, known, entries, tensors)
     else:
-        found["left"] = "no layer's tokens have a known place in the picture"
+        found["left"] = "no layer's tokens have known positions in the picture"
 
 
-def _search(
+def _compare_slots(
     model: nn.Module,
     task: Any,
     layers: dict[str, GatedBranch],
-    stand: dict[str, Places],
+    known: dict[str, Places],
     entries: dict[str, dict[str, Any]],
     tensors: dict[str, Tensor],
 ) -> None:
-    """Compare the slots of some layers with tokens of training pictures, and cut out the nearest."""
-    chosen = {list(stand)[i]: layers[list(stand)[i]] for i in even(len(stand), SEARCHED)}
-    index = even(task.size("train"), IMAGES).tolist()
+    """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""
+    chosen = {list(known)[i]: layers[list(known)[i]] for i in evenly_spaced(len(known), SEARCHED)}
+    index = evenly_spaced(task.size("train"), IMAGES).tolist()
     pictures = _pictures(task, "train", index)
     generator = torch.Generator().manual_seed(0)
     centres, picks = {}, {}
     for name, layer in chosen.items():
-        centres[name] = stand[name].centres(layer.cache.shape[0], layer.grc.resample).flatten(0, 1)
-        # Padding is no token; of the others every picture gives as many, each its own choice of places.
+        centres[name] = known[name].centres(layer.cache.shape[0], layer.grc.resample).flatten(0, 1)
+        # Padding is left out. Every picture contributes the same number of tokens, at its own random positions.
         real = centres[name].isfinite().all(-1).nonzero().flatten()
         each = min(len(real), max(1, TOKENS // len(index)))
         picks[name] = torch.stack([real[torch.randperm(len(real), generator=generator)[:each]] for _ in index])
     tokens: dict[str, list[Tensor]] = {name: [] for name in chosen}
     for first in range(0, len(index), BATCH):
         part = index[first : first + BATCH]
-        seen = looked_at(model, chosen, _inputs(task, "train", part, pictures[first : first + BATCH]))
+        calls = first_calls(model, chosen, _inputs(task, "train", part, pictures[first : first + BATCH]))
         for name, layer in chosen.items():
-            grid = stand[name].grid if layer.grc.resample == "grid" else None
-            slots = resample(seen[name].source.float(), layer.cache.shape[0], None, layer.grc.resample, grid)
+            grid = known[name].grid if layer.grc.resample == "grid" else None
+            slots = resample(calls[name].source.float(), layer.cache.shape[0], None, layer.grc.resample, grid)
             slots = slots.reshape(len(part), -1, slots.shape[-1])
             tokens[name].append(
                 slots.gather(1, picks[name][first : first + BATCH, :, None].expand(-1, -1, slots.shape[-1]))
@@ -202,7 +206,7 @@ def _search(
             entries[name]["slots"] = {"left": held}
             continue
         where = centres[name][place[held.token]]
-        cut = patches(pictures, image[held.token], where, stand[name].grid)
+        cut = patches(pictures, image[held.token], where, known[name].grid)
         tensors[f"patches.{list(layers).index(name)}"] = cut
         entries[name]["slots"] = {
             **held.numbers,
@@ -214,10 +218,10 @@ def _search(
 
 
 def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int]) -> Tensor:
-    """What tokens stand for and half as much around it, [..., side, side, C] uint8, of pictures [N, H, W, C].
+    """Cut tokens' patches, with a margin of half a patch, from pictures [N, H, W, C]: [..., side, side, C] uint8.
 
-    image [...]; where [..., 2]: the centre (y, x) in [0, 1]; grid: a token's patch is H/grid[0] × W/grid[1]. Beyond
-    the picture's edge it is grey.
+    image [...]: the picture of each token; where [..., 2]: its centre (y, x) in [0, 1]; grid: a patch has
+    H/grid[0] × W/grid[1] pixels. Pixels outside the picture are grey.
     """
     height, width, _ = pictures.shape[1:]
     patch = [max(1, round(n / g)) for n, g in zip((height, width), grid, strict=True)]
@@ -225,7 +229,7 @@ def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int
     padded = F.pad(pictures.permute(0, 3, 1, 2), (margin[1], margin[1], margin[0], margin[0]), value=128)
     found = []
     for i, (y, x) in zip(image.flatten().tolist(), where.flatten(0, -2).tolist(), strict=True):
-        # With the margin around the picture, the crop starts where without it the patch does.
+        # The padded picture is offset by the margin, so the crop with its margin starts at the patch's own coordinates.
         top = min(max(round(y * height - patch[0] / 2), 0), height - patch[0])
         left = min(max(round(x * width - patch[1] / 2), 0), width - patch[1])
         found.append(padded[i, :, top : top + patch[0] + 2 * margin[0], left : left + patch[1] + 2 * margin[1]])
@@ -234,7 +238,7 @@ def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int
 
 
 def _smaller(pictures: Tensor, most: int) -> Tensor:
-    """uint8 pictures [N, H, W, C], their larger side at most `most` pixels."""
+    """Scale uint8 pictures [N, H, W, C] so that their larger side has at most `most` pixels."""
     height, width = pictures.shape[1:3]
     if max(height, width) <= most:
         return pictures
@@ -243,8 +247,8 @@ def _smaller(pictures: Tensor, most: int) -> Tensor:
     return small.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def _choose(task: Any) -> tuple[list[int], list[int], Tensor]:
-    """Which pictures of the test split: of as many classes as there are, the first of each; their labels and inputs."""
+def _choose_pictures(task: Any) -> tuple[list[int], list[int], Tensor]:
+    """Choose pictures of the test split from as many classes as possible: returns indices, labels and inputs."""
     found: dict[int, list[tuple[int, Tensor]]] = {}
     start = 0
     for batch in task.batches("test", BATCH):
@@ -255,14 +259,14 @@ def _choose(task: Any) -> tuple[list[int], list[int], Tensor]:
         start += len(batch.inputs)
         if len(found) >= PICTURES or start >= 2000:
             break
-    # Class by class, the second of each where the classes are fewer than the pictures.
+    # The first picture of each class, then the second of each, and so on.
     order = sorted((place, label, i, x) for label, rows in found.items() for place, (i, x) in enumerate(rows))
     chosen = sorted((label, i, x) for _, label, i, x in order[:PICTURES])
     return [i for _, i, _ in chosen], [label for label, _, _ in chosen], torch.stack([x for _, _, x in chosen])
 
 
 def _inputs(task: Any, split: str, index: list[int], pictures: Tensor) -> Tensor:
-    """What the model is given of pictures of a split, without training's augmentation."""
+    """The model's inputs for pictures of a split, without augmentation."""
     return task.rows(split, index).inputs if task.inputs == "tokens" else normalise(pictures.numpy(), *task.colours)
 
 

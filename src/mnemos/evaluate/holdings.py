@@ -1,15 +1,17 @@
-"""What the slots of a stored cache hold: the training tokens that come nearest to them, and whether that means much.
+"""Which training tokens are nearest to the slots of a stored cache, and how much that means.
 
-A slot is a gated average over updates of candidates C̃ (eq. 5), never of tokens: whatever the candidate is, linear or
-LN(GELU), it lies where C̃ lies. So a token s is compared with slot i as c_i(s) = C̃(s, C_i): what the slot would hold
-after an update by that token alone with its gate wide open (g_u = 1). With μ_i the mean of c_i over all tokens looked
-at, wherever they stand, a token is near where cos(C_i − μ_i, c_i(s) − μ_i) is high; a picture gives one token at most.
+A slot C_i is a gated average of update candidates C̃ (eq. 5), not of tokens, so slots and tokens lie in different
+spaces. A token s is therefore compared with slot i by its candidate c_i(s) = C̃(s, C_i): the value of the slot after an
+update by this token alone with a fully open gate (g_u = 1). Let μ_i be the mean of c_i over all compared tokens. The
+similarity of s and C_i is cos(C_i − μ_i, c_i(s) − μ_i). At most one token per picture is among the nearest.
 
-An average of many may be near to none of them, so each layer's numbers say what the nearest are worth:
-cosine against chance (that of a random mixture of the same candidates), `distance` (‖C_i − μ_i‖ in units of the
-candidates' own spread about μ_i: well below 1, a slot is nearer to the mean token than a token is), `place` (how much
-of C_i − μ_i the mean of the tokens that stand where the slot is written from explains: 1 if a slot is the average of
-its place), and how many different tokens are the nearest of some slot.
+The average of many tokens need not be near any one of them. So the numbers of each layer include
+- `cosine` and `chance`: the similarity of the nearest token, and the same for a random mixture of the candidates;
+- `distance`: ‖C_i − μ_i‖ in units of the candidates' spread about μ_i. Far below 1, the slot is closer to the mean
+  candidate than a typical candidate is;
+- `place`: the share of C_i − μ_i explained by the mean of the tokens at the positions that the slot is written from;
+  1 if the slot is the average of its position;
+- `distinct`: the effective number of different tokens that are nearest to some slot.
 """
 
 from dataclasses import dataclass
@@ -22,18 +24,19 @@ from torch.nn import functional as F
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.ops.gated_cache import gated_update
 
-IMAGES = 256  # training pictures looked at
-TOKENS = 8192  # tokens compared in a layer, as many of each picture
-SLOTS = 32  # slots compared in a layer, evenly
-SHOWN = 8  # of these, kept with their patches
+IMAGES = 256  # training pictures used
+TOKENS = 8192  # tokens compared per layer, equally many per picture
+SLOTS = 32  # slots compared per layer, evenly spaced
+SHOWN = 8  # slots recorded with their patches
 NEAREST = 6
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """One layer's answer: numbers for explain.json, and where the patches to show were found.
+    """The result for one layer: numbers for explain.json, and the tokens nearest to some slots.
 
-    slots [SHOWN]: which; token [SHOWN, K]: their nearest, as indices of the tokens given; cosine as large.
+    slots [SHOWN]: indices of the recorded slots; token [SHOWN, K]: indices of their nearest tokens; cosine [SHOWN, K]:
+    the similarities.
     """
 
     numbers: dict[str, Any]
@@ -43,21 +46,21 @@ class Holdings:
 
 
 def holdings(layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tensor) -> Holdings | str:
-    """Compare tokens [M, Dm], as the update sees them, with the stored slots; a str where there is nothing to compare.
+    """Compare tokens [M, Dm], as the update reads them, with the stored slots; a str says why that is impossible.
 
-    slot [M]: which slot each token would be written to; image [M]: the picture it is from. Cost 4·M·Dm² multiply-adds
-    a slot compared.
+    slot [M]: the slot that each token is written to; image [M]: the picture it comes from. Cost: 4·M·Dm² multiply-adds
+    per compared slot.
     """
     cache = layer.cache.float()
     if not cache.any():
         return "its stored cache is empty"
     generator = torch.Generator().manual_seed(0)
-    chosen = even(len(cache), SLOTS)
+    chosen = evenly_spaced(len(cache), SLOTS)
     k = min(NEAREST, int(image.max()) + 1)
     rows = [_nearest(layer, tokens, slot, image, int(i), k, generator) for i in chosen]
     cosine, token = torch.stack([r.cosine for r in rows]), torch.stack([r.token for r in rows])
     off_mean, off_place = sum(r.off_mean for r in rows), sum(r.off_place for r in rows)
-    # The same in the tokens' own space, to show which of the two the slots lie in.
+    # The same comparison with the tokens themselves, to show that slots lie in the space of candidates.
     centred = tokens - tokens.mean(0)
     raw = _cosines(cache[chosen] - cache.mean(0), centred).amax(1)
     raw_chance = _cosines(_mixtures(centred, len(chosen), generator), centred).amax(1)
@@ -74,7 +77,7 @@ def holdings(layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tensor) ->
         "distinct": _effective(token[:, 0]),
         "distinct_images": _effective(image[token[:, 0]]),
     }
-    shown = even(len(chosen), SHOWN)
+    shown = evenly_spaced(len(chosen), SHOWN)
     return Holdings(numbers, chosen[shown], token[shown], cosine[shown])
 
 
@@ -85,19 +88,19 @@ class _Row:
     chance: Tensor
     distance: Tensor
     off_mean: float  # ‖C_i − μ_i‖²
-    off_place: float  # ‖C_i − mean of its own place's candidates‖²
+    off_place: float  # ‖C_i − mean candidate of the tokens at its own position‖²
 
 
 def _nearest(
     layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tensor, i: int, k: int, generator: torch.Generator
 ) -> _Row:
-    """One slot against all tokens."""
+    """Compare slot i with all tokens."""
     held = layer.cache[i].float()
-    candidates = opened(layer, tokens, i)
+    candidates = candidates_for(layer, tokens, i)
     mean = candidates.mean(0)
     around = candidates - mean
     cosines = _cosines((held - mean)[None], around)[0]
-    # The best token of each picture, then the best pictures.
+    # The nearest token of each picture, then the nearest pictures.
     best = cosines.new_full((int(image.max()) + 1,), -torch.inf).scatter_reduce(0, image, cosines, "amax")
     value, picture = best.topk(k)
     where = (image == picture[:, None]) & (cosines == value[:, None])
@@ -106,7 +109,7 @@ def _nearest(
     own = candidates[slot == i]
     off_place = off_mean
     if len(own) > 1:
-        # Their mean is one of a sample: what its own scatter adds is taken off.
+        # Subtract the sampling error of the mean of these tokens.
         noise = own.var(0).sum() / len(own)
         off_place = float(((held - own.mean(0)).square().sum() - noise).clamp(min=0))
     chance = _cosines(_mixtures(around, 1, generator), around).amax()
@@ -115,15 +118,15 @@ def _nearest(
     )
 
 
-def opened(layer: GatedBranch, tokens: Tensor, i: int) -> Tensor:
-    """C̃ [M, Dm] of tokens [M, Dm] on slot i of the stored cache: the update with g_u = 1."""
+def candidates_for(layer: GatedBranch, tokens: Tensor, i: int) -> Tensor:
+    """The candidates C̃ [M, Dm] of tokens [M, Dm] for slot i of the stored cache: the updated slot with g_u = 1."""
     d = layer.cache_dim
     norm = layer.candidate_norm
-    wide_open = tokens.new_zeros(d, 2 * d), tokens.new_full((d,), torch.inf)
+    open_gate = tokens.new_zeros(d, 2 * d), tokens.new_full((d,), torch.inf)
     new, _ = gated_update(
         tokens[:, None].float(),
         layer.cache[i][None].float(),
-        update=wide_open,
+        update=open_gate,
         reset=(layer.reset_gate.weight.float(), layer.reset_gate.bias.float()),
         candidate=(layer.candidate.weight.float(), layer.candidate.bias.float()),
         norm=None if norm is None else (norm.weight.float(), norm.bias.float()),
@@ -136,16 +139,16 @@ def _cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mixtures(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Random directions with the covariance of `points` [M, D], which are centred: [count, D]."""
+    """Random vectors [count, D] with the covariance of the centred `points` [M, D], up to scale."""
     return torch.randn(count, len(points), generator=generator) @ points
 
 
 def _effective(values: Tensor) -> float:
-    """exp of the entropy: how many different values there are, one that is rare counting for less."""
+    """The effective number of different values: exp of the entropy of their frequencies."""
     share = values.unique(return_counts=True)[1] / len(values)
     return float(torch.exp(-(share * share.log()).sum()))
 
 
-def even(count: int, most: int) -> Tensor:
-    """At most `most` of the numbers below `count`, evenly, the first and the last among them."""
+def evenly_spaced(count: int, most: int) -> Tensor:
+    """At most `most` of the numbers 0 … `count` − 1, evenly spaced, including the first and the last."""
     return torch.linspace(0, count - 1, min(count, most)).round().long().unique()

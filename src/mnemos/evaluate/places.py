@@ -1,4 +1,4 @@
-"""Where in a picture the tokens of a cached attention stand: a grid behind class tokens, or the windows of a Swin."""
+"""Positions of a cached layer's tokens in the picture: a grid after class tokens, or the windows of a Swin."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,10 @@ from mnemos.ops.gated_cache import resample
 
 @dataclass(frozen=True)
 class Places:
-    """The tokens of one picture in one layer: R rows (windows; 1 elsewhere) of `prefix` class tokens and T others.
+    """The positions of one picture's tokens in one layer: R rows, each with `prefix` class tokens and T other tokens.
 
-    grid: (height, width); index [R, T] int64: the place y·width + x of a token, −1 where it is padding.
+    A row is a window; layers without windows have R = 1. grid: (height, width); index [R, T] int64: the position
+    y·width + x of each token, −1 for padding.
     """
 
     grid: tuple[int, int]
@@ -23,7 +24,7 @@ class Places:
     index: Tensor
 
     def unfolded(self, values: Tensor) -> Tensor:
-        """One value a token [B·R, prefix + T] put back in place, [B, height, width]."""
+        """Arrange one value per token [B·R, prefix + T] by position: [B, height, width]."""
         rows, tokens = self.index.shape
         found = values[:, self.prefix :].reshape(-1, rows * tokens)
         height, width = self.grid
@@ -33,9 +34,10 @@ class Places:
         return picture.unflatten(1, self.grid)
 
     def centres(self, length: int, method: str) -> Tensor:
-        """(y, x) in [0, 1] of what each of `length` slots is written from, [R, length, 2]; NaN where that is padding.
+        """The centre (y, x) in [0, 1] of the tokens that each of `length` slots is written from: [R, length, 2].
 
-        The coordinates are resampled as the tokens are: where a slot takes several tokens, this is their mean.
+        The coordinates are resampled like the tokens: a slot that takes several tokens has their mean position.
+        The centre is NaN if one of the tokens is padding.
         """
         height, width = self.grid
         y, x = (self.index // width + 0.5) / height, (self.index % width + 0.5) / width
@@ -44,15 +46,15 @@ class Places:
 
 
 def places(model: nn.Module, name: str, layer: GatedBranch, rows: int, tokens: int, picture: tuple[int, int]) -> Any:
-    """The `Places` of a layer that was called with `rows` rows a picture of `tokens` tokens, or a str: why not.
+    """The `Places` of a layer called with `rows` rows of `tokens` tokens per picture; a str says why they are unknown.
 
-    picture: (height, width) in pixels, the grid of a layer whose tokens are pixels.
+    picture: (height, width) in pixels, which is the grid of a layer whose tokens are pixels.
     """
     found = _windows(model, name, rows, tokens)
     if found is not None:
         return found
     if rows != 1:
-        return f"its {rows} rows a picture are windows whose places are not known"
+        return f"its {rows} rows per picture are windows with unknown positions"
     tokens -= layer.prefix
     for grid in (layer.grid, picture):
         if grid is not None and grid[0] * grid[1] == tokens:
@@ -61,8 +63,8 @@ def places(model: nn.Module, name: str, layer: GatedBranch, rows: int, tokens: i
 
 
 def _windows(model: nn.Module, name: str, rows: int, tokens: int) -> Places | None:
-    """The windows of a Swin block above the layer, cut as timm and Hugging Face cut them."""
-    block = _above(model, name)
+    """The windows of the Swin block that contains the layer, as timm and Hugging Face divide the grid."""
+    block = _enclosing_swin_block(model, name)
     if block is None:
         return None
     grid, window, shift = (_pair(getattr(block, part)) for part in ("input_resolution", "window_size", "shift_size"))
@@ -72,7 +74,7 @@ def _windows(model: nn.Module, name: str, rows: int, tokens: int) -> Places | No
     image = torch.arange(grid[0] * grid[1]).view(grid)
     back = (-shift[0], -shift[1])
     fill = (0, padded[1] - grid[1], 0, padded[0] - grid[0])
-    # Hugging Face pads and then shifts, timm shifts and then pads.
+    # Hugging Face pads before it shifts; timm shifts before it pads.
     if hasattr(block, "maybe_pad"):
         image = F.pad(image, fill, value=-1).roll(back, (0, 1))
     else:
@@ -81,7 +83,7 @@ def _windows(model: nn.Module, name: str, rows: int, tokens: int) -> Places | No
     return Places(grid, 0, cut.reshape(rows, tokens))
 
 
-def _above(model: nn.Module, name: str) -> Any:
+def _enclosing_swin_block(model: nn.Module, name: str) -> Any:
     modules = dict(model.named_modules())
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):

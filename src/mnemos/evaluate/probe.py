@@ -1,4 +1,4 @@
-"""What the gates and the caches of a model are doing, as numbers for the run's log."""
+"""Numbers about the gates and the contents of gated caches, for the run's metrics.jsonl."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ _KINDS = ("mean", "saturated")
 
 
 def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
-    """Gate activity on a batch, as in training but with nothing written; None for a model without gated caches.
+    """Measure gate activity on a batch in training mode, without writing; None for a model without gated caches.
 
-    {"layers": [{"name", "mix": σ(λ) a head, "update" and "reset": {"mean", "saturated"} (the share of gate values
-    below 0.05 or above 0.95; means over the updates, null where there was none), "cache": {"rms", "max", "rank"}}]}.
-    The rank is the effective one, exp of the entropy of the singular values' shares: 1 where all slots hold the
-    same, min(Tm, Dm) where they hold most.
-    Leaves the mode and every random generator as they were.
+    The result is {"layers": [{"name", "mix": σ(λ) per head, "update" and "reset": {"mean", "saturated"}, "cache":
+    {"rms", "max", "rank"}}]}. "saturated" is the share of gate values below 0.05 or above 0.95. Gate values are means
+    over the updates, and null without an update. "rank" is the effective rank, exp of the entropy of the normalised
+    singular values: 1 if all slots are proportional, at most min(Tm, Dm).
+    The model's mode and all random generators are restored. Cost: one forward pass and one SVD per layer.
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, GatedCache)]
     if not layers:
@@ -38,12 +38,12 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
         traced(model) as records,
     ):
         _, state = model(batch.inputs, None, batch.mask)
-    # A cache a stream lies in the state, in the order of the layers; the module's own stays empty.
+    # Caches per stream are in the state, in the order of the layers; the modules' own caches stay empty.
     walks = [w for w in pytree.tree_leaves(state, is_leaf=_is_walk) if _is_walk(w)]
     streams = iter(walks if len(walks) == len(layers) else [])
     found = []
     for name, layer in layers:
-        # A causal cache that met no whole block has no gates to tell of.
+        # A causal cache without a complete block made no update, so there are no gate values.
         record = {key: float(torch.stack(values).mean()) for key, values in records[name].items()}
         gates = {gate: {kind: record.get(f"{gate}_{kind}") for kind in _KINDS} for gate in ("update", "reset")}
         mix = torch.sigmoid(layer.mix.detach()).tolist()
@@ -58,7 +58,7 @@ def _is_walk(node: Any) -> bool:
 
 
 def _describe(caches: Tensor) -> dict[str, float]:
-    """Of caches [rows, Tm, Dm]; the rank is the mean over rows."""
+    """Root mean square, maximum and effective rank of caches [rows, Tm, Dm]; the rank is the mean over rows."""
     values = torch.linalg.svdvals(caches.float())
     share = values / values.sum(-1, keepdim=True).clamp(min=1e-30)
     rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum(-1)) * (values.sum(-1) > 0)

@@ -1,20 +1,23 @@
-"""What the slots of a Memformer listen to in real documents: which hold, mix or overwrite, and which words they hear.
+"""Record the write attention of a Memformer's slots on documents: figures 6 and 7 of the paper.
 
-Nothing is trained and nothing drawn: the finished model reads some documents of its test split, segment by segment,
-and one file is left in its run's folder (figures 6 and 7 of the paper). A slot's weight is the writer's attention,
-averaged over heads; by its weight on itself a slot, in a segment,
+Nothing is trained and nothing is plotted here. The trained model reads some documents of the test split, segment by
+segment, and one file is written to the run folder. A weight is the writer's attention, averaged over heads. A slot's
+weight on itself decides its kind in a segment:
 
-    holds  (above `HOLDS`)      mixes  (between)      overwrites  (below `OVERWRITES`)
+    above `HOLDS`: the slot holds      between: it mixes      below `OVERWRITES`: it is overwritten ("overwrites")
 
-`write_attention.json`: {"split", "documents", "segment": tokens between two writes, "slots", "heads", "radius",
-"thresholds":
-[OVERWRITES, HOLDS], "counts" [S]: documents that reach a segment, "shares": {kind: [S] share of the slots, over those
-documents}, "middle": {kind: its share over the middle half of every document}, "kinds": {kind: {"slots", "bias",
-"least", "most"}}: the slots that are usually of it, by their mean weight on themselves in the middle halves, and the
-mean, least and largest ‖v_bias‖ among them (null where there are none), "shown": the middle segment of the
-longest document: {"place": its number from 0, "of" how many, "examples": the median slot of each kind there, [{"slot",
-"kind", "itself", "bias", "weights": one a token, of this and the next segments, up to `SHOWN` tokens}], "first": how
-many are the segment's own, "words": [[text, how many tokens it is]], null if it is no text}}.
+`write_attention.json` has the fields
+- "split", "documents", "segment": tokens between two writes, "slots", "heads", "radius";
+- "thresholds": [OVERWRITES, HOLDS];
+- "counts" [S]: the number of documents that reach segment s;
+- "shares": {kind: [S]}: the share of slots of a kind in segment s, over these documents;
+- "middle": {kind: share of slots over the middle half of every document};
+- "kinds": {kind: {"slots", "bias", "least", "most"}}: the number of slots whose mean weight on themselves in the middle
+  halves is of that kind, and the mean, minimum and maximum of their ‖v_bias‖ (null if there are none);
+- "shown": the middle segment of the longest document: {"place": its index, "of": the number of segments,
+  "examples": the median slot of each kind, [{"slot", "kind", "itself": its weight on itself, "bias", "weights": one per
+  token of this and the following segments, up to `SHOWN` tokens}], "first": the number of tokens in the segment itself,
+  "words": [[text, number of tokens]], null if the task is not text}.
 """
 
 from pathlib import Path
@@ -28,17 +31,17 @@ from mnemos.atomic import write_json
 from mnemos.models.memformer import Memformer
 from mnemos.modes import evaluating
 
-HOLDS, OVERWRITES = 0.9, 0.1  # weight on itself: above the one a slot holds, below the other it is overwritten
+HOLDS, OVERWRITES = 0.9, 0.1  # thresholds of a slot's weight on itself
 KINDS = ("holds", "mixes", "overwrites")
-DOCUMENTS, SEGMENTS = 8, 64  # at most: the longest documents, and their first segments
-SHOWN = 512  # tokens whose weights are kept, of whole segments, at least one
+DOCUMENTS, SEGMENTS = 8, 64  # maximum numbers: the longest documents, and their first segments
+SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
 
 
 @torch.no_grad()
-def listen(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
-    """Write write_attention.json of a finished run; returns what it says, None for a model that writes no slots.
+def record_write_attention(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
+    """Write write_attention.json to a run folder. Returns its contents; None for a model that writes no slots.
 
-    Deterministic, and the model is left as it was. Cost: encoder and writer over at most 8 · 64 segments.
+    The result is deterministic and the model is unchanged. Cost: encoder and writer on at most 8 · 64 segments.
     """
     if not isinstance(model, Memformer) or model.memory is None or not model.config.memory.write:
         return None
@@ -49,7 +52,7 @@ def listen(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
     place = count // 2
     end = min(count, place + max(1, SHOWN // length))
     with evaluating(model):
-        itself, heard = _walk(model, tokens, valid, range(place, end))
+        self_weight, shown = _weights(model, tokens, valid, range(place, end))
     bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(place * length, end * length)
     found = {
         "split": "test",
@@ -59,11 +62,11 @@ def listen(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
         "heads": model.memory.num_heads,
         "radius": model.memory.radius,
         "thresholds": [OVERWRITES, HOLDS],
-        **summary(itself, read, bias),
+        **summary(self_weight, read, bias),
         "shown": {
             "place": place,
             "of": count,
-            **_shown(task, tokens[0, span], valid[0, span], heard, bias),
+            **_examples(task, tokens[0, span], valid[0, span], shown, bias),
         },
     }
     write_json(folder / "write_attention.json", found)
@@ -71,9 +74,9 @@ def listen(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
 
 
 def documents(task: Any, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
-    """(tokens, valid) [B, S·length] of whole documents of the test split, or of their first `segments` segments.
+    """The first `segments` segments of up to `rows` documents of the test split: (tokens, valid) [B, S·length].
 
-    A task that carries no state has a document a row.
+    In a task that carries no state, each row is a document.
     """
     inputs: list[Tensor] = []
     marks: list[Tensor] = []
@@ -92,81 +95,81 @@ def documents(task: Any, length: int, rows: int, segments: int) -> tuple[Tensor,
     return F.pad(tokens[:, :used], fill), F.pad(valid[:, :used], fill)
 
 
-def summary(itself: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:
-    """counts, shares, middle and kinds of write_attention.json.
+def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:
+    """The fields counts, shares, middle and kinds of write_attention.json.
 
-    itself [B, S, K]: each slot's weight on itself; read [B, S] bool: the segments that documents have; bias [K].
+    self_weight [B, S, K]: each slot's weight on itself; read [B, S] bool: the segments of each document; bias [K].
     """
-    kind = kinds(itself)
+    kind = kinds(self_weight)
     counts = read.sum(0)
     count = read.sum(1, keepdim=True)
     at = torch.arange(read.shape[1])
     middle = (at >= count // 4) & (at < count - count // 4)
-    usual = kinds(itself[middle].mean(0))
+    usual = kinds(self_weight[middle].mean(0))
     shares, halves, by_kind = {}, {}, {}
     for i, name in enumerate(KINDS):
         share = (kind == i).float().mean(-1)  # [B, S]
         shares[name] = rounded(share.masked_fill(~read, 0).sum(0) / counts)
         halves[name] = round(share[middle].mean().item(), 6)
-        mine = bias[usual == i]
-        norms = [round(f(mine).item(), 6) if len(mine) else None for f in (torch.mean, torch.amin, torch.amax)]
-        by_kind[name] = {"slots": len(mine), **dict(zip(("bias", "least", "most"), norms, strict=True))}
+        biases = bias[usual == i]
+        norms = [round(f(biases).item(), 6) if len(biases) else None for f in (torch.mean, torch.amin, torch.amax)]
+        by_kind[name] = {"slots": len(biases), **dict(zip(("bias", "least", "most"), norms, strict=True))}
     return {"counts": counts.tolist(), "shares": shares, "middle": halves, "kinds": by_kind}
 
 
-def kinds(itself: Tensor) -> Tensor:
-    """Index in `KINDS` of slots, by their weight on themselves."""
-    return 1 - (itself > HOLDS).long() + (itself < OVERWRITES).long()
+def kinds(self_weight: Tensor) -> Tensor:
+    """The index into `KINDS` for each slot, from its weight on itself."""
+    return 1 - (self_weight > HOLDS).long() + (self_weight < OVERWRITES).long()
 
 
 def rounded(values: Tensor) -> list[float]:
-    """As JSON keeps them."""
+    """The values as a list, rounded to six decimals."""
     return [round(value, 6) for value in values.tolist()]
 
 
-def _walk(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> tuple[Tensor, Tensor]:
-    """Each slot's weight on itself [B, S, K], and all of the first row in some segments, [places, K, 1 + L + cls]."""
+def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> tuple[Tensor, Tensor]:
+    """Each slot's weight on itself [B, S, K], and all weights of row 0 in segments `places`, [n, K, 1 + L + cls]."""
     device = next(model.parameters()).device
-    length, state, itself, shown = model.config.segment, None, [], []
+    length, state, self_weight, shown = model.config.segment, None, [], []
     for i in range(tokens.shape[1] // length):
         span = slice(i * length, (i + 1) * length)
         weights, state = model.writing(tokens[:, span].to(device), state, valid[:, span].to(device))
         weights = weights[:, 0].float().mean(1).cpu()
-        itself.append(weights[..., 0])
+        self_weight.append(weights[..., 0])
         if i in places:
             shown.append(weights[0])
-    return torch.stack(itself, 1), torch.stack(shown)
+    return torch.stack(self_weight, 1), torch.stack(shown)
 
 
-def _shown(task: Any, tokens: Tensor, valid: Tensor, heard: Tensor, bias: Tensor) -> dict[str, Any]:
-    """The middle slot of each kind in the first of some segments, and what it heard in all of them, without padding.
+def _examples(task: Any, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> dict[str, Any]:
+    """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
 
-    tokens, valid [n·L], heard [n, K, 1 + L + cls].
+    tokens, valid [n·L], weights [n, K, 1 + L + cls].
     """
-    length = len(tokens) // len(heard)
-    weights = heard[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
-    first, tokens, heard = int(valid[:length].sum()), tokens[valid], heard[0]
+    length = len(tokens) // len(weights)
+    on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
+    first, tokens, self_weight = int(valid[:length].sum()), tokens[valid], weights[0, :, 0]
     words = [list(word) for word in task.words(tokens.tolist())] if hasattr(task, "words") else None
     examples = [
         {
             "slot": slot,
-            "kind": KINDS[int(kinds(heard[slot, 0]))],
-            "itself": round(heard[slot, 0].item(), 6),
+            "kind": KINDS[int(kinds(self_weight[slot]))],
+            "itself": round(self_weight[slot].item(), 6),
             "bias": round(bias[slot].item(), 6),
-            "weights": rounded(weights[slot]),
+            "weights": rounded(on_tokens[slot]),
         }
-        for slot in _chosen(heard[:, 0])
+        for slot in _median_slots(self_weight)
     ]
     return {"first": first, "examples": examples, "words": words}
 
 
-def _chosen(itself: Tensor) -> list[int]:
-    """The slot of median weight of each kind there is; where all hold, the one that holds least, too."""
-    found, kind = [], kinds(itself)
+def _median_slots(self_weight: Tensor) -> list[int]:
+    """The slot of median weight of each kind present; if all slots hold, also the slot with the lowest weight."""
+    found, kind = [], kinds(self_weight)
     for i in range(len(KINDS)):
-        mine = (kind == i).nonzero().flatten()
-        if len(mine):
-            found.append(int(mine[itself[mine].argsort(stable=True)[(len(mine) - 1) // 2]]))
-    if (kind == 0).all() and (least := int(itself.argmin())) not in found:
+        slots = (kind == i).nonzero().flatten()
+        if len(slots):
+            found.append(int(slots[self_weight[slots].argsort(stable=True)[(len(slots) - 1) // 2]]))
+    if (kind == 0).all() and (least := int(self_weight.argmin())) not in found:
         found.append(least)
     return found

@@ -21,7 +21,7 @@ from mnemos.evaluate.generated_images import write_pictures
 from mnemos.evaluate.metrics import bits, evaluate, perplexity, quality
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.transcriptions import transcriptions
-from mnemos.evaluate.write_attention import listen
+from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import forward_flops
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import save
@@ -119,7 +119,7 @@ def assess(folder: Path, result: dict[str, Any], quiet: bool = True) -> dict[str
         save(model.eval(), folder / "model")
     write_json(folder / "result.json", result)
     explain(model, task, folder)
-    listen(model, task, folder)
+    record_write_attention(model, task, folder)
     if isinstance(task, PixelTask):
         write_pictures(model, task, folder)
     return result

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mnemos.evaluate.write_attention import KINDS, listen
+from mnemos.evaluate.write_attention import KINDS, record_write_attention
 from mnemos.figures import report
 from mnemos.figures.read import read_run
 from mnemos.figures.results import SlotExample, WriteAttention
@@ -107,7 +107,7 @@ def _listened(run: Path) -> WriteAttention:
     """What a run's slots listened to; looked at now where the run did not."""
     if not (run / "write_attention.json").is_file():
         _, task, model = open_run(run)
-        listen(model, task, run)
+        record_write_attention(model, task, run)
     found = read_run(run, str(run)).listened
     if found is None:
         raise InputError(f"{run}: expected a run of a model that writes slots, found another; name one with --run")
