@@ -14,7 +14,7 @@ from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, from_dict, to_dict
 from mnemos.recipes.demo import demo
-from mnemos.train.recipe import Recipe, recipe
+from mnemos.train.recipe import Recipe, recipe, unwritten
 
 # Recipes that users and results name: new ones need not be added, old ones stay.
 RECIPES = (Path(__file__).parent / "recipe_names.txt").read_text().split()
@@ -44,6 +44,16 @@ def test_every_name_loads_what_its_source_says():
                 assert (made.name, made.about) == (name, place.about)
             else:
                 assert (found.kind, found.name) == (kind, name)
+
+
+def test_a_never_written_baseline_is_what_compare_makes():
+    baselines = [name for name in registry.names("recipe") if name.endswith("-unwritten")]
+    assert len(baselines) == 12
+    for name in baselines:
+        cached = registry.load("recipe", name.removesuffix("-unwritten"))()
+        made = unwritten(cached)
+        assert made is not None
+        assert replace(made, about="") == replace(registry.load("recipe", name)(), about="")
 
 
 def test_what_only_names_things_loads_no_torch():

@@ -1,4 +1,4 @@
-"""The vision recipes: the paper's settings, arms that differ in memory alone, and first updates on photos."""
+"""The vision recipes: the paper's settings, variants that differ in memory alone, and first updates on photos."""
 
 import dataclasses
 import json
@@ -50,12 +50,13 @@ def test_a_recipe_is_named_and_is_plain_json(name):
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_arms_differ_in_their_memory_alone(name):
+def test_variants_differ_in_their_memory_alone(name):
     base = load(name)
     assert base.model.cache is None
-    for arm, kind in (("-cached", GRC), ("-attention-cache", AttentionCache), ("-wider", None)):
-        if name + arm in NAMES:
-            other = load(name + arm)
+    kinds = {"-cached": GRC, "-cached-unwritten": GRC, "-attention-cache": AttentionCache, "-wider": None}
+    for variant, kind in kinds.items():
+        if name + variant in NAMES:
+            other = load(name + variant)
             assert (other.data, other.optim, other.train) == (base.data, base.optim, base.train)
             changed = {f for f, v in to_dict(other.model).items() if v != to_dict(base.model)[f]}
             if kind is None:
@@ -66,9 +67,9 @@ def test_arms_differ_in_their_memory_alone(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_wider_arm_has_the_cached_ones_parameters(name):
-    def parameters(arm: str) -> int:
-        model = load(name + arm).model
+def test_the_wider_variant_has_the_cached_ones_parameters(name):
+    def parameters(variant: str) -> int:
+        model = load(name + variant).model
         model = dataclasses.replace(model, classes=model.classes or 10, image=model.image or 64)
         return sum(p.numel() for p in model.build().parameters())
 
@@ -147,12 +148,12 @@ def test_imagenet_recipes_start_on_photos(name, photos, tmp_path):
     started(name, photos, tmp_path / "run", steps=2, batch=4)
 
 
-@pytest.mark.parametrize("arm", ["", "-cached", "-attention-cache"])
-def test_photos_of_any_kind(arm, photos, tmp_path):
-    result = started(f"photos-vit{arm}", photos, tmp_path / "run", steps=3, batch=4)
-    assert ("controls" in result) == (arm == "-cached")
-    if arm:
-        model = load(f"photos-vit{arm}").model
+@pytest.mark.parametrize("variant", ["", "-cached", "-attention-cache"])
+def test_photos_of_any_kind(variant, photos, tmp_path):
+    result = started(f"photos-vit{variant}", photos, tmp_path / "run", steps=3, batch=4)
+    assert ("controls" in result) == (variant == "-cached")
+    if variant:
+        model = load(f"photos-vit{variant}").model
         assert len(stored(dataclasses.replace(model, classes=3, image=64).build())) == 4
 
 

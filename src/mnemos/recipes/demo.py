@@ -48,6 +48,12 @@ def demo_cached() -> Recipe:
 
 
 @recipe
+def demo_cached_unwritten() -> Recipe:
+    """demo-cached with a cache that is never written: what the branch adds without a memory."""
+    return replace(demo(), model=replace(_MODEL, cache=GRC().unwritten()))
+
+
+@recipe
 def demo_wider() -> Recipe:
     """demo with wider MLPs: the parameters of demo-cached, no memory."""
     return replace(demo(), model=replace(_MODEL, mlp=210))

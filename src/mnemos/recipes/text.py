@@ -14,6 +14,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 
 _OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
+_CACHE = GRC(length=32, block=64, scope="stream")
 _MODEL = TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256))
 
 
@@ -37,7 +38,13 @@ def text_linear() -> Recipe:
 @recipe
 def text_cached() -> Recipe:
     """text with a gated cache per stream: 32 slots, updated every 64 bytes."""
-    return replace(text(), model=replace(_MODEL, cache=GRC(length=32, block=64, scope="stream")))
+    return replace(text(), model=replace(_MODEL, cache=_CACHE))
+
+
+@recipe
+def text_cached_unwritten() -> Recipe:
+    """text-cached with a cache that is never written: what the branch adds without a memory."""
+    return replace(text(), model=replace(_MODEL, cache=_CACHE.unwritten()))
 
 
 @recipe

@@ -5,7 +5,7 @@ from mnemos.data.cifar import CIFARConfig
 from mnemos.models.vision import PVTConfig
 from mnemos.train.recipe import Recipe, recipe
 
-from .memory_variants import attention_cached, cached, wider
+from .memory_variants import attention_cached, cached, unwritten, wider
 from .small_images import SWIN, VIT, WIDER, small
 
 # No augmentation: in two epochs the black margins of policy "light" cost 4 of 39 points of accuracy.
@@ -33,6 +33,12 @@ def cifar_vit_cached() -> Recipe:
 
 
 @recipe
+def cifar_vit_cached_unwritten() -> Recipe:
+    """cifar-vit-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(cifar_vit_cached())
+
+
+@recipe
 def cifar_vit_attention_cache() -> Recipe:
     """cifar-vit with keys and values of the batch before (Table 2)."""
     return attention_cached(cifar_vit())
@@ -57,6 +63,12 @@ def cifar_pvt_cached() -> Recipe:
 
 
 @recipe
+def cifar_pvt_cached_unwritten() -> Recipe:
+    """cifar-pvt-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(cifar_pvt_cached())
+
+
+@recipe
 def cifar_pvt_attention_cache() -> Recipe:
     """cifar-pvt with keys and values of the batch before (Table 2)."""
     return attention_cached(cifar_pvt())
@@ -78,6 +90,12 @@ def cifar_swin() -> Recipe:
 def cifar_swin_cached() -> Recipe:
     """cifar-swin with a gated cache beside every attention."""
     return cached(cifar_swin())
+
+
+@recipe
+def cifar_swin_cached_unwritten() -> Recipe:
+    """cifar-swin-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(cifar_swin_cached())
 
 
 @recipe

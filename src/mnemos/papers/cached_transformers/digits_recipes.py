@@ -4,7 +4,7 @@ from mnemos.data.images import DigitsConfig
 from mnemos.models.vision import ImageConfig
 from mnemos.train.recipe import Recipe, recipe
 
-from .memory_variants import attention_cached, cached, wider
+from .memory_variants import attention_cached, cached, unwritten, wider
 from .small_images import PVT, SWIN, VIT, WIDER, small
 
 
@@ -22,6 +22,12 @@ def digits_vit() -> Recipe:
 def digits_vit_cached() -> Recipe:
     """digits-vit with a gated cache beside every attention."""
     return cached(digits_vit())
+
+
+@recipe
+def digits_vit_cached_unwritten() -> Recipe:
+    """digits-vit-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(digits_vit_cached())
 
 
 @recipe
@@ -49,6 +55,12 @@ def digits_pvt_cached() -> Recipe:
 
 
 @recipe
+def digits_pvt_cached_unwritten() -> Recipe:
+    """digits-pvt-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(digits_pvt_cached())
+
+
+@recipe
 def digits_pvt_attention_cache() -> Recipe:
     """digits-pvt with keys and values of the batch before (Table 2)."""
     return attention_cached(digits_pvt())
@@ -70,6 +82,12 @@ def digits_swin() -> Recipe:
 def digits_swin_cached() -> Recipe:
     """digits-swin with a gated cache beside every attention."""
     return cached(digits_swin())
+
+
+@recipe
+def digits_swin_cached_unwritten() -> Recipe:
+    """digits-swin-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(digits_swin_cached())
 
 
 @recipe

@@ -16,6 +16,12 @@ def cached(base: Recipe, cache: GRC | None = None) -> Recipe:
     return _changed(base, cache=cache or GRC())
 
 
+def unwritten(variant: Recipe) -> Recipe:
+    """The baseline of a cached variant: equal parameters and reading, but the cache is never written."""
+    model: Any = variant.model
+    return _changed(variant, cache=model.cache.unwritten())
+
+
 def attention_cached(base: Recipe) -> Recipe:
     """The recipe with the keys and values of the batch before (Table 2). Swin has none: its windows have no room."""
     return _changed(base, cache=AttentionCache())

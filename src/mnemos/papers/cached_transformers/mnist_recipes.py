@@ -3,7 +3,7 @@
 from mnemos.data.images import MNISTConfig
 from mnemos.train.recipe import Recipe, recipe
 
-from .memory_variants import attention_cached, cached, wider
+from .memory_variants import attention_cached, cached, unwritten, wider
 from .small_images import PVT, SWIN, VIT, WIDER, small
 
 _MNIST = MNISTConfig(layout="image")
@@ -19,6 +19,12 @@ def mnist_vit() -> Recipe:
 def mnist_vit_cached() -> Recipe:
     """mnist-vit with a gated cache beside every attention."""
     return cached(mnist_vit())
+
+
+@recipe
+def mnist_vit_cached_unwritten() -> Recipe:
+    """mnist-vit-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(mnist_vit_cached())
 
 
 @recipe
@@ -46,6 +52,12 @@ def mnist_pvt_cached() -> Recipe:
 
 
 @recipe
+def mnist_pvt_cached_unwritten() -> Recipe:
+    """mnist-pvt-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(mnist_pvt_cached())
+
+
+@recipe
 def mnist_pvt_attention_cache() -> Recipe:
     """mnist-pvt with keys and values of the batch before (Table 2)."""
     return attention_cached(mnist_pvt())
@@ -67,6 +79,12 @@ def mnist_swin() -> Recipe:
 def mnist_swin_cached() -> Recipe:
     """mnist-swin with a gated cache beside every attention."""
     return cached(mnist_swin())
+
+
+@recipe
+def mnist_swin_cached_unwritten() -> Recipe:
+    """mnist-swin-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(mnist_swin_cached())
 
 
 @recipe

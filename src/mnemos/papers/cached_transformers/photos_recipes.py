@@ -3,7 +3,7 @@
 from mnemos.data.photos import PhotosConfig
 from mnemos.train.recipe import Recipe, recipe
 
-from .memory_variants import attention_cached, cached, wider
+from .memory_variants import attention_cached, cached, unwritten, wider
 from .small_images import VIT, WIDER, small
 
 
@@ -17,6 +17,12 @@ def photos_vit() -> Recipe:
 def photos_vit_cached() -> Recipe:
     """photos-vit with a gated cache beside every attention."""
     return cached(photos_vit())
+
+
+@recipe
+def photos_vit_cached_unwritten() -> Recipe:
+    """photos-vit-cached with a cache that is never written: what the branch adds without a memory."""
+    return unwritten(photos_vit_cached())
 
 
 @recipe
