@@ -67,7 +67,7 @@ def test_report_holds_every_section_and_number(page):
     assert "0.559 ± 0.007" in text.replace("\xa0", " ")
     assert "70,282" in text
     assert "mnemos compare demo demo-cached demo-wider" in text
-    assert "git checkout" not in text.split("mnemos compare")[1]
+    assert "git checkout" not in text.rsplit("mnemos compare", 1)[1]
     for layer in LAYERS:
         assert layer.removesuffix(".attention") in text
     assert f"blocks.0 is {LAYERS[0]}" in text
@@ -131,7 +131,7 @@ def test_unfinished_run_says_what_is_missing(tmp_path):
     (run / "run.json").unlink()
     text = report([run]).read_text()
     for sentence in (
-        "No arm has a test result yet",
+        "No variant has a test result yet",
         "No control was run",
         "run: the training loss is missing, NaN or infinite in 2 of 3 records, first at step 1",
         "no run has a caches.safetensors",

@@ -1,93 +1,141 @@
 import math
+from pathlib import Path
 
 import pytest
 
-from mnemos.figures.results import Comparison, Control, Row
-from mnemos.figures.verdict import difference, verdict
+from mnemos.figures.differences import difference
+from mnemos.figures.results import Comparison, Control, Row, RunRecord
+from mnemos.figures.verdict import verdict
 
-PLAIN = {"mean": 0.500, "std": 0.010, "parameters": 70_000}
-EQUAL = {"mean": 0.505, "std": 0.010, "parameters": 91_000}
-CACHED = {"mean": 0.600, "std": 0.010, "parameters": 91_400}
-
-
-def made(cached=CACHED, plain=PLAIN, equal=EQUAL, emptied=None, seeds=5, majority=None, higher=True):
-    arms = {"plain": plain, "cached": cached, "equal": equal}
-    rows = tuple(Row(n, a["mean"], a["std"], seeds, a["parameters"]) for n, a in arms.items() if a)
-    controls = (Control("cached", "emptied", emptied, 0.010, seeds),) if emptied is not None else ()
-    if emptied is None:
-        controls = (Control("cached", "closed", 0.1, 0.01, seeds),)
-    return Comparison("accuracy" if higher else "loss", higher, majority, rows, controls, {}, "test")
+PLAIN = {"mean": 0.500, "std": 0.010, "parameters": 70_000, "cache": None}
+EQUAL = {"mean": 0.505, "std": 0.010, "parameters": 91_000, "cache": None}
+CACHED = {"mean": 0.600, "std": 0.010, "parameters": 91_400, "cache": {"preset": "mnemos", "length": 8}}
+UNWRITTEN = CACHED | {"mean": 0.550, "cache": CACHED["cache"] | {"write": False, "read": "sample"}}
 
 
-def test_the_memory_pays():
-    said = verdict(made(emptied=0.45))
-    assert said[0].endswith("here the memory itself pays.")
-    assert "better than plain, the smaller model without a memory" in said[1]
-    assert "better than equal, of equal parameters and no memory" in said[1]
-    assert "Emptying the cache at evaluation hurts (−0.150" in said[1]
+def made(
+    cached=CACHED, plain=PLAIN, equal=EQUAL, unwritten=None, emptied=None, seeds=5, majority=None, higher=True, more=()
+):
+    """A comparison whose roles can be read from recipes alone: no name says what a variant is."""
+    variants = {"north": plain, "east": cached, "south": equal, "west": unwritten, **dict(more)}
+    variants = {name: one for name, one in variants.items() if one}
+    rows = tuple(Row(n, one["mean"], one["std"], seeds, one["parameters"]) for n, one in variants.items())
+    controls = (Control("east", "emptied", emptied, 0.010, seeds),) if emptied is not None else ()
+    runs = {name: (run(name, one),) for name, one in variants.items()}
+    about = {"command": ["/opt/bin/mnemos", "compare", "north", "east", "--seeds", "5"]}
+    return Comparison("accuracy" if higher else "loss", higher, majority, rows, controls, runs, "c/x.json", about)
 
 
-def test_better_than_equal_but_as_good_when_emptied():
-    assert verdict(made(emptied=0.601))[0].endswith("the gain is not its memory's.")
+def run(name, one):
+    mlp = {70_000: 128, 91_000: 210, 91_400: 128}[one["parameters"]]
+    recipe = {"name": name, "about": name, "model": {"is": "transformer", "mlp": mlp, "cache": one["cache"]}}
+    recipe |= {"data": {"is": "listops"}, "train": {"steps": 10, "seed": len(name)}}
+    return RunRecord(Path(name), name, recipe, None, {}, {}, None, None, None)
 
 
-def test_better_than_plain_alone_is_the_parameters():
-    said = verdict(made(equal=EQUAL | {"mean": 0.598}, emptied=0.599))
-    assert said[0].startswith("The gain of cached is no more than equal parameters give")
-    assert "used" not in said[0]
+def test_the_memory_pays_where_it_beats_its_never_written_baseline():
+    said = verdict(made(unwritten=UNWRITTEN, emptied=0.45))
+    assert said[0].startswith("The memory itself pays in east")
+    assert "better than north, a smaller model without a memory" in said[1]
+    assert "better than south, of equal parameters without a memory" in said[1]
+    assert "better than west, the same model with a cache that is never written, at 0.550" in said[1]
+    assert "(+0.050, 95% interval +0.0" in said[1]
+    assert "--unwritten" not in said[1]
 
 
-def test_used_but_no_better():
-    said = verdict(made(equal=EQUAL | {"mean": 0.598}, emptied=0.3))
-    assert said[0].endswith("Its cache is used, but equal parameters without one do no worse.")
+def test_a_gain_that_the_never_written_baseline_has_too_is_the_branches():
+    said = verdict(made(unwritten=UNWRITTEN | {"mean": 0.598}, emptied=0.3))
+    assert said[0] == (
+        "No gain is shown for the memory of east: its never-written baseline does as well, within the spread between "
+        "seeds. What it gains over north and south is its branch's."
+    )
+    assert "Emptying the cache at evaluation hurts (−0.300" in said[1]
+    assert "depends on what its cache holds, and not that the memory pays" in said[1]
+    assert "does better" in verdict(made(unwritten=UNWRITTEN | {"mean": 0.650}))[0]
+
+
+def test_emptying_alone_proves_nothing_and_the_missing_run_is_named():
+    said = verdict(made(emptied=0.3))
+    assert said[0].startswith("east is better than north and south, but nothing can be claimed for its memory")
+    assert said[1].endswith(
+        "The never-written baseline of east is missing. This command adds it: "
+        "mnemos compare north east --seeds 5 --out runs/c --unwritten"
+    )
+    told = made(emptied=0.3)
+    object.__setattr__(told, "provenance", {})
+    assert verdict(told)[1].endswith(": mnemos compare north east south --unwritten --seeds 5")
+
+
+def test_a_memory_that_adds_to_its_branch_but_not_to_equal_parameters():
+    said = verdict(made(unwritten=UNWRITTEN, equal=EQUAL | {"mean": 0.601}))
+    assert said[0].startswith("The memory of east adds to its branch, but no gain is shown for the whole")
+    assert "not better than south" in said[0]
+
+
+def test_another_variants_baseline_is_not_this_ones():
+    other = UNWRITTEN | {"cache": UNWRITTEN["cache"] | {"length": 16}}
+    said = verdict(made(unwritten=other))
+    assert "pays" not in said[0]
+    assert "west, which has a branch or a memory of its own" in said[1]
+    assert "is missing" in said[1]
+
+
+def test_an_attention_cache_is_no_baseline_without_a_memory():
+    tokens = EQUAL | {"cache": {"images": 1}}
+    said = verdict(made(equal=tokens, unwritten=UNWRITTEN))
+    assert said[0].startswith("The memory itself pays in east")
+    assert "south, which has a branch or a memory of its own" in said[1]
 
 
 def test_within_the_spread_is_no_gain():
     said = verdict(made(cached=CACHED | {"mean": 0.506}, emptied=0.505))
-    assert said[0] == "No gain is shown for the memory of cached."
+    assert said[0] == "No gain is shown for the memory of east."
     assert "within the spread between seeds" in said[1]
 
 
 def test_worse_is_said():
     said = verdict(made(cached=CACHED | {"mean": 0.400}, emptied=0.400))
-    assert said[0] == "No gain is shown for the memory of cached."
-    assert "It is worse than plain" in said[1]
-
-
-def test_without_an_equal_arm_or_an_emptied_cache_the_question_is_open():
-    assert "no arm of equal parameters was run" in verdict(made(equal=None, emptied=0.45))[0]
-    said = verdict(made())
-    assert said[0].endswith("an emptied cache would tell.")
-    assert "The cache was not emptied at evaluation." in said[1]
+    assert said[0] == "No gain is shown for the memory of east."
+    assert "It is worse than north" in said[1]
 
 
 def test_one_seed_claims_nothing():
-    said = verdict(made(emptied=0.2, seeds=1))
-    assert said[0] == ("Every arm was run with one seed: there is no spread to judge by, and nothing can be claimed.")
+    said = verdict(made(unwritten=UNWRITTEN, emptied=0.2, seeds=1))
+    assert said[0] == (
+        "Every variant was run with one seed: there is no spread to judge by, and nothing can be claimed."
+    )
     assert not any(word in " ".join(said) for word in ("pays", "better than", "hurts", "No gain"))
-    assert "It is ahead of plain" in said[1]
+    assert "It is ahead of north" in said[1]
 
 
 def test_a_lower_loss_is_better():
-    cached, other = CACHED | {"mean": 1.0}, {"mean": 1.2, "std": 0.010, "parameters": 91_000}
-    said = verdict(made(cached=cached, plain=None, equal=other, emptied=1.5, higher=False))
-    assert said[0].endswith("here the memory itself pays.")
+    cached, unwritten = CACHED | {"mean": 1.0}, UNWRITTEN | {"mean": 1.2}
+    said = verdict(made(cached=cached, plain=None, equal=None, unwritten=unwritten, emptied=1.5, higher=False))
+    assert said[0].startswith("The memory itself pays in east")
     assert "(−0.200, 95% interval −0.2" in said[1]
     assert "hurts (+0.500" in said[1]
 
 
 def test_no_better_than_the_majority_class():
-    assert "cached does no better than" in verdict(made(cached=CACHED | {"mean": 0.1}, majority=0.106))[-1]
+    assert "east does no better than" in verdict(made(cached=CACHED | {"mean": 0.1}, majority=0.106))[-1]
     assert verdict(made(majority=0.106))[-1].startswith("For scale")
 
 
-def test_without_results_or_counterparts():
+def test_without_results_or_baselines():
     nothing = Row("a", math.nan, math.nan, 0)
     assert "nothing to say" in verdict(Comparison("accuracy", True, None, (nothing,), (), {}, "test"))[0]
     rows = (Row("a", 0.5, 0.01, 5), Row("b", 0.7, 0.01, 5))
     said = verdict(Comparison("accuracy", True, None, rows, (), {}, "test"))
     assert said[0].startswith("b reaches a test accuracy of 0.700")
     assert "It is better than a (0.500" in said[0]
+
+
+def test_numbers_without_run_folders_are_read_by_their_controls():
+    rows = (Row("a", 0.5, 0.01, 5, 10.0), Row("b", 0.7, 0.01, 5, 10.0))
+    controls = (Control("b", "emptied", 0.2, 0.01, 5),)
+    said = verdict(Comparison("accuracy", True, None, rows, controls, {}, "test"))
+    assert said[0].startswith("b is better than a, but nothing can be claimed for its memory")
+    assert "mnemos compare a b --unwritten" in said[1]
 
 
 def test_interval_is_welch_s():

@@ -144,7 +144,7 @@ class GatedCacheAttention(GatedBranch):
     def _carried(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Not causal, a cache a row: C_t of all the row's tokens, read by all of them."""
         before = self.cache.clone()
-        if walked is not None and self.grc.write:
+        if walked is not None:
             before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
         new = self.update(summary, before, mask, self.grid)
         seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walked is None else walked.seen

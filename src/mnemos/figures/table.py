@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .differences import effect
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
 from .read_metrics import number
 from .results import Comparison, spread
 from .style import ARMS, INK, MUTED, RULE, arm, panel
-from .verdict import effect, mean_and_spread
+from .verdict import mean_and_spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,7 +136,9 @@ def _controls(comparison: Comparison) -> str:
         f"Controls: the same trained models, evaluated with the memory taken away. The change is in test "
         f"{comparison.metric} against the intact model, its 95% interval from the spread between seeds. "
         "Emptied: every slot zero; exchanged: noise of the cache's own mean and spread a channel; closed: the branch "
-        f"shut off, which takes away its parameters too and so proves nothing alone. From {comparison.source}."
+        f"shut off, which takes away its parameters too and so proves nothing alone. A change shows that the model "
+        "depends on what its cache holds; what the memory adds is the difference to the never-written baseline. "
+        f"From {comparison.source}."
     )
     return table(
         caption, ["arm", "control", f"test {comparison.metric}", "seeds", "change", "95% interval"], rows, "controls"
