@@ -29,10 +29,14 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig(Config):
-    """Base of the registered attentions': `build(dim, num_heads, causal, dropout)` returns the layer."""
+    """Base of the configurations of attentions: `build(dim, num_heads, causal, dropout)` returns the layer.
+
+    The layer is a `mnemos.types.Attention`, and declares what it can do.
+    """
 
     kind: ClassVar[str] = "attention"
     rotates: ClassVar[bool] = False  # whether build() takes rotary=True
+    causal_modes: ClassVar[frozenset[bool]] = frozenset({False, True})  # the values of `causal` that build() takes
 
 
 @dataclasses.dataclass(frozen=True)

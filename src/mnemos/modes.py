@@ -1,4 +1,4 @@
-"""Training and evaluation mode, for a while."""
+"""Training and evaluation mode inside a context."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Inside, the model is in eval (or training) mode; after it, every module is in the mode it was in."""
+    """Inside, the model is in eval (or training) mode; afterwards every module has its mode from before."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

@@ -14,8 +14,8 @@ seen and reads its start where that count is zero.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,8 +24,121 @@ from mnemos._compat import pytree
 
 from .errors import InputError as InputError
 
-State = Any  # a pytree (tuples, dicts, dataclasses registered with torch) of [B, ...] tensors, or None
-Output = tuple[Tensor, State]
+State: TypeAlias = Any  # a pytree (tuples, dicts, classes registered with torch) of [B, ...] tensors, or None
+Output: TypeAlias = tuple[Tensor, State]
+Device: TypeAlias = torch.device | str | int | None  # what torch takes as `device=`; None: torch's default
+JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
+S = TypeVar("S")  # a state of any type: what goes in comes out
+
+# Where a sequence may be cut, so that the parts, resumed from the state, give what the whole gives: at any token; at no
+# token, but the state goes on (the cuts are part of the computation); or there is no state to resume from.
+Splits: TypeAlias = Literal["anywhere", "segments", "never"]
+# Whether there is a state, and whether its size has a bound that no length of the sequence exceeds.
+StateKind: TypeAlias = Literal["none", "constant", "growing"]
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """The least that carries a state: `y, state = layer(x, state, mask)` and the state of new rows."""
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> State:
+        """The state of `batch_size` new rows; passing None to `forward` means the same. None: there is no state."""
+        ...
+
+    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+        """y for x [B, T, ...] and the new state. mask [B, T] bool, True = valid. The given state is not changed."""
+        ...
+
+    def __call__(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+        """`forward`."""
+        ...
+
+
+@runtime_checkable
+class Declared(Recurrent, Protocol):
+    """What attentions and models declare of their state, so that no caller needs to know their class.
+
+    The contracts test (tests/test_contracts.py) compares every declaration of a registered class with what it does.
+    """
+
+    @property
+    def splits(self) -> Splits:
+        """Where a sequence may be cut and resumed: "anywhere", "segments" or "never"."""
+        ...
+
+    @property
+    def state_kind(self) -> StateKind:
+        """ "none": no state; "constant": a state of bounded size; "growing": a state that grows with every token."""
+        ...
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone, and not on the other rows of the batch."""
+        ...
+
+    @property
+    def state_gradient(self) -> bool:
+        """Whether gradient flows through the incoming and the outgoing state."""
+        ...
+
+
+@runtime_checkable
+class Attention(Declared, Protocol):
+    """An attention layer, x [B, T, dim] -> y [B, T, dim]: what `AttentionConfig.build` returns."""
+
+    dim: int
+    num_heads: int
+    causal: bool  # whether a token attends only to itself and earlier tokens
+
+
+@runtime_checkable
+class HeadAttention(Attention, Protocol):
+    """An attention that can carry a gated cache inside: its heads can be mixed before they are projected."""
+
+    def heads(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        ...
+
+    def project(self, heads: Tensor) -> Tensor:
+        """[B, T, H, D/H] -> [B, T, D]: `forward` is this, applied to `heads`."""
+        ...
+
+
+@runtime_checkable
+class RecurrentModel(Declared, Protocol):
+    """A whole model, from tokens, images or frames to outputs: what `ModelConfig.build` returns."""
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether outputs[:, i] predict the token after x[:, i] and depend on no later token: what a Stream needs."""
+        ...
+
+
+@runtime_checkable
+class Advances(Protocol):
+    """A model that can compute its next state without its outputs, at less cost than `forward`.
+
+    The state, and the random numbers drawn for it, are those of `forward`.
+    """
+
+    def advance(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> State:
+        """The state that `forward` returns."""
+        ...
+
+
+def combined_splits(parts: Iterable[Splits]) -> Splits:
+    """Where a stack of layers may be cut: anywhere if every layer may; "segments" if not, but one has a state."""
+    found = set(parts)
+    return "anywhere" if found == {"anywhere"} else "segments" if found - {"never"} else "never"
+
+
+def combined_state_kind(parts: Iterable[StateKind]) -> StateKind:
+    """The state of a stack of layers: it grows where one grows, and there is none where there is none in any layer."""
+    found = set(parts)
+    return "growing" if "growing" in found else "constant" if "constant" in found else "none"
+
+
+_Chain: TypeAlias = tuple[Tensor, "_Chain | None"]
 
 
 class AuxiliaryLosses(Sequence[Tensor]):
@@ -33,7 +146,7 @@ class AuxiliaryLosses(Sequence[Tensor]):
 
     # A chain of pairs and not a list: torch.compile guards on the length of a list that it appends to, and would
     # compile a layer again for each place that the layer has in a model.
-    _chain: tuple[Tensor, Any] | None = None
+    _chain: "_Chain | None" = None
 
     def _list(self) -> list[Tensor]:
         found, rest = [], self._chain
@@ -112,22 +225,23 @@ def check_heads(dim: int, num_heads: int) -> None:
         raise InputError(f"dim must be divisible by num_heads, found dim {dim} and num_heads {num_heads}{hint}")
 
 
-def angle_dtype(device: Any) -> torch.dtype:
+def angle_dtype(device: Device) -> torch.dtype:
     """float64 where the device has it, because float32 does not distinguish positions beyond 2^24; else float32."""
     return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
 
 
-def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
+def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     """Apply `function` to every tensor of a state (and to the same tensors of others of the same structure)."""
-    return pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)
+    mapped: S = pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)
+    return mapped
 
 
-def leaves(state: State) -> list[Tensor]:
+def leaves(state: object) -> list[Tensor]:
     """The tensors of a state, in a fixed order."""
     return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
 
 
-def select(state: State, rows: Tensor) -> State:
+def select(state: S, rows: Tensor) -> S:
     """The state of the given batch rows: `rows` are indices [R] (a repeated index copies a row) or a mask [B].
 
     Cost: one copy of the selected rows. Raises InputError for rows that the state does not have.
@@ -140,7 +254,7 @@ def select(state: State, rows: Tensor) -> State:
     return map_state(lambda leaf: leaf.index_select(0, rows.to(leaf.device)), state)
 
 
-def reset(state: State, rows: Tensor) -> State:
+def reset(state: S, rows: Tensor) -> S:
     """The state with the rows of the mask [B] (True) as new; the other rows keep their values and gradient.
 
     Raises InputError unless `rows` is a mask of the state's batch.
@@ -156,7 +270,7 @@ def reset(state: State, rows: Tensor) -> State:
     return map_state(fresh, state)
 
 
-def join(states: Sequence[State]) -> State:
+def join(states: Sequence[S]) -> S:
     """States of one structure as one batch: the rows of the first state, then those of the second, and so on.
 
     Where tensors hold different numbers of tokens (axis 1 of a key-value state), the shorter ones are padded with
@@ -169,9 +283,9 @@ def join(states: Sequence[State]) -> State:
     structure = parts[0][1]
     if any(other != structure for _, other in parts):
         raise InputError("join: expected states of one structure, found different ones; join states of one model")
-    return pytree.tree_unflatten(
-        [_joined(rows) for rows in zip(*(found for found, _ in parts), strict=True)], structure
-    )
+    rows = [_joined(same) for same in zip(*(found for found, _ in parts), strict=True)]
+    joined: S = pytree.tree_unflatten(rows, structure)
+    return joined
 
 
 def _joined(rows: Sequence[Tensor | None]) -> Tensor | None:
@@ -192,7 +306,7 @@ def _joined(rows: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(padded)
 
 
-def _batch(state: State, rows: Tensor, verb: str) -> int:
+def _batch(state: object, rows: Tensor, verb: str) -> int:
     """The batch size B of a state, after a check that `rows` fit it."""
     if not isinstance(rows, Tensor) or rows.dim() != 1:
         raise InputError(f"{verb}: expected rows as a tensor of one dimension, found {rows!r}")
@@ -210,6 +324,6 @@ def check_input(x: Tensor, dim: int) -> None:
         raise InputError(f"expected x [B, T, {dim}] of floats, found {found}")
 
 
-def detach(state: State) -> State:
+def detach(state: S) -> S:
     """The same values without the graph that computed them: this truncates back-propagation through time."""
     return map_state(Tensor.detach, state)

@@ -85,7 +85,7 @@ def test_what_is_no_model_and_what_is_no_cache():
     ("grc", "match"),
     [
         ({"scope": "stream"}, 'carries no state from call to call: use scope="shared"'),
-        ({"ratio": 0.1}, "blocks.0.attn: ratio 0.1 of width 24 leaves no channel for each of 3 heads; raise it"),
+        ({"ratio": 0.1}, "blocks.0.attn: GRC.ratio: .*3 heads, found 0.1 of dim 24"),
         ({"length": 18}, "a cache of 18 slots is longer than the 17 tokens of 'blocks.0.attn'; use fewer"),
         ({"length": (3, 4)}, "one cache length for each of 1 stages, found 2"),
         ({"convolution": True, "ratio": 0.7}, "width % cache width"),

@@ -227,9 +227,10 @@ def test_widths_that_do_not_divide_are_rounded_down():
     [
         (lambda: GatedCacheAttention(10, 3), "divisible by num_heads"),
         (lambda: GatedCacheAttention(12, 3), "length"),
-        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, ratio=0.1)), "leaves no channel"),
-        (lambda: GatedCacheAttention(12, 3, SoftmaxAttention(12, 4), GRC(length=4)), "must match"),
-        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, convolution=True)), "needs a grid"),
+        (lambda: GatedCacheAttention(12, 3, torch.nn.Linear(12, 12)), "HeadAttention, found Linear"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, ratio=0.1)), "GRC.ratio: .* found 0.1 of dim 12"),
+        (lambda: GatedCacheAttention(12, 3, SoftmaxAttention(12, 4), GRC(length=4)), "3 heads.* found dim 12, 4 heads"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, convolution=True)), "convolution=True: .* grid=None"),
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, prefix=1), "no class token"),
         (lambda: GRC(preset="papre"), "expected one of 'paper'"),
         (lambda: GRC(ratio=0), "ratio"),
@@ -238,7 +239,7 @@ def test_widths_that_do_not_divide_are_rounded_down():
         (lambda: GRC(source="inptu"), "'input', 'output'"),
         (lambda: GRC(scope="stream", inference="frozen"), "leave it out"),
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=7, resample="grid"), grid=(4, 6)), "cannot become 7 slots"),
-        (lambda: GRC(scope="stream", read="mean"), "nothing to average"),
+        (lambda: GRC(scope="stream", read="mean"), "GRC.read: .*mean"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_line(make, words):

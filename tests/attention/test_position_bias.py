@@ -108,5 +108,5 @@ def test_cross_attention_is_the_formula():
 
 def test_bad_input():
     for wrong in ((1, 128, False), (7, 128, True), (2, 128, True), (32, 16, False)):
-        with pytest.raises(InputError, match="positions need"):
+        with pytest.raises(InputError, match="buckets and max_distance"):
             PositionBias(2, *wrong)

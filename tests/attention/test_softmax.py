@@ -107,7 +107,7 @@ def test_wider_values_than_keys():
 def test_refuses_impossible_widths():
     with pytest.raises(InputError, match="num_heads may be 1, 2, 5, 10"):
         SoftmaxAttention(10, 3)
-    with pytest.raises(InputError, match="even head width"):
+    with pytest.raises(InputError, match="found 3"):
         SoftmaxAttention(9, 3, rotary=True)
 
 

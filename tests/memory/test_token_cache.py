@@ -87,7 +87,7 @@ def test_a_forward_that_fails_keeps_nothing():
     module(tokens(1))
     before = module.eval().cache.clone()
     module.train()
-    with pytest.raises(InputError, match="batch of 1"):
+    with pytest.raises(InputError, match=r"images=2.* found 1"):
         module(tokens(2, rows=1))
     assert torch.equal(module.eval().cache, before)
 
@@ -116,7 +116,7 @@ def test_autocast_keeps_float32():
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 4, 3), torch.zeros(2, 5, 4), torch.zeros(5, 3)])
 def test_other_tokens_are_refused(x):
-    with pytest.raises(InputError, match="takes tokens"):
+    with pytest.raises(InputError, match=r"\[B, 5, 3\], found"):
         TokenCache(1, 5, 3)(x)
 
 

@@ -94,16 +94,16 @@ def test_streams_at_constant_cost_and_autocasts():
 
 def test_refuses_what_does_not_fit():
     for fields, message in (
-        ({"dim": 0}, "dim must be at least 1"),
+        ({"dim": 0}, "dim: .* found 0"),
         ({"dropout": 1.0}, "dropout"),
         ({"layers": "2"}, "model.layers"),
     ):
         with pytest.raises(InputError, match=message):
             model(**fields)
     network = model()
-    with pytest.raises(InputError, match=r"expected the state of an LSTM, \(3, 2, 6\)"):
+    with pytest.raises(InputError, match=r"\(3, 2, 6\)"):
         network(ids(), network.initial_state(2))
-    with pytest.raises(InputError, match="expected the state of an LSTM"):
+    with pytest.raises(InputError, match="found tuple"):
         network(ids(), (1, 2))
-    with pytest.raises(InputError, match="token ids must be 0 to 10"):
+    with pytest.raises(InputError, match="0 to 10, found 9"):
         network(ids() + 9)

@@ -232,7 +232,7 @@ def test_what_slots_listened_to(kind):
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[:, 5] = False
     assert not network.writing(x, None, mask)[0][:, 1, ..., 1 + 1].any()
-    with pytest.raises(InputError, match="writes slots"):
+    with pytest.raises(InputError, match=r"memory.write False"):
         model("no memory").writing(x)
 
 
@@ -337,23 +337,23 @@ def test_bad_input():
         (lambda: Memformer(dmi=3), "did you mean 'dim'"),
         (lambda: Memformer(dim=10, num_heads=3), "dim must be divisible by num_heads"),
         (lambda: Memformer(dim=12, num_heads=4, memory=SlotsConfig(num_heads=5)), "dim must be divisible by num_heads"),
-        (lambda: Memformer(segment=0), "segment must be at least 1, found 0"),
-        (lambda: Memformer(encoder_layers=0), "encoder_layers must be at least 1"),
-        (lambda: Memformer(bos=256), "bos must be a token, 0 to 255, or None, found 256"),
-        (lambda: Memformer(buckets=5), "even number"),
-        (lambda: Memformer(buckets=32, max_distance=8), "max_distance above"),
-        (lambda: Memformer(dropout=1.0), "dropout must be"),
-        (lambda: Memformer(cls=-1), "cls must be at least 0"),
-        (lambda: Memformer(decoder_reads=True, memory=SlotsConfig(slots=0)), "needs slots to read"),
-        (lambda: SlotsConfig(temperature=0.0), "memory.temperature must be above 0, found 0"),
-        (lambda: SlotsConfig(slots=-1), "memory.slots must be at least 0"),
-        (lambda: SlotsConfig(radius=0.0), "memory.radius must be above 0"),
+        (lambda: Memformer(segment=0), "segment: .* found 0"),
+        (lambda: Memformer(encoder_layers=0), "encoder_layers: .* found 0"),
+        (lambda: Memformer(bos=256), "bos: .* 0 to 255.* found 256"),
+        (lambda: Memformer(buckets=5), "found 5 buckets"),
+        (lambda: Memformer(buckets=32, max_distance=8), "max_distance 8"),
+        (lambda: Memformer(dropout=1.0), "dropout: .* found 1.0"),
+        (lambda: Memformer(cls=-1), "cls: .* found -1"),
+        (lambda: Memformer(decoder_reads=True, memory=SlotsConfig(slots=0)), "decoder_reads: .* memory.slots 0"),
+        (lambda: SlotsConfig(temperature=0.0), "memory.temperature: .* found 0.0"),
+        (lambda: SlotsConfig(slots=-1), "memory.slots: .* found -1"),
+        (lambda: SlotsConfig(radius=0.0), "memory.radius: .* found 0.0"),
         (lambda: SlotsConfig(slots="many"), "memory.slots: expected int"),
-        (lambda: network(x + 9), "token ids must be 0 to 10"),
+        (lambda: network(x + 9), "0 to 10, found "),
         (lambda: network(x, None, x), "expected a mask of booleans"),
         (lambda: network(x[:, :0]), "T at least 1"),
-        (lambda: network(x[:2], state), "expected a state of 2 rows, as many as the tokens have, found one of 3"),
-        (lambda: network(x, state.memory), "expected the state that this model returned, or None, found SlotState"),
+        (lambda: network(x[:2], state), "2 rows.* found 3"),
+        (lambda: network(x, state.memory), "found SlotState"),
         (lambda: network(x, model("paper")(x)[1]), "another configuration"),
         (lambda: network(x, model("reads", segment=5)(x)[1]), "another configuration"),
     ):

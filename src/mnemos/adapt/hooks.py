@@ -3,6 +3,7 @@
 So a deep copy of a cached model mixes and commits into its own branches, and a cached model can be pickled.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mnemos._compat import compiled_again, compiled_as_before
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
+from mnemos.memory.stored import StoredCache
 
 from .branch import HostBranch
 
@@ -29,7 +31,7 @@ def attach(module: Any, branch: HostBranch) -> None:
     carrier.grc = branch
 
 
-def attach_root(model: Any, branches: list[HostBranch]) -> None:
+def attach_root(model: Any, branches: Sequence[StoredCache]) -> None:
     """Make the model's own forward one forward of all its branches."""
     setattr(model, ROSTER, branches)
     _remember(model, model.register_forward_pre_hook(_begin))

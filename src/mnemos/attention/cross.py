@@ -1,4 +1,6 @@
-"""Attention from one sequence to another (Memformer, eq. 1 to 3): tokens read slots, a decoder reads an encoder."""
+"""Attention from one sequence to another (Memformer, eq. 1 to 3): from tokens to slots, from decoder to encoder."""
+
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -10,11 +12,12 @@ KeysValues = tuple[Tensor, Tensor]  # each [B, N, H, D/H]
 
 
 class CrossAttention(nn.Module):
-    """softmax(x·W_Q·(s·W_K)ᵀ/√(D/H) + scores)·s·W_V, by heads: `y = layer(x, layer.keys_values(source))`.
+    """softmax(x·W_Q·(s·W_K)ᵀ/√(D/H) + scores)·s·W_V per head: `y = layer(x, layer.keys_values(source))`.
 
-    x [B, T, D], source s [B, N, D] -> y [B, T, D]. Keys and values are made apart, for a source that many calls read.
-    `visible` [B or 1, 1 or H, 1 or T, N]: which are seen (bool), or what is added to the scores (float, −∞ not seen).
-    Cost: O(N·D²) for keys and values, O(T·D² + T·N·D) to read. Raises InputError for shapes that do not fit.
+    x [B, T, D], source s [B, N, D] -> y [B, T, D]. Keys and values are computed separately, so that many calls can
+    read one source. `visible` [B or 1, 1 or H, 1 or T, N]: the positions attended to (bool), or a term added to the
+    scores (float; −∞ hides a position).
+    Cost: O(N·D²) for keys and values, O(T·D² + T·N·D) to attend. Raises InputError for shapes that do not fit.
     """
 
     def __init__(self, dim: int, num_heads: int, dropout: float = 0.0) -> None:
@@ -26,7 +29,7 @@ class CrossAttention(nn.Module):
     def keys_values(self, source: Tensor) -> KeysValues:
         """[B, N, D] -> keys and values, [B, N, H, D/H] each."""
         check_input(source, self.dim)
-        # Slots are kept wider than the weights of a model in half precision.
+        # Slots are float32 even where the model's weights are in half precision.
         source = source.to(self.key_value.weight.dtype)
         k, v = self.key_value(source).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
         return k, v
@@ -37,3 +40,6 @@ class CrossAttention(nn.Module):
         q = self.query(x).unflatten(-1, (self.num_heads, -1))
         heads = attend(q, *source, visible, False, self.dropout if self.training else 0.0)
         return self.output(heads.flatten(2))
+
+    if TYPE_CHECKING:
+        __call__ = forward

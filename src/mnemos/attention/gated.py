@@ -1,14 +1,22 @@
-"""GRC attention (Cached Transformers, eq. 2 to 5): any attention of ours beside a gated recurrent cache."""
+"""GRC attention (Cached Transformers, eq. 2 to 5): an attention of this library mixed with a gated recurrent cache."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemos.memory.gated_cache import begin_forward, end_forward
 from mnemos.memory.grc import GRC
-from mnemos.types import InputError, Output, State
+from mnemos.types import (
+    Device,
+    HeadAttention,
+    InputError,
+    Splits,
+    State,
+    StateKind,
+    combined_state_kind,
+)
 
 from .gated_branch import GatedBranch
 from .gated_walk import Walk, walk
@@ -16,7 +24,7 @@ from .softmax import SoftmaxAttention
 
 
 class GatedState(NamedTuple):
-    """The inner attention's state and, where the cache moves within the stream, the walk's (else None)."""
+    """The inner attention's state and, where rows carry a cache, the state of its updates (else None)."""
 
     inner: State
     walk: Walk | None
@@ -27,30 +35,30 @@ class GatedCacheAttention(GatedBranch):
 
         O^h = σ(λ_h)·o_mem^h + (1 − σ(λ_h))·o_self^h,   o_mem = softmax(q(X)·k(C)ᵀ/√(Dm/H))·v(C)
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `inner` is any attention of this library (None:
-    softmax), `grc` the switches (`mnemos.GRC`), `grid` the (height, width) of an image's tokens, `prefix` how
-    many class tokens stand before the tokens that are summarised (they read the cache, and are not written).
-    Cost beside the inner attention: O(T·Tm·D) to read, O(Tm·Dm²) to update, whatever came before.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `inner` is any `HeadAttention` (None: softmax), `grc` has
+    the switches (`mnemos.GRC`), `grid` is the (height, width) of an image's tokens, and `prefix` the number of class
+    tokens before the tokens that are summarised (class tokens read the cache and are not written).
+    Cost in addition to the inner attention: O(T·Tm·D) to read and O(Tm·Dm²) to update, at any length.
 
-    scope="shared": one cache [Tm, Dm] for the batch, a saved buffer: a training forward reads C_t, built from the
-    stored cache and its own tokens, and stores the mean of C_t over the batch (see memory/gated_cache.py for when).
-    eval() stores nothing. scope="stream": a cache a row, part of the state, with gradient through it.
+    scope="shared": one cache [Tm, Dm] for the batch, a saved buffer. A training forward reads C_t, computed from the
+    stored cache and the forward's own tokens, and stores the mean of C_t over the batch (memory/stored.py says when).
+    eval() stores nothing. scope="stream": a cache per row, part of the state, with gradient through it.
 
-    causal=True: a token must not read what it or a later one wrote, so the tokens are walked in blocks on an absolute
-    grid (`grc.block`, else Tm, tokens): a block reads the cache that the blocks before it built. Sequences no longer
-    than one block leave the gates without gradient. Rows are then split and resumed anywhere. With read="mean" each
-    block's mean is a reduction over processes: all must be given calls of one length.
+    causal=True: a token must not read what it or a later token wrote. The tokens are therefore processed in blocks on
+    an absolute grid (of `grc.block` tokens, else Tm), and a block reads the cache that the earlier blocks built. In
+    sequences of at most one block the gates get no gradient. Rows may be split and resumed wherever `inner` allows it.
+    With read="mean" the mean of each block is a reduction over processes, so all processes need calls of one length.
 
-    write=False: every update starts from the stored cache, which no forward changes (see `GRC.unwritten`).
+    write=False: every update starts from the stored cache, and no forward changes it (see `GRC.unwritten`).
 
-    Raises InputError for a length that is not a number, impossible widths, a grid that does not fit.
+    Raises InputError for a length that is not a number, impossible widths, or a grid that does not fit.
     """
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
-        inner: nn.Module | None = None,
+        inner: HeadAttention | None = None,
         grc: GRC | None = None,
         causal: bool = False,
         grid: tuple[int, int] | None = None,
@@ -62,16 +70,22 @@ class GatedCacheAttention(GatedBranch):
         self.causal = causal
 
     @property
-    def splits(self) -> str:
-        """Where a sequence may be cut and resumed: "anywhere", "segments" (a cache a row, not causal) or "never"."""
+    def splits(self) -> Splits:
+        """Where a sequence may be cut: "anywhere", "segments" (a cache per row, not causal) or "never"."""
         if self.causal:
             return self.inner.splits
         return "segments" if self.grc.scope == "stream" else "never"
 
     @property
+    def state_kind(self) -> StateKind:
+        """That of the inner attention; a cache per row adds a state of constant size."""
+        own: StateKind = "constant" if self.causal or self.grc.scope == "stream" else "none"
+        return combined_state_kind([self.inner.state_kind, own])
+
+    @property
     def rows_independent(self) -> bool:
-        """Whether a row's output depends on that row alone; reading the batch mean makes it depend on all."""
-        return self.grc.read == "sample"
+        """Whether a row's output depends on that row alone; reading the batch mean makes it depend on all rows."""
+        return self.grc.read == "sample" and self.inner.rows_independent
 
     @property
     def state_gradient(self) -> bool:
@@ -81,11 +95,13 @@ class GatedCacheAttention(GatedBranch):
 
     @property
     def block(self) -> int:
-        """Causal: tokens between two updates."""
+        """Causal: the number of tokens between two updates."""
         return self.grc.block or self.cache.shape[0]
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> GatedState | None:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> GatedState | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         inner = self.inner.initial_state(batch_size, device, dtype)
         if not self.causal and self.grc.scope == "shared":
             return None if inner is None else GatedState(inner, None)
@@ -94,7 +110,9 @@ class GatedCacheAttention(GatedBranch):
         block = self.block if self.causal else 0
         return GatedState(inner, Walk.fresh(batch_size, slots, d, block, device, self.cache.dtype))
 
-    def heads(self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None) -> Output:
+    def heads(
+        self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, GatedState | None]:
         """The mixed heads [B, T, H, D/H], before `project`, and the new state."""
         inner_state, walked = (None, None) if state is None else state
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
@@ -106,7 +124,7 @@ class GatedCacheAttention(GatedBranch):
         query = self.queries(x)
         if not self.moves:
             o_mem = self.frozen(query)
-            if self.causal and walked is None:  # a state has one structure, whether the cache moves or not
+            if self.causal and walked is None:  # a state has the same structure with and without updates
                 slots, d = self.cache.shape
                 walked = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
         else:
@@ -117,7 +135,7 @@ class GatedCacheAttention(GatedBranch):
                 o_mem, walked = self._carried(query, summary, walked, valid)
             else:
                 o_mem = self.read(query, self.current(summary, valid))
-        if self.lift is not None:  # "pad": both branches are projected, each by its own, and mixed by groups of D/H
+        if self.lift is not None:  # "pad": each branch has its own projection; groups of D/H channels are mixed
             assert projected is not None
             o_mem = self.lifted(o_mem)
             o_self = projected.unflatten(-1, (self.num_heads, -1))
@@ -127,10 +145,12 @@ class GatedCacheAttention(GatedBranch):
         return mixed, GatedState(inner_state, walked) if keeps else None
 
     def project(self, heads: Tensor) -> Tensor:
-        """[B, T, H, D/H] -> [B, T, D]: the inner attention's own projection, which both branches share."""
+        """[B, T, H, D/H] -> [B, T, D]: the inner attention's projection, which both branches share."""
         return heads.flatten(2) if self.lift is not None else self.inner.project(heads)
 
-    def forward(self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, GatedState | None]:
         """See the class."""
         began = self.training and not self.owned and begin_forward([self])
         heads, state = self.heads(x, state, mask)
@@ -141,8 +161,11 @@ class GatedCacheAttention(GatedBranch):
             end_forward([self])
         return y, state
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def _carried(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
-        """Not causal, a cache a row: C_t of all the row's tokens, read by all of them."""
+        """Not causal, a cache per row: all tokens of a row read the C_t that they update."""
         before = self.cache.clone()
         if walked is not None:
             before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
@@ -153,7 +176,7 @@ class GatedCacheAttention(GatedBranch):
         return self.read(query, new), Walk(after, *empty, seen + summary.shape[1])
 
     def _walk(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
-        """Causal: block by block, each reading the cache that the blocks before it built."""
+        """Causal: block by block; each block reads the cache that the earlier blocks built."""
         shared = self.grc.scope == "shared"
         start = self.cache.clone()
 
@@ -172,25 +195,37 @@ class GatedCacheAttention(GatedBranch):
             ]
         if shared:
             after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
-        if not pieces:  # no token, nothing read
+        if not pieces:  # a call of no tokens
             width = self.value.out_features // self.num_heads
             return query.new_zeros(*query.shape[:3], width), after
         queries = query.split([n for n, _ in pieces], 1)
         return torch.cat([self.read(q, cache) for q, (_, cache) in zip(queries, pieces, strict=True)], 1), after
 
 
-def _check(inner: Any, dim: int, num_heads: int, causal: bool, placed: Any) -> None:
+def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object) -> None:
+    if not isinstance(inner, HeadAttention):
+        raise InputError(
+            f"inner: expected an attention with the methods and declarations of mnemos.types.HeadAttention, found "
+            f"{type(inner).__name__}; add what it lacks"
+        )
     if (inner.dim, inner.num_heads, inner.causal) != (dim, num_heads, causal):
         raise InputError(
-            f"inner attention must match width {dim}, {num_heads} heads, causal={causal}; "
-            f"found {inner.dim}, {inner.num_heads}, causal={inner.causal}"
+            f"inner: expected an attention of dim {dim}, {num_heads} heads, causal={causal}; found dim {inner.dim}, "
+            f"{inner.num_heads} heads, causal={inner.causal}; build both alike"
         )
     if causal and placed:
-        raise InputError("causal GRC attention walks along time: it takes no grid and no class token")
+        raise InputError("causal=True: expected no grid and no class token, found one; use causal=False for images")
 
 
-def gated(attention: Any, grc: GRC, length: int, **where: Any) -> GatedCacheAttention:
-    """Put a gated cache around an attention; `length` is what "auto" means there."""
+class Place(TypedDict, total=False):
+    """Where an attention's tokens come from: the (height, width) of an image's tokens, and its class tokens."""
+
+    grid: tuple[int, int] | None
+    prefix: int
+
+
+def gated(attention: HeadAttention, grc: GRC, length: int, **where: Unpack[Place]) -> GatedCacheAttention:
+    """Put a gated cache around an attention; `length` is the number of slots that "auto" stands for."""
     if grc.length == "auto":
         grc = replace(grc, length=length)
     return GatedCacheAttention(attention.dim, attention.num_heads, attention, grc, attention.causal, **where)

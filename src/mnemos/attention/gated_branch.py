@@ -1,7 +1,7 @@
-"""The cached branch of GRC attention (Cached Transformers, eq. 3): a gated cache that queries from X attend to."""
+"""The cached branch of GRC attention (Cached Transformers, eq. 3): queries from X attend to a gated cache."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +13,32 @@ from mnemos.memory.grc import GRC
 from mnemos.ops.gated_cache.resample import grid_shape
 from mnemos.ops.linear import linear_attention
 from mnemos.ops.precision import autocasts
-from mnemos.types import InputError
+from mnemos.types import HeadAttention, InputError
 
 from .softmax import attend
 
 
 class GatedBranch(GatedCache):
-    """Base of what mixes a gated cache into an attention: `query`, `key`, `value` over Dm channels, and `lift`.
+    """Base of the layers that mix a gated cache into an attention: `query`, `key`, `value`, `lift`.
 
         o_mem = softmax(q(X)·k(C)ᵀ/√(Dm/H))·v(C)
 
-    Beside an attention of ours, `inner`, whose projection follows, values are D/H a head. Beside one that is already
-    projected, to `out_dim` channels, they are Dm/H a head and `lift` brings them there. lift="pad" (the release)
-    projects Dm to Dm in both, and pads each head with zeros. `grid` is the (height, width) of an image's tokens,
-    `prefix` how many class tokens stand before those that are summarised (they read the cache, and are not written).
+    Queries, keys and values come from Dm channels. With an attention of this library (`inner`), whose projection
+    follows the mixing, values have D/H channels per head. With a foreign attention, whose output is already projected
+    to `out_dim` channels, values have Dm/H channels per head and `lift` maps them to `out_dim`. lift="pad" (the
+    official release) maps Dm to Dm in both cases and pads each head with zeros. `grid` is the (height, width) of an
+    image's tokens, and `prefix` the number of class tokens before the tokens that are summarised (class tokens read
+    the cache and are not written).
     """
+
+    inner: HeadAttention
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
         grc: GRC,
-        inner: nn.Module | None = None,
+        inner: HeadAttention | None = None,
         out_dim: int | None = None,
         grid: tuple[int, int] | None = None,
         prefix: int = 0,
@@ -43,7 +47,7 @@ class GatedBranch(GatedCache):
         self.dim, self.num_heads, self.grid, self.prefix = dim, num_heads, grid, prefix
         _check_grid(self)
         if inner is not None:
-            self.inner: Any = inner
+            self.inner = inner
         d = self.cache_dim
         self.query, self.key = nn.Linear(d, d), nn.Linear(d, d)
         pads = self.grc.lift == "pad"
@@ -52,31 +56,31 @@ class GatedBranch(GatedCache):
         self.pad = ((out_dim or dim) - d) // num_heads if pads else 0
         on = self.grc.convolution if self.grc.convolution is not None else grid is not None
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=d) if on else None
-        self._remembered: dict[str, tuple[tuple, tuple[Tensor, ...]]] = {}
+        self._remembered: dict[str, tuple[tuple[object, ...], tuple[Tensor, ...]]] = {}
         self.register_load_state_dict_pre_hook(_forget)
 
     @property
     def moves(self) -> bool:
-        """Whether the cache that is read changes with the tokens of this call."""
+        """Whether the cache that is read depends on the tokens of this call."""
         return self.training or self.grc.scope == "stream" or self.grc.inference == "transient"
 
     def queries(self, x: Tensor) -> Tensor:
         """q(X) [B, T, H, Dm/H] of the first Dm channels of the layer's input, x [B, T, Dm]."""
-        # As a matrix, whose rows may stand apart, it is multiplied without a copy.
+        # A matrix whose rows are strided is multiplied without a copy.
         return self.query(x.flatten(0, 1)).view(*x.shape[:2], self.num_heads, -1)
 
     def summarised(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is summarised, [B, T, Dm], and its mask, without class tokens."""
+        """The tokens that the cache summarises, [B, T, Dm], and their mask: all but the class tokens."""
         if not self.prefix:
             return source, mask
         return source[:, self.prefix :], None if mask is None else mask[:, self.prefix :]
 
     def current(self, source: Tensor, mask: Tensor | None) -> Tensor:
-        """The shared cache that these tokens make and read: C_t [B, Tm, Dm], or its mean [1, Tm, Dm].
+        """The shared cache that these tokens update and read: C_t [B, Tm, Dm], or its mean [1, Tm, Dm].
 
-        In training its batch mean is left as the stored cache's successor.
+        In training the batch mean becomes the stored cache's successor.
         """
-        # A copy: the buffer is written at the next forward, perhaps before this one's backward.
+        # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
         before = self.cache.clone()
         new = self.update(source, before, mask, self.grid)
         if self.training:
@@ -96,33 +100,33 @@ class GatedBranch(GatedCache):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         b, t = query.shape[:2]
-        if key.shape[0] == 1 < b and self.num_heads == 1:  # torch shares the backward out by rows and heads
+        if key.shape[0] == 1 < b and self.num_heads == 1:  # torch parallelises the backward by rows and heads
             key, value = key.expand(b, -1, -1, -1), value.expand(b, -1, -1, -1)
-        elif key.shape[0] == 1 < b:  # one cache for all rows: one long row of queries reads it
+        elif key.shape[0] == 1 < b:  # one cache for all rows: the queries of all rows as one long row
             return self._attend(query.flatten(0, 1)[None], key, value).unflatten(1, (b, t)).squeeze(0)
         if self.grc.branch == "linear":
             return linear_attention(query, key, value, causal=False)[0]
         return attend(query, key, value, None, False)
 
-    def train(self, mode: bool = True) -> Any:
-        """As of any module; forgets what a frozen cache was projected to."""
+    def train(self, mode: bool = True) -> Self:
+        """Like `nn.Module.train`; also drops the projected keys and values of a frozen cache."""
         self._remembered.clear()
         return super().train(mode)
 
-    # Moved or loaded weights may stand at the address, and say the version, of those before.
+    # Moved or loaded weights may have the address and version of the weights before.
     def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Move what is pending; forget what a frozen cache was projected to."""
+        """Move what is pending; drop the projected keys and values of a frozen cache."""
         self._remembered.clear()
         super().moved(fn)
 
     def lifted(self, o_mem: Tensor) -> Tensor:
-        """o_mem [B, T, H, M] as wide as what it is mixed with, [B, T, H, D/H]."""
+        """o_mem [B, T, H, M] at the width of the attention's heads, [B, T, H, D/H]."""
         if self.lift is None:
             return o_mem
         return F.pad(self.lift(o_mem.flatten(2)).unflatten(-1, (self.num_heads, -1)), (0, self.pad))
 
     def frozen(self, query: Tensor) -> Tensor:
-        """The stored cache, read as it is: its keys and values are projected once."""
+        """o_mem from the stored cache as it is; its keys and values are projected once."""
         projected = self.remembered(
             "projected",
             (self.cache, *self.key.parameters(), *self.value.parameters()),
@@ -133,21 +137,21 @@ class GatedBranch(GatedCache):
     def remembered(
         self, name: str, tensors: Sequence[Tensor], compute: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """What `compute` makes of `tensors`, kept in eval without gradient until one of them changes.
+        """The result of `compute`, a function of `tensors`, kept in eval without gradient until a tensor changes.
 
-        Versions tell of most changes. Fused optimisers keep theirs secret, but need a forward with gradient, after
-        which nothing is kept. Whoever writes through `.data` calls eval() again.
+        Most changes show in a tensor's version. Fused optimisers do not change it, but they need a forward with
+        gradient, which drops the kept result. After writing through `.data`, call eval() again.
         """
         changing = self.training or torch.is_grad_enabled()
         if changing or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
-            if self._remembered:  # to clear nothing is a side effect to a compiler, too
+            if self._remembered:  # torch.compile counts clearing an empty dict as a side effect, too
                 self._remembered.clear()
             return compute()
         device = tensors[0].device.type
         precision = torch.get_autocast_dtype(device) if autocasts(device) else None
         try:
             stamp = (precision, *((t.data_ptr(), write_count(t)) for t in tensors))
-        except RuntimeError:  # of a transformation (vmap), or fake: they stand nowhere
+        except RuntimeError:  # tensors inside a transform (vmap) and fake tensors have no address
             return compute()
         kept = self._remembered.get(name)
         if kept is None or kept[0] != stamp:
@@ -155,12 +159,12 @@ class GatedBranch(GatedCache):
         return kept[1]
 
     def convolve(self, x: Tensor) -> Tensor:
-        """The positional term [B, T, D]: a grouped 3×3 convolution of the grid of tokens; class tokens get none."""
+        """The positional term [B, T, D]: a grouped 3×3 convolution of the grid of tokens; zero for class tokens."""
         assert self.convolution is not None
         tokens = x[:, self.prefix :]
         if self.grid is None or tokens.shape[1] != self.grid[0] * self.grid[1]:
             raise InputError(
-                f"expected the {self.grid} grid of tokens that the layer was built for, found {tokens.shape[1]}; build "
+                f"expected tokens of the grid {self.grid} that the layer was built for, found {tokens.shape[1]}; build "
                 "it for this size (cache(): example=), or with convolution=False"
             )
         image = self.convolution(tokens.transpose(1, 2).unflatten(2, self.grid))
@@ -178,11 +182,11 @@ def _check_grid(branch: GatedBranch) -> None:
         grid_shape(grid, branch.cache.shape[0])
     if grc.convolution and (grid is None or branch.dim % branch.cache_dim):
         raise InputError(
-            f"convolution=True needs a grid and width % cache width = 0, found grid={grid}, "
-            f"{branch.dim} % {branch.cache_dim}; give a grid, or ratio 1/n"
+            f"convolution=True: expected a grid and a dim divisible by the cache's width, found grid={grid}, "
+            f"dim {branch.dim} and cache width {branch.cache_dim}; give a grid, or ratio 1/n"
         )
     if grc.convolution is None and grid is not None and branch.dim % branch.cache_dim:
         raise InputError(
-            f"the official preset's convolution needs width % cache width = 0, found "
-            f"{branch.dim} % {branch.cache_dim}; use ratio 1/n or convolution=False"
+            f"the official preset's convolution: expected a dim divisible by the cache's width, found dim "
+            f"{branch.dim} and cache width {branch.cache_dim}; use ratio 1/n or convolution=False"
         )

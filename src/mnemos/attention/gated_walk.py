@@ -1,19 +1,20 @@
-"""The causal walk of a gated cache: tokens in blocks on an absolute grid, a cache a row, from any state."""
+"""The causal updates of a gated cache: tokens in blocks on an absolute grid, a cache per row, from any state."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemos.memory.grid import Unfinished, stretches
+from mnemos.types import Device
 
 
 class Walk(NamedTuple):
-    """Where each row of a walk stands. A row of zeros is fresh and starts from the stored cache.
+    """The place of each row in its sequence of updates. A row of zeros is new and starts from the stored cache.
 
-    cache [B, Tm, Dm]: what the row reads now. partial [B, block, Dm], valid [B, block] bool: the tokens of the
-    unfinished block. seen [B] int64: tokens since the row was fresh; its place in the block is seen % block.
+    cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm], valid [B, block] bool: the tokens of
+    the unfinished block. seen [B] int64: tokens since the row began; its place in the block is seen % block.
     """
 
     cache: Tensor
@@ -22,8 +23,8 @@ class Walk(NamedTuple):
     seen: Tensor
 
     @staticmethod
-    def fresh(batch: int, slots: int, width: int, block: int, device: Any, dtype: Any) -> "Walk":
-        """`batch` rows that have seen nothing."""
+    def fresh(batch: int, slots: int, width: int, block: int, device: Device, dtype: torch.dtype | None) -> "Walk":
+        """`batch` new rows."""
         return Walk(
             torch.zeros(batch, slots, width, device=device, dtype=dtype),
             torch.zeros(batch, block, width, device=device, dtype=dtype),
@@ -40,16 +41,16 @@ def walk(
     block: int,
     advance: Callable[[Tensor, Tensor, Tensor | None], Tensor],
 ) -> tuple[list[tuple[int, Tensor]], Walk, Tensor]:
-    """Walk tokens `source` [B, T, Dm] through blocks: pieces (tokens, cache [B, Tm, Dm] they read), the new
-    state, and which rows [B] bool were written, by at least one valid token.
+    """Process tokens `source` [B, T, Dm] in blocks.
 
-    A row that has seen nothing (all of them where `state` is None) starts from `start` [Tm, Dm];
-    `advance(block tokens, cache, valid)` makes the next cache. Rows may stand at different places of their blocks:
-    the walk stops wherever some row's block ends, so it takes T/block steps for each different place. Padding
-    takes up its place in a block and writes nothing.
+    Returns pieces (number of tokens, the cache [B, Tm, Dm] that they read), the new state, and which rows [B] bool
+    were written, by at least one valid token. A new row (every row, if `state` is None) starts from `start` [Tm, Dm];
+    `advance(block tokens, cache, valid)` computes the next cache. Rows may be at different places of their blocks: a
+    piece ends wherever the block of some row ends, so there are T/block pieces for each different place. Padding
+    occupies its place in a block and writes nothing.
     """
     b, t, width = source.shape
-    if state is None:  # known without looking at a tensor, which compiling and devices are grateful for
+    if state is None:  # known without reading a tensor: a read makes a device wait and breaks a compiled graph
         state = Walk.fresh(b, start.shape[0], width, block, source.device, source.dtype)
         place, padded = [0] * b, mask is not None
     else:

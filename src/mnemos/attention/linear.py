@@ -1,17 +1,19 @@
-"""Linear attention (Katharopoulos et al. 2020) as a layer: its memory is a sum, of one size for ever."""
+"""Linear attention (Katharopoulos et al. 2020) as a layer: its state is a sum of constant size."""
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear import linear_attention
+from mnemos.ops.linear import CompensatedState, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
 from mnemos.registry import register
-from mnemos.types import Output, State, check_heads, check_input
+from mnemos.types import Device, Splits, StateKind, check_heads, check_input
+
+Sums = LinearState | CompensatedState
 
 
 @register
@@ -21,12 +23,12 @@ class LinearConfig(AttentionConfig):
 
     name: ClassVar[str] = "linear"
     feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
-    features: int = 128  # favor: random features a head
+    features: int = 128  # favor: random features per head
     eps: float = 1e-6
-    compensated: bool = False  # the state keeps a sum right through millions of calls, and is twice as large
+    compensated: bool = False  # Kahan-compensated sums: exact after millions of calls, with a state twice as large
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
-        """The layer, [B, T, dim] -> [B, T, dim]. There are no attention weights, so `dropout` has nothing to drop."""
+        """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
         return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.compensated)
 
 
@@ -34,12 +36,12 @@ class LinearAttention(nn.Module):
     """Multi-head linear self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `LinearState`, s [B, H, D', M] and
-    z [B, H, D'] in float32 (float64 for float64) with D' = M = D/H for the default map; a call costs O(T·D·D') however
-    much came before, and memory for the backward O(T·D). Not causal: there is no state (None).
+    z [B, H, D'] in float32 (float64 for float64 inputs), with D' = M = D/H for the default map. A call costs O(T·D·D')
+    time, whatever the length so far, and O(T·D) memory for the backward pass. Not causal: there is no state (None).
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
-    compensated: the state is a `CompensatedState`, right to the last digit after millions of calls, and twice as large.
-    Raises InputError where D is not divisible by H, or for an unknown feature map.
+    compensated: the state is a `CompensatedState`, exact to rounding after millions of calls and twice as large.
+    Raises InputError if D is not divisible by H, or for an unknown feature map.
     """
 
     rows_independent = True
@@ -64,21 +66,26 @@ class LinearAttention(nn.Module):
         self.compensated = compensated
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
-        # Drawn once and saved: sums over one projection's features mean nothing under another's.
+        # Drawn once and saved: sums of one projection's features cannot be read with another projection.
         self.register_buffer(
             "projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None
         )
 
     @property
-    def splits(self) -> str:
-        """Where a sequence may be cut and resumed: "anywhere", or "never" (there is no state)."""
+    def splits(self) -> Splits:
+        """Where a sequence may be cut and resumed: "anywhere", or "never" without a state."""
         return "anywhere" if self.causal else "never"
+
+    @property
+    def state_kind(self) -> StateKind:
+        """Causal: "constant". Not causal: "none"."""
+        return "constant" if self.causal else "none"
 
     def _map(self) -> str | FeatureMap:
         return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> State:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> Sums | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         if not self.causal:
             return None
         weight = self.qkv.weight
@@ -86,7 +93,7 @@ class LinearAttention(nn.Module):
         nothing = nothing.to(device=weight.device if device is None else device, dtype=dtype or weight.dtype)
         return linear_attention(nothing, nothing, nothing, feature_map=self._map(), compensated=self.compensated)[1]
 
-    def heads(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+    def heads(self, x: Tensor, state: Sums | None = None, mask: Tensor | None = None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         check_input(x, self.dim)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
@@ -98,7 +105,10 @@ class LinearAttention(nn.Module):
         """[B, T, H, D/H] -> [B, T, D]."""
         return self.output(heads.flatten(2))
 
-    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor, state: Sums | None = None, mask: Tensor | None = None) -> tuple[Tensor, Sums | None]:
         """See the class."""
         heads, state = self.heads(x, state, mask)
         return self.project(heads), state
+
+    if TYPE_CHECKING:
+        __call__ = forward

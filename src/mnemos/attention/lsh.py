@@ -1,7 +1,7 @@
 """LSH attention (Reformer, Kitaev et al. 2020) as a layer, exactly causal, with a state."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from mnemos.memory.hashed_keys import HashedKeys
 from mnemos.ops.lsh import attend, check_settings, places, unit
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
-from mnemos.types import InputError, Output, check_heads, check_input
+from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 
 @register
@@ -21,9 +21,9 @@ class LSHConfig(AttentionConfig):
 
     name: ClassVar[str] = "lsh"
     rounds: int = 4
-    chunk: int = 32  # tokens; a query reads at most 2·chunk of its bucket in a round
-    buckets: int = 64  # even, and about N/chunk for sequences of N tokens
-    scale: float | None = None  # of scores; None: 1/√(D/H). Reformer's own code, whose keys are as long as √D, takes 1
+    chunk: int = 32  # tokens; a query attends to at most 2·chunk tokens of its bucket per round
+    buckets: int = 64  # even; about N/chunk for sequences of N tokens
+    scale: float | None = None  # of scores; None: 1/√(D/H). Reformer's code, whose keys have norm √D, uses 1
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LSHAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
@@ -33,15 +33,16 @@ class LSHConfig(AttentionConfig):
 class LSHAttention(nn.Module):
     """Multi-head LSH self-attention: `y, state = layer(x, state=None, mask=None)`.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. See `mnemos.ops.lsh_attention` for what a token reads.
-    Causal: the state is a `HashedKeys` of the N tokens so far; a sequence is split and resumed anywhere, because chunks
-    are counted within buckets, which the future cannot move. A call costs O((N+T)·R·c·D) or, for T up to 3·R·c,
-    O(T·(N+T)·(D+H·R)); memory O((N+T)·(D+H·R)) a row, and 8·H·R·buckets bytes of counts. Not causal: there is no state
-    (None). Queries and hashes are computed in float32 whatever autocast says: a bucket must not depend on it.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `mnemos.ops.lsh_attention` says which tokens a token
+    attends to. Causal: the state is a `HashedKeys` of the N tokens so far, and it grows with every token. A sequence
+    may be cut anywhere, because chunks are counted within buckets and later tokens do not move them. A call costs
+    O((N+T)·R·c·D) time or, for T up to 3·R·c, O(T·(N+T)·(D+H·R)); memory per row is O((N+T)·(D+H·R)) and 8·H·R·buckets
+    bytes of counts. Not causal: there is no state (None). Queries and hashes are computed in float32 under any
+    autocast, because a bucket must not depend on it.
 
-    The rotations are drawn once, and saved: what was hashed with others could not be found again after a resume, and
-    a model would not answer twice alike. (Reformer draws new ones for every batch.)
-    Raises InputError where D is not divisible by H, for buckets that are not even, and rounds or a chunk below 1.
+    The rotations are drawn once and saved. With other rotations, a resumed stream could not find its keys, and a model
+    would answer differently each time. (Reformer draws new rotations for every batch.)
+    Raises InputError if D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
     """
 
     rows_independent = True
@@ -69,12 +70,19 @@ class LSHAttention(nn.Module):
         self.register_buffer("rotations", torch.randn(rounds, num_heads, dim // num_heads, buckets // 2))
 
     @property
-    def splits(self) -> str:
-        """Where a sequence may be cut and resumed: "anywhere", or "never" (there is no state)."""
+    def splits(self) -> Splits:
+        """Where a sequence may be cut and resumed: "anywhere", or "never" without a state."""
         return "anywhere" if self.causal else "never"
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> HashedKeys | None:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    @property
+    def state_kind(self) -> StateKind:
+        """Causal: "growing". Not causal: "none"."""
+        return "growing" if self.causal else "none"
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> HashedKeys | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         if not self.causal:
             return None
         rounds, heads, width, half = self.rotations.shape
@@ -82,7 +90,9 @@ class LSHAttention(nn.Module):
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
         return HashedKeys.empty(batch_size, heads, width, rounds, 2 * half, device, dtype)
 
-    def heads(self, x: Tensor, state: HashedKeys | None = None, mask: Tensor | None = None) -> Output:
+    def heads(
+        self, x: Tensor, state: HashedKeys | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, HashedKeys | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         check_input(x, self.dim)
         v = self.value(x).unflatten(-1, (self.num_heads, -1))
@@ -108,7 +118,7 @@ class LSHAttention(nn.Module):
         found = (state.k.shape[0], *state.k.shape[2:]), tuple(state.held.shape)
         if not self.causal or wanted != found:
             raise InputError(
-                f"expected a state of {wanted[0]} rows, heads and channels, and counts {wanted[1]}, for a layer with "
+                f"expected a state of (rows, heads, channels) {wanted[0]} and counts {wanted[1]}, for a layer with "
                 f"causal=True; found {found[0]}, {found[1]}, causal={self.causal}; use the layer's own initial_state"
             )
 
@@ -116,7 +126,12 @@ class LSHAttention(nn.Module):
         """[B, T, H, D/H] -> [B, T, D]."""
         return self.output(heads.flatten(2))
 
-    def forward(self, x: Tensor, state: HashedKeys | None = None, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, x: Tensor, state: HashedKeys | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, HashedKeys | None]:
         """See the class."""
         heads, state = self.heads(x, state, mask)
         return self.project(heads), state
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -10,15 +10,16 @@ from mnemos.types import InputError
 
 
 class PositionBias(nn.Module):
-    """bias(distance): distances of keys from queries, key − query, [.., T, N] of integers -> biases [.., H, T, N].
+    """bias(distance): integer distances key − query, [.., T, N] -> biases [.., H, T, N].
 
-    Backwards (key − query ≤ 0) distances have a bucket each up to half of a direction's buckets, the rest are shared
-    evenly in the logarithm up to `max_distance`, and the last holds all beyond. With `both` directions, keys behind the
-    query have buckets of their own, as many; without, they share those of distance 0: they are to be masked.
+    For keys at or before the query (key − query ≤ 0), the first half of a direction's buckets hold one distance each,
+    the others share the distances up to `max_distance` evenly in the logarithm, and the last also holds all larger
+    ones. With `both` directions, keys after the query have as many buckets of their own; without, they share the bucket
+    of distance 0, and the caller must mask them.
     `bias` [buckets, H] is added to scores that are scaled by 1/√d. It starts at −a·ln(1 + distance), with a = 4 for the
-    first head and half of it for each next, and 0 for the last: from heads that look near to one that looks everywhere.
-    Cost: O(H·T·N).
-    Raises InputError for fewer than 2 buckets a direction, or a max_distance that they already reach one by one.
+    first head, half as much for each next head, and 0 for the last: the first heads attend to near keys, the last to
+    all. Cost: O(H·T·N).
+    Raises InputError for fewer than 2 buckets per direction, or a max_distance that the single buckets already reach.
     """
 
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, both: bool = False) -> None:
@@ -27,16 +28,17 @@ class PositionBias(nn.Module):
         if each < 2 or (both and buckets % 2) or max_distance <= each // 2:
             least = "at least 4 buckets, an even number," if both else "at least 2 buckets"
             raise InputError(
-                f"positions need {least} and a max_distance above {max(1, each // 2)}, found {buckets} buckets and "
-                f"max_distance {max_distance}"
+                f"relative positions: expected {least} and a max_distance above {max(1, each // 2)}, found {buckets} "
+                f"buckets and max_distance {max_distance}; change one of them"
             )
         self.both = both
-        # The bucket of each distance, made once and in whole numbers of full precision.
+        # The bucket of each distance, computed once in Python's precision.
         buckets_of = [bucket(d, each, max_distance) for d in range(max_distance + 1)]
         table = torch.tensor(buckets_of)
         self.register_buffer("table", torch.cat([table, table + each]) if both else table, persistent=False)
         self.table: Tensor
-        # Adam moves a bias by its rate an update at most: from noise, a head took hundreds to prefer what is near.
+        # Adam moves a bias by at most the learning rate per update: from noise, a head took hundreds of updates to
+        # prefer near keys.
         nearest = torch.tensor([bisect_left(buckets_of, b) for b in range(each)])
         slope = torch.tensor([-4.0 / 2**h for h in range(heads - 1)] + [0.0])
         self.bias = nn.Parameter((nearest.log1p()[:, None] * slope).repeat(1 + both, 1))
@@ -44,7 +46,7 @@ class PositionBias(nn.Module):
     def forward(self, distance: Tensor) -> Tensor:
         """See the class."""
         most = len(self.table) // (1 + self.both) - 1
-        if self.both:  # keys behind the query: the second half of the table
+        if self.both:  # keys after the query: the second half of the table
             place = distance.abs().clamp(max=most) + (distance > 0) * (most + 1)
         else:
             place = (-distance).clamp(0, most)
@@ -52,7 +54,7 @@ class PositionBias(nn.Module):
 
 
 def bucket(distance: int, buckets: int, max_distance: int) -> int:
-    """The bucket, of so many for one direction, of a distance of 0 or more."""
+    """The bucket of a distance of 0 or more, from `buckets` for one direction."""
     exact = buckets // 2
     if distance < exact:
         return distance

@@ -1,7 +1,7 @@
 """Relative attention with a segment memory (Transformer-XL, Dai et al. 2019) as a layer."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.segment_memory import Segments
 from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.registry import register
-from mnemos.types import InputError, Output, check_heads, check_input
+from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 
 @register
@@ -19,10 +19,10 @@ class RelativeConfig(AttentionConfig):
     """softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v over the segment and a memory of inputs before it."""
 
     name: ClassVar[str] = "relative"
-    memory: int = 224  # causal: how many tokens before the segment are kept; 0: none
-    same_length: bool = False  # causal: a query sees exactly `memory` tokens before it, whatever the segments
-    clamp: int = 0  # distances beyond it are taken for it; 0: none are
-    detached: bool = True  # no gradient goes back into an earlier call; False: it does, and replay can carry it
+    memory: int = 224  # causal: the number of tokens kept from before the segment; 0: none
+    same_length: bool = False  # causal: a query attends to exactly `memory` tokens before it, wherever segments end
+    clamp: int = 0  # larger distances count as this one; 0: no limit
+    detached: bool = True  # no gradient flows into an earlier call; False: it does, and replay can carry it
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "RelativeAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
@@ -32,20 +32,20 @@ class RelativeConfig(AttentionConfig):
 class RelativeAttention(nn.Module):
     """Multi-head relative self-attention: `y, state = layer(x, state=None, mask=None)`.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Positions are distances alone, so a model around it has
-    none of its own (`position="none"`). R: sinusoids; W_R (`position`), u and v (`content_bias`, `position_bias`) are
-    the layer's own. No biases elsewhere, as in the paper's code.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Positions enter as distances only, so the model around
+    the layer needs no positions (`position="none"`). R: sinusoids. W_R (`position`), u and v (`content_bias`,
+    `position_bias`) belong to the layer. No other part has a bias, as in the paper's code.
 
-    Causal: the state is a `Segments`, the layer's inputs at the last `memory` tokens, of which keys and values are made
-    with the weights as they are now. A query reads all of them and its own segment up to itself, so where a sequence is
-    cut matters (splits = "segments"); with same_length it reads the `memory` tokens before it, wherever the cuts are,
-    of which there then need to be none (splits = "anywhere"). The state is detached as it comes in and as it goes out,
-    unless the configuration says not. Not causal: there is no state (None), and distances go both ways. Padded queries
-    get some finite output that means nothing.
+    Causal: the state is a `Segments`, the layer's inputs at the last `memory` tokens; keys and values are computed from
+    them with the present weights. A query attends to all of them and to its own segment up to itself, so the cuts are
+    part of the computation (splits = "segments"). With same_length it attends to the `memory` tokens before it, and the
+    cuts have no effect (splits = "anywhere"). The state is detached on the way in and out, unless `detached` is False.
+    Not causal: there is no state (None), and distances have both signs. The output of a padded query is finite and has
+    no meaning.
 
-    Cost of a call, N = memory + T: O(N·D² + T·N·D) time, or O(T·D² + T·N·D·H) for few tokens, which read the memory
-    itself (see `_few`); the state is N·D numbers a row, half of what keys and values are.
-    Raises InputError where D is not divisible by H, for a memory or a clamp below 0, and a state of another width.
+    Cost of a call with N = memory + T: O(N·D² + T·N·D) time, or O(T·D² + T·N·D·H) for few tokens, which read the inputs
+    directly (see `_few`). The state has N·D numbers per row, half as many as keys and values.
+    Raises InputError if D is not divisible by H, memory or clamp is below 0, or a state has another width.
     """
 
     rows_independent = True
@@ -62,7 +62,9 @@ class RelativeAttention(nn.Module):
         check_heads(dim, num_heads)
         self.config = c = config or RelativeConfig()
         if c.memory < 0 or c.clamp < 0:
-            raise InputError(f"memory and clamp must be at least 0, found memory {c.memory}, clamp {c.clamp}")
+            raise InputError(
+                f"expected memory and clamp of at least 0, found memory {c.memory}, clamp {c.clamp}; use 0 for none"
+            )
         self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
         self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
         self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
@@ -71,8 +73,8 @@ class RelativeAttention(nn.Module):
         self._table: Tensor | None = None
 
     @property
-    def splits(self) -> str:
-        """Where a sequence may be cut and resumed: "anywhere", "segments" (cuts are part of it) or "never"."""
+    def splits(self) -> Splits:
+        """Where a sequence may be cut: "anywhere", "segments" (cuts are part of the computation) or "never"."""
         if not self.causal:
             return "never"
         return "anywhere" if self.config.same_length else "segments"
@@ -82,14 +84,23 @@ class RelativeAttention(nn.Module):
         """Whether gradient flows through the incoming and outgoing state."""
         return not self.config.detached
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> Segments | None:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    @property
+    def state_kind(self) -> StateKind:
+        """Causal: "constant", at most `memory` tokens. Not causal: "none"."""
+        return "constant" if self.causal else "none"
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> Segments | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         if not self.causal:
             return None
         weight = self.query.weight
         return Segments.empty(batch_size, self.dim, weight.device if device is None else device, dtype or weight.dtype)
 
-    def heads(self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None) -> Output:
+    def heads(
+        self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         check_input(x, self.dim)
         if not self.causal:
@@ -102,17 +113,19 @@ class RelativeAttention(nn.Module):
             context = (state.detach() if self.config.detached else state).append(x, valid)
             mask = context.valid
         t, n = x.shape[1], context.x.shape[1]
-        # Multiplications: N·2D² for all keys and values, or T·N·2D more a head.
+        # Multiplications: N·2D² for all keys and values, or T·N·2D more per head.
         few = t * n * (self.num_heads - 1) < (n - t) * self.dim
         heads = (self._few if few else self._many)(x, context.x, mask)
         kept = context.last(self.config.memory)
         return heads, kept.detach() if self.config.detached else kept
 
     def _many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """Keys, values and distances are projected, and then compared."""
+        """Project keys, values and distances, and compare them with the queries."""
         t, n = x.shape[1], context.shape[1]
         q = self.query(x).unflatten(-1, (self.num_heads, -1))
-        if n > t and self.config.detached and torch.is_grad_enabled():  # no products for a gradient that nobody takes
+        if (
+            n > t and self.config.detached and torch.is_grad_enabled()
+        ):  # saves the products for a gradient that is not used
             memory = context[:, : n - t].detach()
             kv = torch.cat([self.key_value(memory), self.key_value(context[:, n - t :])], 1)
         else:
@@ -125,10 +138,10 @@ class RelativeAttention(nn.Module):
         )
 
     def _few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so that nothing of the memory is projected.
+        """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so the memory is not projected.
 
-        Each query is taken to the D channels of the inputs, a head at a time, compared with inputs and sinusoids, and
-        the inputs' weighted sum is projected to values.
+        Each query is projected to the D channels of the inputs, per head, and compared with inputs and sinusoids; the
+        weighted sum of the inputs is projected to values.
         """
         b, t, _ = x.shape
         n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
@@ -149,7 +162,7 @@ class RelativeAttention(nn.Module):
         return self.config.memory + 1 if self.causal and self.config.same_length else None
 
     def _distances(self, n: int, last: int, x: Tensor) -> Tensor:
-        """R of the distances n − 1 … last, [n − last, D] as x is; a table that is kept from call to call, and grows."""
+        """R of the distances n − 1 … last, [n − last, D] like x, from a table that is kept between calls and grows."""
         clamp, device, dtype = self.config.clamp, x.device, self.position.weight.dtype
         if torch.compiler.is_compiling():
             return sinusoids(n - 1, last, self.dim, clamp, device).to(dtype)
@@ -157,7 +170,7 @@ class RelativeAttention(nn.Module):
         first = -1 if table is None else len(table) // (1 if self.causal else 2) - self.causal
         if table is None or first < n - 1 or table.device != device or table.dtype != dtype:
             first = max(n - 1, self.config.memory)
-            with torch.inference_mode(False):  # what inference leaves behind must do for training too
+            with torch.inference_mode(False):  # training must be able to use a table made during inference
                 table = sinusoids(first, 0 if self.causal else -first, self.dim, clamp, device).to(dtype)
             self._table = table
         return table[first - (n - 1) : first + 1 - last]
@@ -171,7 +184,12 @@ class RelativeAttention(nn.Module):
         """[B, T, H, D/H] -> [B, T, D]."""
         return self.output(heads.flatten(2))
 
-    def forward(self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Segments | None]:
         """See the class."""
         heads, state = self.heads(x, state, mask)
         return self.project(heads), state
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,7 +1,7 @@
-"""Softmax attention (eq. 1 of all three papers) on torch's fused kernel, with a key-value state."""
+"""Softmax attention (eq. 1 of all three papers) on PyTorch's fused kernel, with a key-value state."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
 from mnemos.ops.sinusoids import angles
 from mnemos.registry import register
-from mnemos.types import InputError, Output, check_heads, check_input
+from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 
 @register
@@ -21,22 +21,23 @@ class SoftmaxConfig(AttentionConfig):
 
     name: ClassVar[str] = "softmax"
     rotates: ClassVar[bool] = True
-    window: int | None = None  # causal: how many tokens a query sees, itself among them; None: all
+    window: int | None = None  # causal: how many tokens a query attends to, itself included; None: all
 
     def build(
         self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: bool = False
     ) -> "SoftmaxAttention":
-        """The layer, [B, T, dim] -> [B, T, dim]; `rotary`: queries and keys are rotated by their positions."""
+        """The layer, [B, T, dim] -> [B, T, dim]. rotary: rotate queries and keys by their positions."""
         return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, self.window)
 
 
 class SoftmaxAttention(nn.Module):
     """Multi-head softmax self-attention: `y, state = layer(x, state=None, mask=None)`.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of the N tokens
-    so far, or of the last `window` − 1, and a call costs O(T·(N+T)·D), memory O(N·D) a row: constant for a stream
-    with a window. Not causal: there is no state (None). Padded queries get some finite output that means nothing.
-    Raises InputError where D is not divisible by H, or by 2H with rotary positions, and for a window below 1.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of the N tokens so
+    far, or of the last `window` − 1 tokens. A call costs O(T·(N+T)·D) time and the state O(N·D) memory per row, which
+    is constant with a window. Not causal: there is no state (None). The output of a padded query is finite and has no
+    meaning.
+    Raises InputError if D is not divisible by H (by 2H with rotary positions), or if the window is below 1.
     """
 
     rows_independent = True
@@ -55,29 +56,40 @@ class SoftmaxAttention(nn.Module):
         check_heads(dim, num_heads)
         if rotary and dim // num_heads % 2:
             raise InputError(
-                f"rotary positions need an even head width, found {dim // num_heads}; change width or heads"
+                f"rotary positions: expected an even width per head, found {dim // num_heads}; change dim or num_heads"
             )
         if window is not None and (window < 1 or not causal):
-            raise InputError(f"window must be at least 1 and the attention causal, found window {window}, {causal=}")
+            raise InputError(
+                f"window: expected at least 1 and causal=True, found window {window}, {causal=}; use window=None"
+            )
         self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
         self.rotary, self.window = rotary, window
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
     @property
-    def splits(self) -> str:
-        """Where a sequence may be cut and resumed: "anywhere", or "never" (there is no state)."""
+    def splits(self) -> Splits:
+        """Where a sequence may be cut and resumed: "anywhere", or "never" without a state."""
         return "anywhere" if self.causal else "never"
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> KeyValues | None:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    @property
+    def state_kind(self) -> StateKind:
+        """Causal: "growing", or "constant" with a window. Not causal: "none"."""
+        if not self.causal:
+            return "none"
+        return "growing" if self.window is None else "constant"
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> KeyValues | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         if not self.causal:
             return None
         return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
 
     def heads(
         self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
-    ) -> Output:
+    ) -> tuple[Tensor, KeyValues | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         check_input(x, self.dim)
         b, t, _ = x.shape
@@ -107,27 +119,30 @@ class SoftmaxAttention(nn.Module):
 
     def forward(
         self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
-    ) -> Output:
-        """See the class. bias [1 or B, H, T, N + T] is added to the scores of the T queries, after their scale."""
+    ) -> tuple[Tensor, KeyValues | None]:
+        """See the class. bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
         heads, state = self.heads(x, state, mask, bias)
         return self.project(heads), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
     """softmax(q·kᵀ/√d)·v for q [B, T, H, d], k [B, N, H, d], v [B, N, H, M].
 
-    visible [B or 1, H or 1, T or 1, N]: which keys are seen (bool), or what is added to the scores (float).
+    visible [B or 1, H or 1, T or 1, N]: which keys a query attends to (bool), or a term added to its scores (float).
     """
     if visible is not None and visible.is_floating_point():
-        visible = visible.to(q.dtype)  # which autocast may have lowered
+        visible = visible.to(q.dtype)  # autocast may have made q narrower
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
     if on_cpu and not dropout and not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
-        # Between these lengths, and without gradient, the plain products are up to twice as fast as the fused kernel.
+        # For these lengths, without gradient, the plain products are up to twice as fast as the fused kernel.
         return _plain(q, k, v, visible, causal).transpose(1, 2)
     if more > 0 and on_cpu:
-        # The fused CPU kernel wants equal widths; zeros change no score, and are 2 to 3 times faster than without it.
+        # The fused CPU kernel needs equal widths. Zeros change no score, and the kernel is 2 to 3 times faster.
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
     return y.transpose(1, 2)
@@ -145,26 +160,26 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
 
 
 def some(mask: Tensor) -> Tensor:
-    """The mask, but all True in rows that have no valid token, whose softmax would be 0/0."""
+    """The mask, with all True in rows without a valid token: their softmax would otherwise be 0/0."""
     return mask | ~mask.any(-1, keepdim=True)
 
 
 def biased(visible: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """What `attend` takes, of keys that are visible (bool) and a bias (float) of the scores."""
+    """The `visible` argument of `attend`, from visible keys (bool) and a bias of the scores (float)."""
     if bias is None or visible is None:
         return visible if bias is None else bias
     return torch.where(visible, bias, -torch.inf)
 
 
 def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
-    """Which of N keys each of the last T queries sees, [B, 1, T, N]: valid ones not after it, and itself.
+    """The keys that each of the last T queries attends to, [B, 1, T, N]: valid keys not after it, and itself.
 
-    With a window, none that is `window` or more before it (for T = 1, none such is kept).
+    With a window, only keys fewer than `window` tokens before it (for T = 1 the state keeps no others).
     """
     n = valid.shape[1]
     if t == 1:
-        # One query sees all that is valid. Telling the kernel so when that is everything saves it the mask;
-        # finding out is free where the tensor can be looked at without waiting for a device.
+        # One query attends to every valid key. If all keys are valid, the kernel needs no mask; on the CPU, checking
+        # that does not wait for a device.
         if valid.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid.all()):
             return None
         itself = torch.arange(n, device=valid.device) == n - 1
@@ -175,15 +190,15 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
     return ((near & valid[:, None]) | (key == query))[:, None]
 
 
-def rotation(t: int, width: int, start: Tensor | None, device: Any) -> Tensor:
-    """Angles' cosines and sines for T positions from start [B] (None: 0), as complex [B or 1, T, 1, width/2]."""
+def rotation(t: int, width: int, start: Tensor | None, device: Device) -> Tensor:
+    """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2]."""
     positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
     angle = angles(positions, width)[:, :, None]
     return torch.polar(torch.ones_like(angle), angle)
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021): channel pairs (2i, 2i+1) of x [B, T, H, D] turned by their angles."""
+    """Rotary positions (Su et al. 2021): rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles."""
     if x.dtype == torch.float64:
         pairs, turn = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex128)
     else:

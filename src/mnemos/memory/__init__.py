@@ -1,4 +1,4 @@
-"""What persists across segments and steps."""
+"""Memories: the states and stored caches that persist across segments and training steps."""
 
 from .gated_cache import GatedCache, accumulate_caches, caches, clear_caches, hold_caches, traced
 from .grc import GRC

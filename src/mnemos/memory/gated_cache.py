@@ -1,4 +1,4 @@
-"""The gated recurrent cache as a module: its gates around a stored cache (see `stored` for when it is committed)."""
+"""The gated recurrent cache as a module: gates around a stored cache (stored.py says when it is updated)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -41,19 +41,22 @@ __all__ = [
 
 
 class GatedCache(StoredCache):
-    """What every gated-cache layer has: update_gate, reset_gate, candidate, mix (λ, [H]) and cache [Tm, Dm].
+    """Base of every gated-cache layer: update_gate, reset_gate, candidate, mix (λ, [H]) and cache [Tm, Dm].
 
-    Dm = ratio·D rounded down to a multiple of H. `grc.length` must be one number here.
+    Dm = ratio·D, rounded down to a multiple of H. Raises InputError unless `grc.length` is one number and Dm ≥ H.
     """
 
     def __init__(self, dim: int, num_heads: int, grc: GRC) -> None:
         check_heads(dim, num_heads)
         if not isinstance(grc.length, int):
-            raise InputError(f"a single layer needs GRC(length=<number of slots>), found length={grc.length!r}")
+            raise InputError(
+                f"GRC.length: expected a number of slots for a single layer, found {grc.length!r}; give GRC(length=…)"
+            )
         d = int(grc.ratio * dim) // num_heads * num_heads
         if d == 0:
             raise InputError(
-                f"ratio {grc.ratio} of width {dim} leaves no channel for each of {num_heads} heads; raise it"
+                f"GRC.ratio: expected at least one channel for each of {num_heads} heads, found {grc.ratio} of dim "
+                f"{dim}; raise it"
             )
         super().__init__(grc.length, d)
         self.grc = grc = grc.resolved()
@@ -69,19 +72,21 @@ class GatedCache(StoredCache):
     ) -> Tensor:
         """C_t [B, Tm, Dm] of tokens `source` [B, T, Dm] (valid where mask [B, T]) and cache [Tm, Dm] or [B, Tm, Dm].
 
-        In float32, whatever autocast says. A row without a valid token keeps its cache.
+        Computed in float32 under any autocast. A row without a valid token keeps its cache.
         """
         tokens, length, takes = source.shape[1], cache.shape[-2], None
         if mask is None and self.grc.resample == "nearest" and tokens not in (0, length):
-            takes = places(tokens, length, source.device)  # again in the backward, rather than kept
+            takes = places(
+                tokens, length, source.device
+            )  # the backward resamples again, which saves keeping the result
         else:
             source = resample(source.to(cache.dtype), length, mask, self.grc.resample, grid)
         written = None if mask is None else mask.any(1)[:, None, None]
         if written is not None:
-            source = torch.where(written, source, 0)  # whatever padding holds, also in the backward
+            source = torch.where(written, source, 0)  # padding may hold anything, also NaN in the backward
 
         def weights(module: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
-            # Sharding with mixed precision lends them in half precision, and the cache as it is.
+            # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
             return module.weight.to(cache.dtype), module.bias.to(cache.dtype)
 
         new, gates = gated_update(
@@ -108,7 +113,7 @@ class GatedCache(StoredCache):
             self.trace.setdefault(f"{name}_saturated", []).append(saturated)
 
     def batch_mean(self, new: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The mean [Tm, Dm] of C_t [B, Tm, Dm] over the rows that count ([B] bool, None: all), and how many."""
+        """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
         if rows is None:
             return new.mean(0), torch.full((), new.shape[0], dtype=new.dtype, device=new.device)
         share = rows.to(new.dtype)
@@ -116,10 +121,10 @@ class GatedCache(StoredCache):
         return torch.einsum("b,btd->td", share, new) / count.clamp(min=1), count
 
     def read_mean(self, mean: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch mean that `read="mean"` attends to, over all processes, differentiably, and its rows."""
+        """The mean that `read="mean"` attends to, over all processes and with gradient, and its number of rows."""
         if not several_processes():
             return mean, rows
-        from torch.distributed.nn.functional import all_reduce  # only where torch is built with it
+        from torch.distributed.nn.functional import all_reduce  # absent from a torch built without it
 
         total = all_reduce(mean * rows)
         dist.all_reduce(count := rows.clone())
@@ -138,7 +143,7 @@ def caches(model: nn.Module) -> list[GatedCache]:
 
 @contextlib.contextmanager
 def traced(model: nn.Module) -> Iterator[dict[str, dict[str, list[Tensor]]]]:
-    """Forwards inside record each cache's gate activity, a value an update: {module name: {"update_mean": […], …}}."""
+    """Forwards inside record the gates of each cache, one value per update: {module name: {"update_mean": […], …}}."""
     found = {name: m for name, m in model.named_modules() if isinstance(m, GatedCache)}
     records: dict[str, dict[str, list[Tensor]]] = {name: {} for name in found}
     try:

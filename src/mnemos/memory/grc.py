@@ -1,7 +1,7 @@
 """GRC: the switches of the gated recurrent cache, and the presets that set them together."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mnemos.config import check_fields
 from mnemos.types import InputError
@@ -9,7 +9,7 @@ from mnemos.types import InputError
 
 @dataclass(frozen=True)
 class GRC:
-    """What a gated recurrent cache is like. A switch left at None takes the preset's value.
+    """The switches of a gated recurrent cache. A switch left at None takes the preset's value.
 
     ============ ================ ============================== =========================
     switch       paper            official (the released module) mnemos (the default)
@@ -23,23 +23,27 @@ class GRC:
     convolution  no               where a grid is known          no
     ============ ================ ============================== =========================
 
-    The default keeps the paper's source and the release's bounded candidate: with the linear candidate the cache is
-    an unbounded linear recurrence. It reads each row's own cache, because reading the batch mean makes a row depend
-    on its neighbours, and starts with the gate nearly shut, σ(−2) = 0.12: on short ListOps a gate that starts half
-    open cost 4 points of accuracy (log/2026-11-21-first-gate.md).
+    The default has the paper's source and the release's bounded candidate: with the linear candidate the cache is an
+    unbounded linear recurrence. Each row reads its own cache, because reading the batch mean makes a row depend on the
+    other rows. The gate starts nearly closed, σ(−2) = 0.12: on short ListOps, a gate that started half open cost 4
+    points of accuracy (log/2026-11-21-first-gate.md).
     """
 
-    length: int | tuple[int, ...] | Literal["auto"] = "auto"  # slots Tm; one a stage; or the host's own length
+    length: int | tuple[int, ...] | Literal["auto"] = (
+        "auto"  # slots Tm; or one number per stage; "auto": the host's length
+    )
     ratio: float = 0.5  # Dm/D, rounded down to a multiple of the heads
     preset: Literal["paper", "official", "mnemos"] = "mnemos"
-    gate_init: float | None = None  # λ at the start; σ(λ) is the cached branch's share
-    scope: Literal["shared", "stream"] = "shared"  # one cache for the batch, or one a row, carried as state
-    source: Literal["input", "output"] | None = None  # what is summarised: X, or the attention's projected output
+    gate_init: float | None = None  # initial λ; σ(λ) is the share of the cached branch
+    scope: Literal["shared", "stream"] = "shared"  # one cache for the batch, or one per row, carried as state
+    source: Literal["input", "output"] | None = None  # the cache summarises X, or the attention's projected output
     candidate: Literal["linear", "layernorm_gelu"] | None = None
-    read: Literal["mean", "sample"] | None = None  # keys and values from the batch mean of C_t, or each row's own
-    inference: Literal["frozen", "transient"] | None = None  # read as stored, or updated by the row, never stored
-    lift: Literal["project", "pad"] | None = None  # how o_mem of Dm/H channels a head becomes D/H
-    convolution: bool | None = None  # add a grouped 3x3 convolution of X (needs a grid and D % Dm = 0)
+    read: Literal["mean", "sample"] | None = None  # keys and values from the batch mean of C_t, or from each row's C_t
+    inference: Literal["frozen", "transient"] | None = (
+        None  # eval() reads the stored cache, or C_t of the row's own tokens
+    )
+    lift: Literal["project", "pad"] | None = None  # maps o_mem from Dm/H to D/H channels per head
+    convolution: bool | None = None  # add a grouped 3×3 convolution of X (needs a grid and D % Dm = 0)
     resample: Literal["nearest", "linear", "grid"] = "nearest"  # tokens to slots; grid: 2-D, needs a grid
     branch: Literal["softmax", "linear"] = "softmax"  # the attention over the slots
     block: int | None = None  # causal: tokens between two updates; None: Tm
@@ -48,25 +52,29 @@ class GRC:
     def __post_init__(self) -> None:
         check_fields(self, "GRC")
         if not 0 < self.ratio <= 1:
-            raise InputError(f"GRC ratio must be above 0 and at most 1, found {self.ratio}")
+            raise InputError(f"GRC.ratio: expected above 0 and at most 1, found {self.ratio}; change it")
         lengths = self.length if isinstance(self.length, tuple) else (self.length,)
         if not lengths or any(length != "auto" and length < 1 for length in lengths):
-            raise InputError(f'GRC length must be "auto" or at least 1 slot, found {self.length!r}')
+            raise InputError(f'GRC.length: expected "auto" or at least 1 slot, found {self.length!r}; change it')
         if self.block is not None and self.block < 1:
-            raise InputError(f"GRC block must be at least 1 token, found {self.block}")
+            raise InputError(f"GRC.block: expected at least 1 token, found {self.block}; use None for as many as slots")
         if self.scope == "stream" and self.read == "mean":
-            raise InputError('scope="stream" keeps a cache a row, so read="mean" has nothing to average; leave it out')
+            raise InputError(
+                'GRC.read: scope="stream" has a cache per row and expects "sample", found "mean"; leave it out'
+            )
         if self.scope == "stream" and self.inference == "frozen":
-            raise InputError('scope="stream" carries a cache a row, which inference="frozen" would stop; leave it out')
+            raise InputError(
+                'GRC.inference: scope="stream" updates every row and expects "transient", found "frozen"; leave it out'
+            )
         if not self.write and self.inference == "frozen":
             raise InputError(
                 'write=False expects inference="transient", found "frozen", which reads a stored cache; leave it out'
             )
 
     def resolved(self) -> "GRC":
-        """The same with every switch set: what was given wins, the preset gives the rest."""
+        """The same with every switch set: the given value, else the preset's."""
         switches = dict(PRESETS[self.preset])
-        # A row's own cache is read, at inference as in training: it is carried (stream), or there is no other (write).
+        # A row reads its own cache, at inference as in training: it carries it (stream), or has no other (write=False).
         if self.scope == "stream" or not self.write:
             switches.update(read="sample", inference="transient")
         for name in switches:
@@ -89,7 +97,7 @@ class GRC:
         return replace(self, write=False, read="sample", inference="transient")
 
 
-_PAPER = {
+_PAPER: dict[str, Any] = {
     "source": "input",
     "candidate": "linear",
     "gate_init": 0.0,
@@ -98,9 +106,9 @@ _PAPER = {
     "lift": "project",
     "convolution": False,
 }
-PRESETS: dict[str, dict] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "paper": _PAPER,
-    # convolution: on wherever the host is an image of known grid; a sequence has none (see GatedCacheAttention).
+    # convolution None: on where the layer knows an image's grid, off for sequences (see GatedCacheAttention).
     "official": {
         "source": "output",
         "candidate": "layernorm_gelu",

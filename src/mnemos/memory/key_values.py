@@ -1,23 +1,23 @@
-"""The memory of softmax attention: every key and value so far."""
-
-from typing import Any
+"""The memory of softmax attention: the keys and values of earlier tokens."""
 
 import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
 
+from mnemos.types import Device
+
 
 class KeyValues:
-    """Keys and values of the tokens a causal attention has seen; a `State`, never changed once made.
+    """Keys and values of the tokens a causal attention has read; a `State`, which no operation changes.
 
-    k, v: [B, N, H, D/H], the last N tokens of every row: all of them, or those of a window.
-    valid [B, N] bool: which of them may be attended to (padding and the past of a reset row may not).
-    seen [B] int64: tokens since the row was fresh: the position of the next one.
+    k, v: [B, N, H, D/H], the last N tokens of every row: all tokens, or those of a window.
+    valid [B, N] bool: the tokens that may be attended to (not padding, and not the past of a reset row).
+    seen [B] int64: tokens since the row began, which is the position of the next token.
 
-    `append` costs O(T) for T new tokens, amortised, though no state is ever changed: without gradient the
-    tensors are stretches of a buffer with room behind them, and the newest state of a stream writes into that
-    room. A state that is not the newest (a fork), or was rebuilt from its leaves, copies once and goes on.
+    `append` costs O(T) for T new tokens, amortised. Without gradient the tensors are slices of a buffer with spare
+    capacity, and the newest state of a stream writes its tokens there, where no earlier state reads. A state that is
+    not the newest (a fork), or that was rebuilt from its leaves, copies its tokens once.
     """
 
     __slots__ = ("_buffer", "_end", "k", "seen", "v", "valid")
@@ -26,17 +26,19 @@ class KeyValues:
         self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _buffer: "Buffer | None" = None, _end: int = 0
     ) -> None:
         self.k, self.v, self.valid, self.seen = k, v, valid, seen
-        self._buffer, self._end = _buffer, _end  # where the tokens lie, and where in it they end
+        self._buffer, self._end = _buffer, _end  # the buffer of the tokens, and where in it they end
 
     @staticmethod
-    def empty(batch: int, heads: int, width: int, device: Any = None, dtype: Any = None) -> "KeyValues":
-        """No token seen: B rows, H heads of `width` channels."""
+    def empty(
+        batch: int, heads: int, width: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> "KeyValues":
+        """The state before the first token: B rows, H heads of `width` channels."""
         nothing = torch.zeros(batch, 0, heads, width, device=device, dtype=dtype)
         valid = torch.zeros(batch, 0, device=device, dtype=torch.bool)
         return KeyValues(nothing, nothing.clone(), valid, torch.zeros(batch, device=device, dtype=torch.int64))
 
     def last(self, n: int) -> "KeyValues":
-        """The state with only the last n tokens to attend to; it goes on in the same buffer."""
+        """The state with only the last n tokens, in the same buffer."""
         if n >= self.k.shape[1]:
             return self
         start = self.k.shape[1] - n
@@ -57,14 +59,14 @@ class KeyValues:
 
 
 class Buffer:
-    """Room for `capacity` tokens, of which the first `used` belong to some state and are never written again."""
+    """Storage for `capacity` tokens. The first `used` belong to some state and are not written again."""
 
     def __init__(self, kept: tuple[Tensor, ...], capacity: int) -> None:
         def room(x: Tensor) -> Tensor:
             b, n, *rest = x.shape
             if len(rest) < 2:
                 space = x.new_zeros(b, capacity, *rest)
-            else:  # heads before tokens in memory: attention reads each head's keys as one run
+            else:  # heads before tokens in memory, so that attention reads the keys of a head contiguously
                 h, d = rest
                 space = torch.empty(b, h, capacity, d, device=x.device, dtype=x.dtype).transpose(1, 2)
             space[:, :n] = x
@@ -77,15 +79,15 @@ class Buffer:
 def appended(
     kept: tuple[Tensor, ...], new: tuple[Tensor, ...], buffer: Buffer | None, end: int
 ) -> tuple[tuple[Tensor, ...], Buffer | None, int]:
-    """`kept` [B, N, ..], N > 0, with `new` [B, T, ..] behind it, the buffer they lie in, if any, and where they end.
+    """`kept` [B, N, ..], N > 0, followed by `new` [B, T, ..]; the buffer that holds them, if any, and their end in it.
 
-    `buffer` and `end` are those that `kept` came with (None, 0: none). Nothing that was given changes.
+    `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
     """
     before, more = kept[0].shape[1], new[0].shape[1]
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new)):
         return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
     if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
-        buffer = None  # such a tensor may be written in inference mode alone
+        buffer = None  # such a tensor may be written in inference mode only
     if buffer is None or buffer.used != end or buffer.capacity < end + more:
         buffer, end = Buffer(kept, 2 * (before + more)), before
     start, at, end = end - before, end, end + more
@@ -95,7 +97,7 @@ def appended(
     return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
 
 
-# torch's own tree functions see through it; a rebuilt state has no buffer and copies at its next append.
+# PyTorch's tree functions see the tensors. A rebuilt state has no buffer and copies at its next append.
 pytree.register_pytree_node(
     KeyValues,
     lambda s: ([s.k, s.v, s.valid, s.seen], None),

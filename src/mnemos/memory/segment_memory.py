@@ -1,22 +1,22 @@
-"""The memory of Transformer-XL (Dai et al. 2019): what a layer was given for the last tokens."""
-
-from typing import Any
+"""The memory of Transformer-XL (Dai et al. 2019): a layer's inputs at the last tokens."""
 
 import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
 
+from mnemos.types import Device
+
 from .key_values import Buffer, appended
 
 
 class Segments:
-    """A layer's inputs at the last N tokens of every row; a `State`, never changed once made.
+    """A layer's inputs at the last N tokens of every row; a `State`, which no operation changes.
 
-    x [B, N, D]: the inputs, from which keys and values are made anew. valid [B, N] bool: which of them may be attended
-    to; padding and the past of a reset row may not. So a row of zeros is a fresh one.
+    x [B, N, D]: the inputs, from which every call computes keys and values. valid [B, N] bool: the tokens that may be
+    attended to (not padding, and not the past of a reset row); a row of zeros is therefore a new row.
 
-    `append` costs O(T) for T new tokens, amortised, as that of `KeyValues` does.
+    `append` costs O(T) for T new tokens, amortised, as for `KeyValues`.
     """
 
     __slots__ = ("_buffer", "_end", "valid", "x")
@@ -26,8 +26,8 @@ class Segments:
         self._buffer, self._end = _buffer, _end
 
     @staticmethod
-    def empty(batch: int, dim: int, device: Any = None, dtype: Any = None) -> "Segments":
-        """No token seen: B rows of width D."""
+    def empty(batch: int, dim: int, device: Device = None, dtype: torch.dtype | None = None) -> "Segments":
+        """The state before the first token: B rows of width D."""
         valid = torch.zeros(batch, 0, device=device, dtype=torch.bool)
         return Segments(torch.zeros(batch, 0, dim, device=device, dtype=dtype), valid)
 
@@ -39,21 +39,21 @@ class Segments:
         return Segments(x, valid, buffer, end)
 
     def last(self, n: int) -> "Segments":
-        """The state with only the last n tokens; it goes on in the same buffer."""
+        """The state with only the last n tokens, in the same buffer."""
         if n >= self.x.shape[1]:
             return self
         start = self.x.shape[1] - n
         return Segments(self.x[:, start:], self.valid[:, start:], self._buffer, self._end)
 
     def detach(self) -> "Segments":
-        """The same values, cut from the graph that made them."""
+        """The same values without the graph that computed them."""
         return Segments(self.x.detach(), self.valid, self._buffer, self._end)
 
     def __repr__(self) -> str:
         return f"Segments(x={tuple(self.x.shape)})"
 
 
-# torch's own tree functions see through it; a rebuilt state has no buffer and copies at its next append.
+# PyTorch's tree functions see the tensors. A rebuilt state has no buffer and copies at its next append.
 pytree.register_pytree_node(
     Segments,
     lambda s: ([s.x, s.valid], None),

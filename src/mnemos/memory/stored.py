@@ -1,15 +1,15 @@
-"""A stored cache as a module: a buffer that outlives the forward, and its commit in two phases.
+"""A stored cache as a module: a buffer that outlives the forward and is updated in two phases.
 
-A training forward reads `cache` and leaves its successor in `pending`; the next training forward of the whole
-model, `eval()` or a save promotes it. So a recomputed forward (activation checkpointing) reads what the first
-one read, a forward that fails half-way commits nothing, and no tensor that autograd saved is written. The one limit:
-of two checkpointed training forwards before the backward of the first, the second promotes, and the first's
-recomputation reads the newer cache; put such forwards into one `accumulate_caches(model)`.
+A training forward reads `cache` and writes its successor to `pending`; the next training forward of the whole model,
+`eval()` or a save promotes `pending` to `cache`. A recomputed forward (activation checkpointing) therefore reads what
+the first forward read, a forward that fails changes nothing, and no tensor that autograd saved is written. One limit:
+if two checkpointed training forwards run before the backward pass of the first, the second one promotes, and the
+recomputation of the first reads the newer cache. Put such forwards into one `accumulate_caches(model)`.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,10 @@ from mnemos._compat import Moving, in_backward
 
 
 class StoredCache(Moving):
-    """Base of the caches that a model stores: `cache` [Tm, D], float32, zeros while it has seen nothing.
+    """Base of the caches that a model stores: `cache` [Tm, D], float32, zeros before the first update.
 
-    It is float32 under any autocast (a model moved to another type moves it along), is saved with the weights, and is
-    only ever copied into.
+    The buffer stays float32 under autocast (moving the model to another dtype moves it too), is saved with the weights,
+    and is always written in place.
     """
 
     cache: Tensor
@@ -30,13 +30,13 @@ class StoredCache(Moving):
     def __init__(self, slots: int, dim: int) -> None:
         super().__init__()
         self.register_buffer("cache", torch.zeros(slots, dim))
-        # Not buffers: DistributedDataParallel would overwrite every rank's with the first one's.
+        # Not buffers: DistributedDataParallel would overwrite those of every rank with those of rank 0.
         self.pending = torch.zeros(slots, dim)
-        # One element and not none: torch 2.13 compiles a write of a 0-dimensional CPU tensor away.
+        # One dimension and not 0: torch 2.13 compiles a write to a 0-dimensional CPU tensor away.
         self.pending_rows = torch.zeros(1)
-        self.owned = False  # a model above begins and ends the forward
-        self.complete = True  # the forward that wrote `pending` came to its end
-        self.writes = True  # False: training forwards read the cache and leave nothing
+        self.owned = False  # a model above calls begin_forward and end_forward
+        self.complete = True  # the forward that wrote `pending` ended without an error
+        self.writes = True  # False: training forwards read the cache and leave nothing pending
         self.accumulates = False
         self.register_load_state_dict_post_hook(_after_load)
         self.register_state_dict_pre_hook(_before_save)
@@ -45,30 +45,30 @@ class StoredCache(Moving):
         """Move what is pending with the cache."""
         self.pending, self.pending_rows = fn(self.pending), fn(self.pending_rows)
 
-    def train(self, mode: bool = True) -> Any:
-        """As of any module; leaving training promotes what is pending."""
+    def train(self, mode: bool = True) -> Self:
+        """Like `nn.Module.train`; leaving training mode promotes `pending`."""
         if self.training and not mode:
             promote([self])
         return super().train(mode)
 
     def stage(self, successor: Tensor, rows: Tensor) -> None:
-        """Leave `successor` [Tm, D], made of `rows` rows, as the cache's next value; nothing while it is recomputed."""
+        """Write `successor` [Tm, D], the result of `rows` rows, to `pending`; a recomputed forward writes nothing."""
         if not self.writes or recomputing():
             return
         with torch.no_grad():
             successor, rows = successor.detach(), rows.detach()
             if self.accumulates:
-                # The first is taken as it is: joining would round by a `pending` that means nothing, and another after
-                # a load.
+                # The first successor is taken unchanged: joining it with a meaningless `pending` would round it, and
+                # differently after a load.
                 successor = torch.where(self.pending_rows > 0, self.joined(successor, rows), successor)
                 rows = self.pending_rows + rows
             self.pending.copy_(successor)
             self.pending_rows.copy_(rows)
 
     def joined(self, successor: Tensor, rows: Tensor) -> Tensor:
-        """What `pending` becomes when a further micro-batch of the same update leaves `successor`: the mean over rows.
+        """The new `pending` when another micro-batch of the same update gives `successor`: the mean over all rows.
 
-        It is to be what the whole batch would have left.
+        This equals, to rounding, what the whole batch would give in one forward.
         """
         return self.pending + (successor - self.pending) * (rows / (self.pending_rows + rows).clamp(min=1))
 
@@ -79,14 +79,14 @@ def stored(model: nn.Module) -> list[StoredCache]:
 
 
 def recomputing() -> bool:
-    """Whether this code runs inside a backward pass, as activation checkpointing's second forward does."""
+    """Whether this code runs inside a backward pass, as the recomputation of activation checkpointing does."""
     return not torch.compiler.is_compiling() and in_backward()
 
 
 def begin_forward(found: Sequence[StoredCache]) -> bool:
-    """A training forward of the whole model starts: promote what the last one left, if that one ended.
+    """Start a training forward of the whole model: promote `pending`, if the forward that wrote it ended.
 
-    True where the forward is to be ended by `end_forward`: not where it is only recomputed or only probes.
+    True if the caller must call `end_forward`: not in a recomputed forward, and not inside `hold_caches`.
     """
     if not found or recomputing() or not found[0].writes:
         return False
@@ -100,7 +100,7 @@ def begin_forward(found: Sequence[StoredCache]) -> bool:
 
 
 def end_forward(found: Sequence[StoredCache]) -> None:
-    """The forward came to its end: what it left may be promoted."""
+    """The forward ended without an error: its `pending` may be promoted."""
     if not found[0].accumulates:
         _reduce(found)
     for cache in found:
@@ -109,13 +109,13 @@ def end_forward(found: Sequence[StoredCache]) -> None:
 
 @torch.no_grad()
 def promote(found: Sequence[StoredCache]) -> None:
-    """Make what complete forwards left pending the stored caches; a second call changes nothing.
+    """Copy the `pending` of complete forwards to the stored caches; a second call changes nothing.
 
-    An entry that is not finite keeps what it was: an overflow spoils the batch it happened in, and not the cache, from
-    which later batches would read it for ever.
+    An entry that is not finite is not copied. An overflow then affects its own batch only; in the cache, every later
+    batch would read it.
     """
     if any(cache.accumulates for cache in found):
-        return  # what is pending is part of an update
+        return  # `pending` is part of an unfinished update
     if not all(cache.complete for cache in found):
         _discard(found)
     for cache in found:
@@ -137,10 +137,10 @@ def several_processes() -> bool:
 
 @torch.no_grad()
 def _reduce(found: Sequence[StoredCache]) -> None:
-    """Over all processes, the mean of what is pending, weighted by rows: one reduction for the whole model.
+    """Replace `pending` by its mean over all processes, weighted by rows, in one reduction for the whole model.
 
-    At the end of a forward, which every process runs, and not at the promotion, because `eval()` and a save
-    promote too and are often called by the first process alone.
+    This runs at the end of a forward, which every process reaches, and not at the promotion: `eval()` and a save
+    promote too, and often only the first process calls them.
     """
     found = [cache for cache in found if cache.writes]
     if not found or not several_processes():
@@ -154,20 +154,20 @@ def _reduce(found: Sequence[StoredCache]) -> None:
         cache.pending_rows.copy_(count)
 
 
-def _after_load(module: nn.Module, _: Any) -> None:
-    # A loaded cache replaces what was pending; load_state_dict(assign=True) may also have changed the device.
+def _after_load(module: nn.Module, _: object) -> None:
+    # A loaded cache makes `pending` obsolete; load_state_dict(assign=True) may also have changed the device.
     assert isinstance(module, StoredCache)
     module.pending = torch.zeros_like(module.cache)
     module.pending_rows = module.pending.new_zeros(1)
 
 
-def _before_save(module: nn.Module, *_: Any) -> None:
+def _before_save(module: nn.Module, *_: object) -> None:
     assert isinstance(module, StoredCache)
     promote([module])
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Zero every stored cache, and forget what is pending: a memory that has seen nothing (Appendix B)."""
+    """Set every stored cache to zero and drop what is pending: the state before the first update (Appendix B)."""
     with torch.no_grad():
         for cache in stored(model):
             cache.cache.zero_()
@@ -176,16 +176,16 @@ def clear_caches(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def hold_caches(model: nn.Module) -> Iterator[None]:
-    """Training forwards inside read the caches and write nothing: a probe."""
+    """Training forwards inside read the caches and do not write them."""
     with _switched(stored(model), "writes", False):
         yield
 
 
 @contextlib.contextmanager
 def accumulate_caches(model: nn.Module) -> Iterator[None]:
-    """Training forwards inside read one cache and make one update, that of all their rows together.
+    """Training forwards inside read the same caches and make one update together, from all their rows.
 
-    One that fails, though its error be caught, takes with it those before it.
+    If one of them fails, the update of all is dropped, even if the error is caught inside.
     """
     found = stored(model)
     promote(found)
@@ -193,7 +193,7 @@ def accumulate_caches(model: nn.Module) -> Iterator[None]:
         with _switched(found, "accumulates", True):
             yield
     except BaseException:
-        _discard(found)  # part of an update is none
+        _discard(found)  # a partial update must not be promoted
         raise
     _reduce(found)
 

@@ -1,4 +1,4 @@
-"""Whole models: model(x, state) -> (logits, state)."""
+"""Whole models: logits, state = model(x, state)."""
 
 from .lstm import LSTM, LSTMConfig, LSTMState
 from .memformer import Memformer, MemformerConfig, MemformerState

@@ -1,19 +1,20 @@
-"""The one assembly that the models share: attention, MLP, norms and residuals."""
+"""The parts that the models share: attention and MLP blocks, positions, initialisation."""
 
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.ops.sinusoids import sinusoids as of_positions
-from mnemos.types import Output, State
+from mnemos.types import Attention, Device, Output, State
 
 Norm = Literal["pre", "post"]
 Activation = Literal["gelu", "relu"]
 
 
 class MLP(nn.Module):
-    """W₂·φ(W₁·x) on each token, [.., D] -> [.., D]."""
+    """W₂·φ(W₁·x) for each token, [.., D] -> [.., D]."""
 
     def __init__(self, dim: int, hidden: int, activation: Activation = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
@@ -26,9 +27,12 @@ class MLP(nn.Module):
         hidden = self.expand(x)
         if torch.is_grad_enabled():
             hidden = self.activation(hidden)
-        else:  # in place: fresh memory for every intermediate costs more than the arithmetic
+        else:  # in place: allocating every intermediate costs more than the arithmetic
             hidden = torch.ops.aten.gelu_(hidden) if isinstance(self.activation, nn.GELU) else hidden.relu_()
         return self.contract(self.dropout(hidden))
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class Block(nn.Module):
@@ -37,9 +41,9 @@ class Block(nn.Module):
     x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state.
     """
 
-    def __init__(
-        self, attention: nn.Module, mlp: nn.Module, dim: int, norm: Norm = "pre", dropout: float = 0.0
-    ) -> None:
+    attention: Attention
+
+    def __init__(self, attention: Attention, mlp: MLP, dim: int, norm: Norm = "pre", dropout: float = 0.0) -> None:
         super().__init__()
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
@@ -55,23 +59,34 @@ class Block(nn.Module):
         x = self.attention_norm(add(x, self.dropout(y)))
         return self.mlp_norm(add(x, self.dropout(self.mlp(x)))), state
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def module_list(modules: Iterable[M]) -> Sequence[M]:
+    """An `nn.ModuleList`, typed by what it holds: torch's own type forgets it."""
+    return cast(Sequence[M], nn.ModuleList(modules))
+
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    """x + y for a y that nobody else has: in its place where no gradient wants it."""
+    """x + y, in the memory of y where no gradient needs y; no other code may hold y."""
     return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
 
 
-def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Any = None) -> Tensor:
+def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Device = None) -> Tensor:
     """Fixed positions (Vaswani et al. 2017): sines in even channels, cosines in odd, of T positions from `start` [B].
 
-    [1 or B, T, D], float32. Any position there is: no table, no limit.
+    [1 or B, T, D], float32. Positions have no limit, because there is no table.
     """
     positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
     return of_positions(positions, dim)
 
 
 def init_weights(model: nn.Module) -> None:
-    """The one initialisation: Xavier-uniform matrices, zero biases, embeddings N(0, 1/D)."""
+    """Initialise a model: Xavier-uniform matrices, zero biases, embeddings N(0, 1/D)."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification (Graves et al. 2006): what models that write down speech have in common."""
+"""Connectionist temporal classification (Graves et al. 2006): what models that transcribe speech share."""
 
 from typing import Any, ClassVar
 
@@ -8,13 +8,15 @@ from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-TOKEN_ERROR_RATE = "token error rate"  # edits to get from what was said to what was heard, a token that was said
+from .stateless import Stateless
+
+TOKEN_ERROR_RATE = "token error rate"  # edits between the spoken and the recognised tokens, per spoken token
 
 
 class Stack(nn.Module):
-    """`size` frames side by side as one: x [B, T, D] -> [B, ⌈T/size⌉, size·D]; mask [B, T] -> [B, ⌈T/size⌉].
+    """Join `size` consecutive frames into one: x [B, T, D] -> [B, ⌈T/size⌉, size·D]; mask [B, T] -> [B, ⌈T/size⌉].
 
-    Frames that are padding become zeros, as do those added to fill the last one.
+    Padding becomes zeros, and zeros fill the last frame.
     """
 
     def __init__(self, size: int) -> None:
@@ -30,11 +32,11 @@ class Stack(nn.Module):
         return x.unflatten(1, (-1, self.size)).flatten(2), mask
 
 
-class Transcriber(nn.Module):
+class Transcriber(Stateless, nn.Module):
     """Base of models whose forward(x [B, T, bands], state, mask [B, T]) gives logits [B, ⌈T/stack⌉, vocab_size + 1].
 
     The last class, `vocab_size`, is the blank. `config` has bands, vocab_size and stack. mask: True for a row's frames,
-    which come first, False for the padding behind them.
+    which come first, False for the padding after them.
     """
 
     error: ClassVar[str] = TOKEN_ERROR_RATE  # the name of 1 − accuracy
@@ -42,24 +44,24 @@ class Transcriber(nn.Module):
 
     @property
     def likelihood(self) -> "Transcriber":
-        """What scores the outputs: the model itself, which knows how many frames stand behind one."""
+        """Scores the outputs: the model itself, because the score depends on its `stack`."""
         return self
 
     def score(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(sum of −log p(targets), tokens less edits, tokens) for targets [B, L] int64, negative where none.
 
-        p sums over all paths that are the targets once repeats are joined and blanks left out. Edits are the fewest
-        insertions, deletions and substitutions between the targets and the likeliest path; they may be more than the
-        tokens, and the second number negative. A row without tokens counts for nothing. Cost: O(B·T·L). On a
-        GPU, torch's gradient of it adds in no fixed order: two runs agree to rounding, not bit for bit.
-        Raises InputError where a row has more tokens than its frames can say.
+        p sums over all paths that give the targets after repeats are joined and blanks removed. Edits: the smallest
+        number of insertions, deletions and substitutions between the targets and the most likely path. It may exceed
+        the number of tokens, and then the second value is negative. A row without tokens does not count. Cost:
+        O(B·T·L). On a GPU, torch's gradient adds in no fixed order, so two runs agree to rounding only.
+        Raises InputError if a row has more tokens than its frames can express.
         """
         real = targets >= 0
         counts = real.sum(1)
         lengths = self._lengths(outputs, mask)
         spoken = torch.where(real, targets, 0)
         _check_lengths(spoken, real, counts, lengths, self.config.stack)
-        # The blank stands in for what is no target; the lengths keep it out.
+        # Positions without a target hold the blank; the lengths exclude them.
         losses = F.ctc_loss(
             outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1).transpose(0, 1),
             spoken,
@@ -75,22 +77,25 @@ class Transcriber(nn.Module):
 
     @torch.no_grad()
     def transcribe(self, frames: Tensor, mask: Tensor | None = None) -> list[list[int]]:
-        """The tokens heard in frames [B, T, bands], a list a row: the likeliest path, greedily, in the model's mode."""
+        """The tokens recognised in frames [B, T, bands], one list per row: the most likely path, decoded greedily.
+
+        Runs in the mode that the model is in; call eval() first.
+        """
         logits = self(frames, None, mask=mask)[0]
         heard, counts = best_path(logits, self._lengths(logits, mask), self.config.vocab_size)
         return [row[:count] for row, count in zip(heard.tolist(), counts.tolist(), strict=True)]
 
     def _lengths(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
-        """Outputs [B] that are no padding."""
+        """The number of outputs per row [B] that are not padding."""
         if mask is None:
             return torch.full(outputs.shape[:1], outputs.shape[1], device=outputs.device)
         return (mask.sum(1) + self.config.stack - 1) // self.config.stack
 
 
 def best_path(logits: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """The likeliest class of each frame, repeats joined, blanks left out: tokens [B, T], the first `counts` [B] real.
+    """The most likely class of each frame, repeats joined, blanks removed: tokens [B, T] and their number per row [B].
 
-    logits [B, T, C], of which a row's first `lengths` [B] count. What stands behind the tokens means nothing.
+    logits [B, T, C]; a row's first `lengths` [B] count. Entries after a row's tokens have no meaning.
     """
     path = logits.argmax(-1)
     keep = (path != blank) & (torch.arange(path.shape[1], device=path.device) < lengths[:, None])
@@ -100,24 +105,24 @@ def best_path(logits: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tens
 
 
 def edit_distance(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) -> Tensor:
-    """Levenshtein's distance [B] between the first a_lengths [B] of a [B, L] and the first b_lengths [B] of b [B, M].
+    """The Levenshtein distance [B] between the first a_lengths [B] of a [B, L] and the first b_lengths [B] of b [B, M].
 
-    Cost: O(B·L·M), in max(b_lengths) steps of whole rows.
+    Cost: O(B·L·M), in max(b_lengths) sequential operations on whole rows.
     """
     place = torch.arange(a.shape[1] + 1, device=a.device)
-    row = place.expand(a.shape[0], -1)  # distances from each start of a to nothing of b
+    row = place.expand(a.shape[0], -1)  # distances from each prefix of a to the empty prefix of b
     found = row
     for j in range(int(b_lengths.max()) if b_lengths.numel() else 0):
         replaced = row[:, :-1] + (a != b[:, j : j + 1])
         new = torch.cat([row[:, :1] + 1, torch.minimum(replaced, row[:, 1:] + 1)], 1)
-        # Leaving out tokens of a, one after the other: new[i] = min over k ≤ i of new[k] + (i − k).
+        # Deletions of consecutive tokens of a: new[i] = min over k ≤ i of new[k] + (i − k).
         row = (new - place).cummin(1).values + place
         found = torch.where(b_lengths[:, None] > j, row, found)
     return found.gather(1, a_lengths[:, None])[:, 0]
 
 
 def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
-    """Raise InputError unless x is [B, T, bands] of floats, B and T at least 1, and the mask one of booleans [B, T]."""
+    """Raise InputError unless x is [B, T, bands] of floats with B, T ≥ 1, and the mask, if given, bool [B, T]."""
     if x.dim() != 3 or x.shape[-1] != bands or not x.is_floating_point() or not x.numel():
         raise InputError(
             f"expected frames [B, T, {bands}] of floats, B and T at least 1, found {x.dtype} of {tuple(x.shape)}"
@@ -128,21 +133,21 @@ def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
         )
 
 
-def check_sizes(config: Any, names: tuple[str, ...]) -> None:
-    """Raise InputError where one of the numbers is below 1."""
+def check_sizes(config: object, names: tuple[str, ...]) -> None:
+    """Raise InputError if one of the named numbers is below 1."""
     for name in names:
         if getattr(config, name) < 1:
-            raise InputError(f"{name} must be at least 1, found {getattr(config, name)}")
+            raise InputError(f"{name}: expected at least 1, found {getattr(config, name)}; raise it")
 
 
 def _check_lengths(spoken: Tensor, real: Tensor, counts: Tensor, lengths: Tensor, stack: int) -> None:
-    """A path needs a frame a token, and a blank between two that are the same."""
+    """A path needs a frame per token, and a blank between two equal tokens."""
     repeats = ((spoken[:, 1:] == spoken[:, :-1]) & real[:, 1:]).sum(1)
     wrong = (counts + repeats > lengths) & (counts > 0)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise InputError(
             f"row {row}: expected at least {int(counts[row] + repeats[row])} outputs for its {int(counts[row])} tokens "
-            f"(one between two that are the same), found {int(lengths[row])}, one for every {stack} frame(s); "
-            "leave it out, or lower model.stack"
+            f"(one more between two equal ones), found {int(lengths[row])}, one for every {stack} frame(s); "
+            "remove the row, or lower model.stack"
         )

@@ -1,4 +1,4 @@
-"""Likelihoods of models whose outputs are no logits: how such outputs are scored, and drawn from."""
+"""Likelihoods of models whose outputs are not logits: how to score outputs and draw from them."""
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ class LogisticMixture:
     def score(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(sum of the negative log-likelihoods, right guesses, targets counted), of outputs [.., 3K], targets [..].
 
-        Targets below 0 are not counted. The guess is the mean of the likeliest component, which costs no pass over all
-        levels.
+        Targets below 0 are not counted. The guess is the mean of the most likely component, which is cheaper than a
+        pass over all levels.
         """
         counted = targets >= 0
         levels = torch.where(counted, targets, 0)
@@ -30,15 +30,17 @@ class LogisticMixture:
     ) -> Tensor:
         """Brightnesses [..] drawn from outputs [.., 3K]."""
         if top_k or top_p < 1:
-            raise InputError("top_k and top_p choose among logits, but this model says a mixture; use temperature")
+            raise InputError(
+                f"expected top_k 0 and top_p 1, as a mixture has no logits, found {top_k} and {top_p}; use temperature"
+            )
         if bool(outputs.isnan().any()):
-            raise InputError("expected outputs that are numbers, found NaN; the model's weights have diverged")
+            raise InputError("expected finite outputs, found NaN: the weights have diverged; use an earlier checkpoint")
         return logistic_mixture.draw(outputs, self.levels, temperature, generator)
 
 
 @torch.no_grad()
 def spread_means(head: nn.Linear) -> None:
-    """Let the components of a fresh head of 3K outputs cover the line from −1 to 1 evenly, not all at 0."""
+    """Initialise a head of 3K outputs so that its components cover −1 to 1 evenly, and are not all at 0."""
     components = head.out_features // 3
     width = 2 / components
     head.bias[components : 2 * components] = torch.linspace(-1 + width / 2, 1 - width / 2, components)

@@ -1,7 +1,7 @@
-"""The recurrent rival among language models: an LSTM whose state is passed in and returned."""
+"""The recurrent baseline among language models: an LSTM whose state is passed in and returned."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.config import ModelConfig, check_fields
 from mnemos.registry import register
-from mnemos.types import InputError, Output
+from mnemos.types import Device, InputError, Splits, StateKind
 
 from .blocks import init_weights
 from .transformer import check_tokens
@@ -18,10 +18,10 @@ from .transformer import check_tokens
 @register
 @dataclass(frozen=True)
 class LSTMConfig(ModelConfig):
-    """The size of an `LSTM`; that of the papers' language models by default."""
+    """The sizes of an `LSTM`; those of the papers' language models by default."""
 
     name: ClassVar[str] = "lstm"
-    classes: ClassVar[int] = 0  # it says the next token alone
+    classes: ClassVar[int] = 0  # it predicts the next token only
     vocab_size: int = 256
     dim: int = 512  # of embeddings and hidden states
     layers: int = 4
@@ -34,7 +34,7 @@ class LSTMConfig(ModelConfig):
 
 
 class LSTMState(NamedTuple):
-    """h and c [B, layers, width]: what the layers say and hold after the last valid token of each row."""
+    """h and c [B, layers, width]: outputs and cell states of the layers after the last valid token of each row."""
 
     h: Tensor
     c: Tensor
@@ -44,11 +44,17 @@ class LSTM(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: an embedding, layers of `torch.nn.LSTM`, and a linear map.
 
     x [B, T] int64 token ids; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i] predict the token after
-    x[:, i]. A token that is not valid leaves the state as it is, and its logits mean nothing. The state (`LSTMState`)
-    carries gradient; T may be anything from 1 up, in any call. Cost: O(T·layers·width²), one token after the other,
-    and a state of 2·layers·width numbers a row.
-    Raises InputError for impossible sizes and shapes, and tokens out of the vocabulary.
+    x[:, i]. An invalid token does not change the state, and its logits have no meaning. The state (`LSTMState`) carries
+    gradient. T is at least 1 and may differ from call to call. Cost: O(T·layers·width²), sequential over tokens, and a
+    state of 2·layers·width numbers per row.
+    Raises InputError for impossible sizes and shapes, and tokens outside the vocabulary.
     """
+
+    splits: Splits = "anywhere"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
@@ -56,20 +62,20 @@ class LSTM(nn.Module):
         check_fields(c, "model")
         for name in ("vocab_size", "dim", "layers"):
             if getattr(c, name) < 1:
-                raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
+                raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
         if not 0 <= c.dropout < 1:
-            raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+            raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.dropout = nn.Dropout(c.dropout)
-        between = c.dropout if c.layers > 1 else 0.0  # torch warns of one that has nothing to stand between
+        between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
         self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
         init_weights(self)
         if c.tied:
             self.head.weight = self.embedding.weight
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> LSTMState:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> LSTMState:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         weight = self.embedding.weight
         h = torch.zeros(
             batch_size,
@@ -80,14 +86,18 @@ class LSTM(nn.Module):
         )
         return LSTMState(h, h.clone())
 
-    def forward(self, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, LSTMState]:
         """See the class."""
         check_tokens(x, self.config.vocab_size, mask)
         state = self.initial_state(len(x)) if state is None else state
         wanted = (len(x), self.config.layers, self.config.dim)
         if not isinstance(state, LSTMState) or state.h.shape != wanted or state.c.shape != wanted:
             found = tuple(state.h.shape) if isinstance(state, LSTMState) else type(state).__name__
-            raise InputError(f"expected the state of an LSTM, {wanted}, as it returned it; found {found}")
+            raise InputError(
+                f"expected the state that this LSTM returned, of shape {wanted}, found {found}; start with state=None"
+            )
         y = self.dropout(self.embedding(x))
         before = tuple(part.to(y.dtype).transpose(0, 1).contiguous() for part in state)
         if mask is None:
@@ -96,12 +106,15 @@ class LSTM(nn.Module):
             y, after = self._packed(y, before, mask)
         return self.head(self.dropout(y)), LSTMState(*(part.transpose(0, 1) for part in after))
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def _packed(self, y: Tensor, before: tuple[Tensor, ...], mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The valid tokens of each row moved together, read, and put back where they stood."""
+        """Move the valid tokens of each row together, read them, and move the outputs back to their places."""
         t, count = mask.shape[1], mask.sum(1)
         order = torch.argsort(~mask, stable=True, dim=1)
         y = y.gather(1, order[..., None].expand_as(y))
-        # Packing wants lengths of at least 1, on the CPU.
+        # Packing needs lengths of at least 1, on the CPU.
         packed = pack_padded_sequence(y, count.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
         read, after = self.lstm(packed, before)
         y, _ = pad_packed_sequence(read, batch_first=True, total_length=t)

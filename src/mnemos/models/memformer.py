@@ -1,8 +1,8 @@
-"""Memformer (Wu et al. 2022): an encoder writes what a segment says into slots, a decoder goes on from there."""
+"""Memformer (Wu et al. 2022): an encoder writes each segment into slots, and a decoder predicts the next segment."""
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from mnemos.config import ModelConfig, check_fields, unknown_field
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.registry import register
-from mnemos.types import InputError, Output, check_heads, leaves, map_state
+from mnemos.types import Device, InputError, Splits, StateKind, check_heads, leaves, map_state
 
 from .blocks import Activation, init_weights
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
@@ -22,13 +22,13 @@ from .transformer import check_tokens
 @register
 @dataclass(frozen=True)
 class MemformerConfig(ModelConfig):
-    """The size and the parts of a `Memformer`.
+    """The sizes and parts of a `Memformer`.
 
-    mlp: hidden width of the MLPs. segment: L, tokens between two writes. memory: its slots; of 0 slots there is none.
-    decoder_reads: the decoder reads the slots too, not the encoded segment alone. cls: so many learned tokens behind
-    each segment, which the writer sees and the decoder does not. bos: the token that a fresh row's decoder finds
-    encoded; None: one of the model's own. buckets of relative positions, the last for all from max_distance on.
-    tied: the head shares the embedding's weights.
+    mlp: hidden width of the MLPs. segment: L, the number of tokens between two writes. memory: the settings of the
+    slots; with 0 slots there is no memory. decoder_reads: the decoder attends to the slots as well as to the encoded
+    segment. cls: the number of learned tokens after each segment, which the writer attends to and the decoder does
+    not. bos: the token whose encoding the decoder of a new row attends to; None: a learned one. buckets: of relative
+    positions; the last one holds all distances from max_distance. tied: the head shares the embedding's weights.
     """
 
     name: ClassVar[str] = "memformer"
@@ -55,12 +55,13 @@ class MemformerConfig(ModelConfig):
 
 
 class MemformerState(NamedTuple):
-    """Where each row stands; a row of zeros is a fresh one.
+    """The place of each row in its sequence; a row of zeros is a new row.
 
-    seen [B] int64: tokens since it was fresh. memory: its slots (None: the model has none). encoded [B, L, D], valid
-    [B, L] bool: the segment before. pending [B, L] int64, pending_valid [B, L] bool: the present one so far. layers:
-    the decoder's caches within it, empty at its start: there the state is K·D + L·D numbers a row, and within it 2·D
-    more a decoder layer for each token so far, for each encoded one and, with decoder_reads, for each slot.
+    seen [B] int64: tokens since the row began. memory: its slots (None: the model has none). encoded [B, L, D], valid
+    [B, L] bool: the previous segment. pending [B, L] int64, pending_valid [B, L] bool: the present segment so far.
+    layers: the decoder's caches within the segment, which are empty at its start. There the state has K·D + L·D numbers
+    per row; within a segment each decoder layer adds 2·D for each token so far, each encoded token and, with
+    decoder_reads, each slot.
     """
 
     seen: Tensor
@@ -73,27 +74,32 @@ class MemformerState(NamedTuple):
 
 
 class Memformer(nn.Module):
-    """`logits, state = model(x, state=None, mask=None)`: a language model that remembers in slots, at constant cost.
+    """`logits, state = model(x, state=None, mask=None)`: a language model with a memory of slots and constant cost.
 
     x [B, T] int64 token ids, T at least 1 in any call; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i]
-    predict the token after x[:, i]. A row's tokens are read in segments s_1, s_2, … of L, counted since it was fresh:
+    predict the token after x[:, i]. The tokens of a row are read in segments s_1, s_2, … of length L from its start:
 
         E_t = Encoder(s_t, M_{t−1})          M_t = Write(M_{t−1}, E_t)          logits = Decoder(s_t, E_{t−1})
 
-    so the decoder goes on from the encoded segment before (and, with decoder_reads, from M_{t−1}), and token by token
-    gives what whole segments give. E_0 is a single token, BOS, encoded with M_0; it is not written: being the same for
-    every row, it would only move the start, which is learned anyway. Padding takes up its place in a segment, and
-    nothing sees it; a segment of padding alone writes nothing, and reads as the encoding 0.
+    The decoder attends to the previous encoded segment (and, with decoder_reads, to M_{t−1}). Reading token by token
+    gives the same outputs as reading whole segments. E_0 is a single token, BOS, encoded with M_0. It is not written:
+    it is the same for every row, so a write would only move the start, which is learned. Padding occupies its place in
+    a segment, and nothing attends to it. A segment that is all padding writes nothing, and its encoding is 0.
 
-    Positions are relative, a learned bias a head in the self-attentions and from a decoder's token to the encoded
-    ones; BOS stands right before a row's first token. Cost: O(T·(L + K)·D + T·D²) time, and for each segment O(K·D²)
-    an encoder layer for the slots' keys and values. Rows may stand at different places of their segments: a call then
-    takes more, shorter steps.
+    Positions are relative: a learned bias per head in the self-attentions, and from a decoder's tokens to the encoded
+    ones. BOS is at the position before a row's first token. Cost: O(T·(L + K)·D + T·D²) time, and per segment and
+    encoder layer O(K·D²) for the keys and values of the slots. Rows may be at different places of their segments; a
+    call then runs more and shorter pieces.
 
-    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)` with the fields of `mnemos.models.MemformerConfig`,
-    which says what each is.
-    Raises InputError for impossible shapes, tokens out of the vocabulary, and a state of another model or batch.
+    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)` with the fields of `mnemos.models.MemformerConfig`.
+    Raises InputError for impossible shapes, tokens outside the vocabulary, and a state of another model or batch.
     """
+
+    splits: Splits = "anywhere"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
 
     def __init__(self, config: MemformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
@@ -115,8 +121,8 @@ class Memformer(nn.Module):
         if c.tied:
             self.head.weight = self.embedding.weight
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> MemformerState:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> MemformerState:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         c, weight = self.config, self.head.weight
         device, dtype = device or weight.device, dtype or weight.dtype
         marks = torch.zeros(batch_size, c.segment, device=device, dtype=torch.bool)
@@ -130,17 +136,22 @@ class Memformer(nn.Module):
             self.decoder.empty(batch_size, device, dtype),
         )
 
-    def forward(self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, MemformerState]:
         """See the class."""
         steps, after, caches = self._encoded(x, state, mask)
         y, caches = self._decoded(x, mask, steps, caches)
         return self.head(y), after._replace(layers=caches)
 
-    def advance(self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None) -> MemformerState:
-        """The state that `forward` returns, without the logits: of whole segments, by encoder and writer alone.
+    if TYPE_CHECKING:
+        __call__ = forward
 
-        It draws what `forward` draws first, dropout and all. Where a row stands inside a segment before or after, the
-        decoder's caches are part of the state, and all of `forward` is run.
+    def advance(self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None) -> MemformerState:
+        """The state that `forward` returns, without the logits: for whole segments only encoder and writer run.
+
+        It draws the random numbers (dropout) that `forward` draws first. If a row is inside a segment before or after
+        the call, the decoder's caches are part of the state, and all of `forward` runs.
         """
         length = self.config.segment
         inside = state is not None and bool((state.seen % length).any())
@@ -151,17 +162,18 @@ class Memformer(nn.Module):
     def writing(
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
-        """`advance`, and what the slots listened to: weights [B, S, H, K, 1 + L + cls] of S segments, and the state.
+        """`advance` with the writer's attention: weights [B, S, H, K, 1 + L + cls] of S segments, and the state.
 
-        Column 0 is the slot itself: 1 is a slot that holds, 0 one that is overwritten. For pictures.
+        Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. For figures.
         """
         if self.memory is None or not self.config.memory.write:
             raise InputError(
-                "writing needs a model that writes slots; this one has memory.slots 0 or memory.write False"
+                f"writing: expected a model that writes slots, found memory.slots {self.config.memory.slots} and "
+                f"memory.write {self.config.memory.write}; use a model with both"
             )
         found: list[Tensor] = []
 
-        def listen(memory: Any, given: tuple) -> None:
+        def listen(memory: SlotMemory, given: tuple[SlotState, Tensor, Tensor | None]) -> None:
             found.append(memory.write_attention(*given[:3]))
 
         hook = self.memory.register_forward_pre_hook(listen)
@@ -174,9 +186,9 @@ class Memformer(nn.Module):
     def _encoded(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
     ) -> tuple[list["Step"], MemformerState, tuple[DecoderCache, ...]]:
-        """Encoder and writer: what the decoder is to read, stretch by stretch, the state after, and the caches before.
+        """Encoder and writer: what the decoder reads in each stretch, the state after, and the caches before.
 
-        They come before any decoder, so that `advance` draws a prefix of what `forward` draws.
+        They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
         check_tokens(x, self.config.vocab_size, mask)
         b, t = x.shape
@@ -204,7 +216,7 @@ class Memformer(nn.Module):
         return steps, MemformerState(state.seen + t, memory, encoded, valid, *unfinished, ends), caches
 
     def _begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
-        """E_0 in the rows that are fresh [B] bool (None: all): BOS at the last place, the one before their first."""
+        """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last place, before the first token."""
         table, token = (self.embedding, self.config.bos) if self.bos is None else (self.bos, 0)
         slots = None if self.memory is None else self.memory.start()[None]
         bos = table(torch.tensor([[token]], device=encoded.device))
@@ -227,7 +239,7 @@ class Memformer(nn.Module):
         valid: Tensor,
         memory: SlotState | None,
     ) -> tuple[Tensor, Tensor, SlotState | None]:
-        """E_t and M_t in the rows that are `done` with s_t; whole: none of it is padding."""
+        """E_t and M_t in the rows that are `done` with s_t; whole: the segment has no padding."""
         if all(done):
             return self._write(segment, whole, memory)
         rows = torch.tensor([i for i, d in enumerate(done) if d], device=encoded.device)
@@ -243,7 +255,7 @@ class Memformer(nn.Module):
         mask = None if whole else segment.valid
         slots = self._slots(memory)
         y = self.encoder(self.dropout(self.embedding(segment.tokens)), mask, slots)
-        if self.memory is not None:
+        if self.memory is not None and memory is not None:
             extra = y.shape[1] - segment.tokens.shape[1]
             heard = mask if mask is None or not extra else torch.cat([mask, mask.new_ones(len(mask), extra)], 1)
             memory = self.memory(memory, y, heard, None if mask is None else mask.any(1))
@@ -251,13 +263,13 @@ class Memformer(nn.Module):
         return encoded if mask is None else encoded.masked_fill(~mask[..., None], 0), segment.valid, memory
 
     def _slots(self, memory: SlotState | None) -> Tensor | None:
-        """[B, K, D], or None for a model without memory."""
+        """[B, K, D], or None for a model without a memory."""
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
     def _decoded(
         self, x: Tensor, mask: Tensor | None, steps: list["Step"], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
-        """The decoder over all stretches; segments that the call holds whole are independent, and go side by side."""
+        """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""
         length, outputs, i = self.config.segment, [], 0
         while i < len(steps):
             same = i
@@ -265,7 +277,9 @@ class Memformer(nn.Module):
                 same += 1
             if same > i:
                 outputs.append(self._side_by_side(x, mask, steps[i:same]))
-                caches = self.decoder.empty(len(x), x.device, self.head.weight.dtype)  # rows that were reset had some
+                caches = self.decoder.empty(
+                    len(x), x.device, self.head.weight.dtype
+                )  # not empty before, in rows that were reset
                 i = same
                 continue
             stretch, read = steps[i]
@@ -279,7 +293,7 @@ class Memformer(nn.Module):
         return torch.cat(outputs, 1), caches
 
     def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list["Step"]) -> Tensor:
-        """Whole segments as rows of one batch: they read what was encoded before, and not one another."""
+        """Whole segments as rows of one batch: each reads the encoding before it, and not the other segments."""
         n, b = len(steps), len(x)
         span = slice(steps[0].stretch.start, steps[-1].stretch.stop)
 
@@ -292,23 +306,28 @@ class Memformer(nn.Module):
         y, _ = self.decoder(y, None if mask is None else rows(mask), [0] * (n * b), read, None)
         return y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2)
 
-    def _check_state(self, state: Any, rows: int) -> None:
+    def _check_state(self, state: object, rows: int) -> None:
         if not isinstance(state, MemformerState):
-            raise InputError(f"expected the state that this model returned, or None, found {type(state).__name__}")
+            raise InputError(
+                f"expected the state that this model returned, found {type(state).__name__}; start with state=None"
+            )
         fits = state.encoded.shape[1:] == (self.config.segment, self.config.dim)
         fits = fits and len(state.layers) == self.config.decoder_layers
         slots = None if self.memory is None else self.memory.bias.shape
         if not fits or (None if state.memory is None else state.memory.slots.shape[1:]) != slots:
             raise InputError(
-                "expected the state that this model returned, found that of a model of another configuration"
+                "expected the state that this model returned, found one of a model of another configuration; start "
+                "with state=None"
             )
         if (found := {leaf.shape[0] for leaf in leaves(state)}) != {rows}:
             counts = " and ".join(map(str, sorted(found)))
-            raise InputError(f"expected a state of {rows} rows, as many as the tokens have, found one of {counts}")
+            raise InputError(
+                f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
+            )
 
 
 class Step(NamedTuple):
-    """A stretch of tokens, and what the decoder reads in it."""
+    """A stretch of tokens, and what the decoder reads for it."""
 
     stretch: Stretch
     read: Read
@@ -319,12 +338,14 @@ def _check(c: MemformerConfig) -> None:
     check_heads(c.dim, c.num_heads)
     for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "segment"):
         if getattr(c, name) < 1:
-            raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
+            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
     if c.cls < 0:
-        raise InputError(f"cls must be at least 0, found {c.cls}")
+        raise InputError(f"cls: expected at least 0, found {c.cls}; use 0 for none")
     if c.bos is not None and not 0 <= c.bos < c.vocab_size:
-        raise InputError(f"bos must be a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}")
+        raise InputError(f"bos: expected a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}; change it")
     if not 0 <= c.dropout < 1:
-        raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
     if c.decoder_reads and not c.memory.slots:
-        raise InputError("decoder_reads needs slots to read, found memory.slots 0; raise it or leave decoder_reads out")
+        raise InputError(
+            "decoder_reads: expected slots to read, found memory.slots 0; raise it or use decoder_reads=False"
+        )

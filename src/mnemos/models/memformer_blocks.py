@@ -1,7 +1,7 @@
-"""Memformer's two halves: an encoder that reads the memory, and a decoder that reads what was encoded before."""
+"""The two halves of Memformer: an encoder that reads the memory, and a decoder that reads the previous encoding."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
 from mnemos.memory.key_values import KeyValues
-from mnemos.types import Output
+from mnemos.types import Device
 
-from .blocks import MLP, Activation, add
+from .blocks import MLP, Activation, add, module_list
 
 
 class Sizes(NamedTuple):
-    """What the blocks of both halves have in common."""
+    """The settings that the blocks of both halves share."""
 
     dim: int
     num_heads: int
@@ -28,10 +28,10 @@ class Sizes(NamedTuple):
 
 
 class ReadingBlock(nn.Module):
-    """Self-attention, an attention to each of some sources, MLP: each with a norm before it and a residual around it.
+    """Self-attention, an attention to each of several sources, MLP: each with a norm before it and a residual.
 
-    x [B, T, D], state of the self-attention, mask [B, T], bias of its scores, keys and values of each source and
-    which of them are visible -> y [B, T, D], state.
+    x [B, T, D], state of the self-attention, mask [B, T], bias of its scores, keys and values of each source, and the
+    `visible` argument of each attention to a source -> y [B, T, D], state.
     """
 
     def __init__(self, sizes: Sizes, causal: bool, sources: int) -> None:
@@ -39,13 +39,13 @@ class ReadingBlock(nn.Module):
         width, heads, mlp, activation, dropout = sizes[:5]
         self.attention = SoftmaxAttention(width, heads, causal, dropout)
         self.attention_norm = nn.LayerNorm(width)
-        self.reads: Any = nn.ModuleList(CrossAttention(width, heads, dropout) for _ in range(sources))
-        self.read_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(sources))
+        self.reads = module_list(CrossAttention(width, heads, dropout) for _ in range(sources))
+        self.read_norms = module_list(nn.LayerNorm(width) for _ in range(sources))
         self.mlp, self.mlp_norm = MLP(width, mlp, activation, dropout), nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
     def keys_values(self, sources: Sequence[Tensor]) -> tuple[KeysValues, ...]:
-        """Of sources [B, N, D], what `forward` reads."""
+        """The keys and values of sources [B, N, D], for `forward`."""
         return tuple(read.keys_values(source) for read, source in zip(self.reads, sources, strict=True))
 
     def forward(
@@ -56,7 +56,7 @@ class ReadingBlock(nn.Module):
         bias: Tensor | None,
         sources: Sequence[KeysValues],
         visible: Sequence[Tensor | None],
-    ) -> Output:
+    ) -> tuple[Tensor, KeyValues | None]:
         """See the class."""
         y, state = self.attention(self.attention_norm(x), state, mask, bias)
         x = add(x, self.dropout(y))
@@ -64,19 +64,22 @@ class ReadingBlock(nn.Module):
             x = add(x, self.dropout(read(norm(x), source, seen)))
         return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class MemformerEncoder(nn.Module):
-    """A segment, read both ways, that reads the slots in every block (eq. 1–3): x [B, L, D] -> y [B, L + cls, D].
+    """A bidirectional encoder that attends to the slots in every block (eq. 1–3): x [B, L, D] -> y [B, L + cls, D].
 
-    mask [B, L] bool; slots [B, K, D], or None where the model has no memory. `cls` learned tokens are appended, which
-    all others see and whose outputs come last. What padding puts out means nothing.
+    mask [B, L] bool; slots [B, K, D], or None if the model has no memory. `cls` learned tokens are appended, which all
+    tokens attend to and whose outputs come last. The outputs of padding have no meaning.
     """
 
     def __init__(self, sizes: Sizes, layers: int, cls: int, memory: bool) -> None:
         super().__init__()
         self.cls = nn.Parameter(torch.randn(cls, sizes.dim) * sizes.dim**-0.5) if cls else None
         self.bias = PositionBias(sizes.num_heads, sizes.buckets, sizes.max_distance, both=True)
-        self.blocks: Any = nn.ModuleList(ReadingBlock(sizes, False, int(memory)) for _ in range(layers))
+        self.blocks = module_list(ReadingBlock(sizes, False, int(memory)) for _ in range(layers))
         self.norm = nn.LayerNorm(sizes.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None, slots: Tensor | None) -> Tensor:
@@ -91,11 +94,14 @@ class MemformerEncoder(nn.Module):
             x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
         return self.norm(x)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class Read(NamedTuple):
-    """What a decoder reads: the segment before, encoded [B, L, D], valid [B, L] bool; slots [B, K, D], if it does.
+    """What a decoder attends to: the previous segment, encoded [B, L, D], valid [B, L] bool; slots [B, K, D] or None.
 
-    Its last place is the one before the present segment's first. Encodings that are not valid are 0.
+    The last place of `encoded` is the one before the first of the present segment. Invalid encodings are 0.
     """
 
     encoded: Tensor
@@ -104,10 +110,10 @@ class Read(NamedTuple):
 
 
 class DecoderCache(NamedTuple):
-    """A decoder block's memory within a segment: its own keys and values so far, and those of what it reads.
+    """A decoder block's cache within a segment: its own keys and values so far, and those of its sources.
 
-    Rows may have come to different places; each one's tokens are the last columns, and the others are not valid. Where
-    all rows stand at the start of a segment, all of it is empty: [B, 0, ..].
+    Rows may be at different places; the tokens of a row are the last columns, and the other columns are not valid. If
+    all rows are at the start of a segment, all tensors are empty: [B, 0, ..].
     """
 
     own: KeyValues
@@ -115,10 +121,10 @@ class DecoderCache(NamedTuple):
 
 
 class MemformerDecoder(nn.Module):
-    """The present segment, read causally, with attention to the encoded segment before and, perhaps, to the slots.
+    """A causal decoder of the present segment that attends to the previous encoding and, with `memory`, to the slots.
 
-    x [B, t, D], mask [B, t], where in its segment each row stands, what they read and the caches so far (None: all
-    rows begin) -> y [B, t, D] and the caches, one a block. No token may be of another segment than its row's first.
+    x [B, t, D], mask [B, t], the place of each row in its segment, what the rows attend to and the caches so far (None:
+    all rows are at the start) -> y [B, t, D] and the caches, one per block. All tokens of a row must be of one segment.
     """
 
     def __init__(self, sizes: Sizes, layers: int, memory: bool) -> None:
@@ -127,10 +133,12 @@ class MemformerDecoder(nn.Module):
         self.own_bias, self.read_bias = (
             PositionBias(sizes.num_heads, sizes.buckets, sizes.max_distance) for _ in range(2)
         )
-        self.blocks: Any = nn.ModuleList(ReadingBlock(sizes, True, 1 + memory) for _ in range(layers))
+        self.blocks = module_list(ReadingBlock(sizes, True, 1 + memory) for _ in range(layers))
         self.norm = nn.LayerNorm(sizes.dim)
 
-    def empty(self, batch_size: int, device: Any = None, dtype: Any = None) -> tuple[DecoderCache, ...]:
+    def empty(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> tuple[DecoderCache, ...]:
         """The caches at the start of a segment."""
         heads, width = self.sizes.num_heads, self.sizes.dim // self.sizes.num_heads
 
@@ -153,7 +161,7 @@ class MemformerDecoder(nn.Module):
         before = caches[0].own.k.shape[1] if caches else 0
         query, key = torch.arange(before, before + t, device=device), torch.arange(before + t, device=device)
         own = self.own_bias(key - query[:, None])[None]
-        # A place of its own for every row only where they differ.
+        # One place for all rows, unless they differ.
         stands = torch.tensor(place if len(set(place)) > 1 else place[:1], device=device)
         query = (stands[:, None] + torch.arange(t, device=device))[..., None]
         length = read.encoded.shape[1]
@@ -163,15 +171,18 @@ class MemformerDecoder(nn.Module):
         after = []
         for i, block in enumerate(self.blocks):
             cache = caches[i] if caches else None
-            # Some row begins, and reads what was encoded since: of the others' the same comes out again.
-            anew = cache is None or 0 in place
-            sources = block.keys_values(given) if anew else cache.sources  # type: ignore[union-attr]
+            # A row at the start of a segment reads a new encoding; for the other rows the result is the same again.
+            sources = block.keys_values(given) if cache is None or 0 in place else cache.sources
             x, state = block(x, None if cache is None else cache.own, mask, own, sources, visible)
+            assert state is not None  # the block is causal
             after.append(DecoderCache(state, sources))
         return self.norm(x), tuple(after)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def closed(self, caches: tuple[DecoderCache, ...], place: list[int], done: list[bool]) -> tuple[DecoderCache, ...]:
-        """The caches without the tokens of rows that are `done` with their segment; `place`: where the others stand."""
+        """The caches without the tokens of rows that are `done` with their segment; `place`: that of the other rows."""
         if not any(done):
             return caches
         weight = self.norm.weight
@@ -181,7 +192,7 @@ class MemformerDecoder(nn.Module):
 
         def trimmed(own: KeyValues) -> KeyValues:
             own = own.last(longest)
-            # No longer a stretch of a buffer, which knows the tokens as valid.
+            # Without the buffer, in which these tokens are valid.
             return KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
 
         return tuple(DecoderCache(trimmed(cache.own), cache.sources) for cache in caches)

@@ -1,30 +1,31 @@
-"""A Transformer that writes down speech: any attention of ours over frames, and CTC (Linear transformers, §4.3)."""
+"""A Transformer that transcribes speech: any attention over frames, and CTC (Linear transformers, §4.3)."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_field
 from mnemos.registry import register
-from mnemos.types import InputError, Output, check_heads
+from mnemos.types import InputError, check_heads
 
-from .blocks import MLP, Activation, Block, init_weights, sinusoids
+from .blocks import MLP, Activation, Block, init_weights, module_list, sinusoids
 from .ctc import Stack, Transcriber, check_frames, check_sizes
+from .transformer import check_mode
 
 
 @register
 @dataclass(frozen=True)
 class SpeechConfig(ModelConfig):
-    """The size and the parts of a `SpeechRecogniser`; the paper's by default."""
+    """The sizes and parts of a `SpeechRecogniser`; the paper's by default."""
 
     name: ClassVar[str] = "speech"
     inputs: ClassVar[str] = "frames"
-    vocab_size: int = 10  # tokens that can be said; the blank comes on top
-    bands: int = 40  # numbers a frame
-    stack: int = 1  # frames side by side that are read as one: attention costs 1/stack or less
+    vocab_size: int = 10  # tokens, not counting the blank
+    bands: int = 40  # numbers per frame
+    stack: int = 1  # consecutive frames that are read as one: attention costs 1/stack or less
     dim: int = 192
     layers: int = 9
     num_heads: int = 6
@@ -39,11 +40,11 @@ class SpeechConfig(ModelConfig):
 
 
 class SpeechRecogniser(Transcriber):
-    """`logits, None = model(x, state=None, mask=None)`: blocks of attention, not causal, between two linear maps.
+    """`logits, None = model(x, state=None, mask=None)`: blocks of bidirectional attention between two linear maps.
 
-    x [B, T, bands] floats; mask [B, T] bool, True = valid, a row's valid frames first; logits [B, ⌈T/stack⌉,
-    vocab_size + 1], the last class the blank; those of padding mean nothing. Positions are sinusoids: T has no limit.
-    Every row is heard as a whole, so there is no state. `score` and `transcribe`: see `Transcriber`.
+    x [B, T, bands] floats; mask [B, T] bool, True = valid, with a row's valid frames first; logits [B, ⌈T/stack⌉,
+    vocab_size + 1], where the last class is the blank; the logits of padding have no meaning. Positions are sinusoids,
+    so T has no limit. Each row is read as a whole, so there is no state. `score` and `transcribe`: see `Transcriber`.
 
     `SpeechRecogniser(SpeechConfig(...))` or `SpeechRecogniser(dim=64, ...)` with the configuration's fields.
     Raises InputError for impossible sizes and shapes.
@@ -59,11 +60,12 @@ class SpeechRecogniser(Transcriber):
         check_sizes(c, ("vocab_size", "bands", "stack", "layers", "mlp"))
         check_heads(c.dim, c.num_heads)
         if not 0 <= c.dropout < 1:
-            raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+            raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+        check_mode(c.attention, causal=False)
         self.stack = Stack(c.stack)
         self.entry = nn.Linear(c.stack * c.bands, c.dim)
         self.dropout = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(
+        self.blocks = module_list(
             Block(
                 c.attention.build(c.dim, c.num_heads, causal=False, dropout=c.dropout),
                 MLP(c.dim, c.mlp, c.activation, c.dropout),
@@ -76,7 +78,7 @@ class SpeechRecogniser(Transcriber):
         self.head = nn.Linear(c.dim, c.vocab_size + 1)
         init_weights(self)
 
-    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """See the class."""
         check_frames(x, mask, self.config.bands)
         x, mask = self.stack(x, mask)
@@ -85,3 +87,11 @@ class SpeechRecogniser(Transcriber):
         for block in self.blocks:
             y, _ = block(y, None, mask)
         return self.head(self.final_norm(y)), None
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone: in every layer."""
+        return all(block.attention.rows_independent for block in self.blocks)

@@ -1,4 +1,4 @@
-"""A model on disk: safetensors and its configuration, no pickle."""
+"""A model on disk: safetensors and a configuration in JSON, without pickle."""
 
 import hashlib
 import json
@@ -13,13 +13,16 @@ from mnemos.types import InputError
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
-    """Write `model.safetensors` and `config.json` (each whole or not at all). The model must have a `config`."""
+    """Write `model.safetensors` and `config.json`, each completely or not at all.
+
+    Raises InputError unless the model has a `config` of this library, and for a folder that is a file.
+    """
     from safetensors.torch import save_model
 
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise InputError(
-            f"save takes a model of this library, found {type(model).__name__}; save its state_dict instead"
+            f"save: expected a model of this library, found {type(model).__name__}; save its state_dict instead"
         )
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -38,7 +41,7 @@ def _digest(path: Path) -> str:
 
 
 def load(folder: str | Path) -> Any:
-    """The model that `save` wrote, in eval mode. Raises InputError for a missing, damaged or foreign folder."""
+    """The model that `save` wrote, in eval mode. Raises InputError for a missing, damaged or other folder."""
     from safetensors import SafetensorError
     from safetensors.torch import load_model
 
@@ -59,13 +62,13 @@ def load(folder: str | Path) -> Any:
     model = config.build()
     if _digest(folder / "model.safetensors") != about["sha256"]:
         raise InputError(
-            f"{folder / 'model.safetensors'}: damaged or another model's, not the bytes saved; save it again"
+            f"{folder / 'model.safetensors'}: expected the bytes that were saved, found others; save the model again"
         )
     try:
         load_model(model, str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
         problem = str(error).splitlines()[0]
         raise InputError(
-            f"{folder / 'model.safetensors'}: not this model's weights ({problem}); save it again"
+            f"{folder / 'model.safetensors'}: expected this model's weights, found others ({problem}); save it again"
         ) from None
     return model.eval()

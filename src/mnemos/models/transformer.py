@@ -1,8 +1,8 @@
-"""The plain Transformer: any attention of ours, with or without a gated cache, under a language or a class head."""
+"""The plain Transformer: any attention, with or without a gated cache, as a language model or a classifier."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +13,38 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_fi
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.registry import register
-from mnemos.types import InputError, Output, State, check_heads, leaves
+from mnemos.types import (
+    Device,
+    HeadAttention,
+    InputError,
+    Splits,
+    State,
+    StateKind,
+    check_heads,
+    combined_splits,
+    combined_state_kind,
+    leaves,
+)
 
-from .blocks import MLP, Activation, Block, Norm, init_weights, sinusoids
+from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
 from .likelihood import LogisticMixture, spread_means
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What the model says: the next token (classes = 0), or one of `classes` for the whole sequence."""
+    """What the model predicts: the next token (classes = 0), or one of `classes` for the whole sequence."""
 
     classes: int = 0
     hidden: int = 0  # width of a hidden layer before the classes; 0: none
     pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
     tied: bool = False  # language: share the embedding's weights
-    mixture: int = 0  # tokens that are brightnesses: so many discretised logistics instead of logits; 0: logits
+    mixture: int = 0  # for brightnesses: the number of discretised logistics instead of logits; 0: logits
 
 
 @register
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
-    """The size and the parts of a `Transformer`."""
+    """The sizes and parts of a `Transformer`."""
 
     name: ClassVar[str] = "transformer"
     vocab_size: int = 256
@@ -41,7 +52,7 @@ class TransformerConfig(ModelConfig):
     layers: int = 2
     num_heads: int = 4
     mlp: int = 512  # hidden width of the MLP
-    max_length: int = 512  # the longest sequence: what learned positions and a cache of length "auto" are made for
+    max_length: int = 512  # the longest sequence, which sizes learned positions and a cache of length "auto"
     causal: bool = True
     norm: Norm = "pre"
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
@@ -57,23 +68,26 @@ class TransformerConfig(ModelConfig):
 
 
 class TransformerState(NamedTuple):
-    """seen [B] int64, tokens since a row was fresh (None: not causal, every segment starts at 0), and the layers'."""
+    """seen [B] int64: tokens since the row began (None: not causal, each segment starts at 0). layers: their states."""
 
     seen: Tensor | None
     layers: tuple[State, ...]
 
 
 class Transformer(nn.Module):
-    """`logits, state = model(x, state=None, mask=None)`: a Transformer with whatever memory its attention has.
+    """`logits, state = model(x, state=None, mask=None)`: a Transformer with the memory of its attention.
 
     x [B, T] int64 token ids; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V],
     logits[:, i] predict the token after x[:, i]; with head.mixture K, [B, T, 3K], the parameters of a mixture of K
     logistics over brightnesses 0 … V − 1 (`likelihood`). A classifier: logits [B, classes]. The state is that of the
-    attentions (a `TransformerState`; None where none keeps any); T may be anything from 1 up, in any call.
+    attentions (a `TransformerState`; None if no attention has one). T is at least 1 and may differ from call to call.
+    Cost: that of its attentions, plus O(T·D²) per layer.
 
     `Transformer(TransformerConfig(...))` or `Transformer(dim=64, ...)` with the configuration's fields.
-    Raises InputError for impossible shapes, tokens out of the vocabulary, sequences longer than learned positions.
+    Raises InputError for impossible shapes, tokens outside the vocabulary, sequences longer than learned positions.
     """
+
+    head: nn.Linear | nn.Sequential
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
@@ -89,7 +103,7 @@ class Transformer(nn.Module):
             self.positions = nn.Embedding(config.max_length + self._prefix, config.dim)
         self._table: Tensor | None = None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks: Any = nn.ModuleList(self._block() for _ in range(config.layers))
+        self.blocks = module_list(self._block() for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
         self.head = self._head()
         init_weights(self)
@@ -97,9 +111,9 @@ class Transformer(nn.Module):
             spread_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=config.dim**-0.5)
-        if config.head.tied and not config.head.classes:
+        if isinstance(self.head, nn.Linear) and config.head.tied and not config.head.classes:
             self.head.weight = self.embedding.weight
-        # This model says when a forward begins and ends for all its caches; see memory/gated_cache.py.
+        # The model begins and ends a forward for all its caches; see memory/stored.py.
         self._caches = caches(self)
         for cache in self._caches:
             cache.owned = True
@@ -113,12 +127,17 @@ class Transformer(nn.Module):
         rotary = {"rotary": True} if c.position == "rotary" else {}
         attention = c.attention.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
         if c.cache is not None:
+            if not isinstance(attention, HeadAttention):
+                raise InputError(
+                    f"model.cache: expected an attention with heads() and project(), found {c.attention.name!r}; use "
+                    "another attention, or cache=None"
+                )
             # A causal cache as long as the sequence would be updated once, at its end, and never read.
             length = max(1, c.max_length // 8) if c.causal else c.max_length
             attention = gated(attention, c.cache, length, prefix=self._prefix)
         return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
 
-    def _head(self) -> nn.Module:
+    def _head(self) -> nn.Linear | nn.Sequential:
         c = self.config
         if c.head.mixture:
             return nn.Linear(c.dim, 3 * c.head.mixture)
@@ -131,11 +150,39 @@ class Transformer(nn.Module):
 
     @property
     def likelihood(self) -> LogisticMixture | None:
-        """How the outputs of a mixture are scored and drawn from; None where they are logits."""
+        """Scores and samples the outputs of a mixture; None if outputs are logits."""
         return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else None
 
-    def initial_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> TransformerState | None:
-        """The state of `batch_size` fresh rows; None is short for it."""
+    @property
+    def autoregressive(self) -> bool:
+        """Whether logits[:, i] predict the token after x[:, i]: in a language model."""
+        return not self.config.head.classes
+
+    @property
+    def splits(self) -> Splits:
+        """Where a sequence may be cut: that of the layers; a classifier's logits are always those of one segment."""
+        found = combined_splits(block.attention.splits for block in self.blocks)
+        return "segments" if found == "anywhere" and not self.autoregressive else found
+
+    @property
+    def state_kind(self) -> StateKind:
+        """That of the layers."""
+        return combined_state_kind(block.attention.state_kind for block in self.blocks)
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone: in every layer."""
+        return all(block.attention.rows_independent for block in self.blocks)
+
+    @property
+    def state_gradient(self) -> bool:
+        """Whether gradient flows through the incoming and outgoing state: in every layer."""
+        return all(block.attention.state_gradient for block in self.blocks)
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> TransformerState | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         layers = tuple(block.attention.initial_state(batch_size, device, dtype) for block in self.blocks)
         return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
 
@@ -144,7 +191,9 @@ class Transformer(nn.Module):
             return None
         return TransformerState(seen if self.config.causal else None, layers)
 
-    def forward(self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, TransformerState | None]:
         """See the class."""
         check_tokens(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
@@ -167,8 +216,11 @@ class Transformer(nn.Module):
         seen = torch.full((b,), t, device=x.device) if seen is None else seen + t
         return logits, self._state(seen, tuple(layers))
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def _placed(self, y: Tensor, seen: Tensor | None) -> Tensor:
-        """Token embeddings [B, T, D] with their positions, which count on from `seen` [B]."""
+        """Token embeddings [B, T, D] plus positions, which continue from `seen` [B]."""
         t = y.shape[1]
         if self.config.position == "sinusoidal":
             return y + self._sinusoids(t, seen, y)
@@ -178,13 +230,14 @@ class Transformer(nn.Module):
         start = 0 if seen is None or not seen.numel() else int(seen.max())
         if start + t > limit:
             raise InputError(
-                f"learned positions end at {limit}, found a sequence of {start + t}; raise max_length or use sinusoidal"
+                f"learned positions: expected at most {limit} tokens, found {start + t}; raise max_length or use "
+                'position="sinusoidal"'
             )
         place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
         return y + self.positions(place)
 
     def _sinusoids(self, t: int, seen: Tensor | None, y: Tensor) -> Tensor:
-        """Fixed positions as y is; those from 0 on are kept from call to call, as a table that grows."""
+        """Fixed positions like y. Those from 0 come from a table that is kept between calls and grows."""
         if seen is not None or torch.compiler.is_compiling():
             return sinusoids(t, self.config.dim, seen, y.device).to(y.dtype)
         table = self._table
@@ -214,36 +267,59 @@ def _check(c: TransformerConfig) -> None:
     check_fields(c.head, "model.head")
     check_fields(c.attention, "model.attention")
     if c.head.classes < 0 or c.head.hidden < 0:
-        raise InputError(f"head.classes and head.hidden must be at least 0, found {c.head.classes}, {c.head.hidden}")
+        raise InputError(
+            f"expected head.classes and head.hidden of at least 0, found {c.head.classes} and {c.head.hidden}; use 0 "
+            "for none"
+        )
     if c.head.mixture < 0 or (c.head.mixture and (c.head.classes or c.head.tied or c.vocab_size < 2)):
         raise InputError(
-            f"head.mixture is for language models of two brightnesses or more whose head is not tied, found mixture "
-            f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}"
+            f"head.mixture: expected a language model of two or more brightnesses with an untied head, found mixture "
+            f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}; change one"
         )
     check_heads(c.dim, c.num_heads)
     for name in ("vocab_size", "layers", "mlp", "max_length"):
         if getattr(c, name) < 1:
-            raise InputError(f"{name} must be at least 1, found {getattr(c, name)}")
+            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
     if not 0 <= c.dropout < 1:
-        raise InputError(f"dropout must be at least 0 and below 1, found {c.dropout}")
+        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
     if c.head.classes and c.head.pool == "cls" and c.causal:
-        raise InputError('a class token in front of a causal model sees nothing; use head.pool "last" or "mean"')
+        raise InputError(
+            'head.pool: expected "last" or "mean" in a causal classifier, found "cls", whose class token is before all '
+            "tokens and attends to none; change it"
+        )
     if not c.head.classes and not c.causal:
-        raise InputError("a language model's head needs causal=True; for a classifier set head.classes")
+        raise InputError("causal: expected True in a language model, found False; set head.classes for a classifier")
     if c.position == "rotary" and not c.attention.rotates:
-        raise InputError(f"rotary positions need softmax attention, found {c.attention.name!r}; use sinusoidal")
+        raise InputError(
+            f"position: expected an attention that rotates, found {c.attention.name!r} with rotary positions; use "
+            'position="sinusoidal"'
+        )
+    check_mode(c.attention, c.causal)
 
 
-def _check_state(state: Any, rows: int, layers: int) -> None:
+def check_mode(attention: AttentionConfig, causal: bool) -> None:
+    """Raise InputError unless the attention can be built with this value of `causal`."""
+    if causal not in attention.causal_modes:
+        raise InputError(
+            f"attention {attention.name!r}: expected causal={not causal}, its only mode, found causal={causal}; use "
+            "another attention"
+        )
+
+
+def _check_state(state: object, rows: int, layers: int) -> None:
     if not isinstance(state, TransformerState) or len(state.layers) != layers:
         found = f"one of {len(state.layers)} layers" if isinstance(state, TransformerState) else type(state).__name__
-        raise InputError(f"expected the state of a model of {layers} layers, as it returned it, found {found}")
+        raise InputError(
+            f"expected the state that a model of {layers} layers returned, found {found}; start with state=None"
+        )
     if (found_rows := leaves(state)[0].shape[0]) != rows:
-        raise InputError(f"expected a state of {rows} rows, as many as the tokens have, found one of {found_rows}")
+        raise InputError(
+            f"expected a state of {rows} rows, as the tokens have, found {found_rows}; use select or reset"
+        )
 
 
 def check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
-    """Raise InputError unless x is [B, T] of token ids below vocab_size, and mask, if any, of its shape and bool."""
+    """Raise InputError unless x [B, T] holds token ids below vocab_size and the mask, if any, is bool of its shape."""
     if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
         raise InputError(
             f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
@@ -252,10 +328,10 @@ def check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
         raise InputError(
             f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
         )
-    # Looking at the values would make a device wait; there the embedding's own check has to do.
+    # Reading the values would make a device wait; there the embedding's own check has to suffice.
     if x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
         low, high = torch.aminmax(x)
         if low < 0 or high >= vocab_size:
             raise InputError(
-                f"token ids must be 0 to {vocab_size - 1}, found {int(low)} to {int(high)}; raise vocab_size"
+                f"token ids: expected 0 to {vocab_size - 1}, found {int(low)} to {int(high)}; raise vocab_size"
             )

@@ -1,7 +1,7 @@
-"""What the image classifiers have in common: the configuration's fields, and one module around any host."""
+"""The base of the image classifiers: their common configuration, and one module around any host model."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,27 +9,30 @@ from torch import Tensor, nn
 from mnemos.adapt.attach import cache
 from mnemos.adapt.attention_cache import cache_attention
 from mnemos.config import ModelConfig
+from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
 from mnemos.memory.token_cache import AttentionCache
-from mnemos.types import InputError, Output, check_heads
+from mnemos.types import InputError, check_heads
+
+from ..stateless import Stateless
 
 
 @dataclass(frozen=True)
 class ImageConfig(ModelConfig):
-    """Base of the image classifiers' configurations: square images in, logits of `classes` out.
+    """Base of the configurations of image classifiers: from square images to logits of `classes`.
 
-    image, channels and classes may be 0 in a recipe: what the data has.
+    image, channels and classes may be 0 in a recipe; the data then gives them.
     """
 
     inputs: ClassVar[str] = "images"
     image: int = 32  # side, in pixels
     channels: int = 3
     classes: int = 10
-    drop_path: float = 0.0  # share of samples that skip the last block; earlier ones less, in proportion
-    cache: GRC | AttentionCache | None = None  # beside every self-attention
+    drop_path: float = 0.0  # share of samples that skip the last block; proportionally fewer skip earlier blocks
+    cache: GRC | AttentionCache | None = None  # added to every self-attention
 
     def build(self) -> "ImageModel":
-        """The model, initialised as its library does. Raises InputError for sizes that do not fit one another."""
+        """The model, initialised as its library does. Raises InputError for sizes that do not fit together."""
         self._check()
         host = self._host()
         example = torch.zeros(1, self.channels, self.image, self.image)
@@ -43,26 +46,28 @@ class ImageConfig(ModelConfig):
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raise InputError for numbers that no image model can have."""
+        """Raise InputError for sizes that are not possible in any image model."""
         for name in ("image", "channels", "classes"):
             if getattr(self, name) < 1:
-                raise InputError(f"{self.name}: {name} must be at least 1, found {getattr(self, name)}")
+                raise InputError(f"{self.name}: {name}: expected at least 1, found {getattr(self, name)}; raise it")
         if not 0 <= self.drop_path < 1:
-            raise InputError(f"{self.name}: drop_path must be at least 0 and below 1, found {self.drop_path}")
+            raise InputError(
+                f"{self.name}: drop_path: expected at least 0 and below 1, found {self.drop_path}; use 0 for none"
+            )
 
 
-class ImageModel(nn.Module):
-    """`logits, None = model(x)`: an image classifier around a host, the module of its library, `model.host`.
+class ImageModel(Stateless, nn.Module):
+    """`logits, None = model(x)`: an image classifier around `model.host`, a module of another library.
 
-    x [B, C, H, W], normalised, of the size that the configuration says -> logits [B, classes]. It keeps no state from
-    call to call: a cache is shared by the batch, and is a buffer. Raises InputError for other shapes, states, masks.
+    x [B, C, H, W], normalised, of the configured size -> logits [B, classes]. There is no state between calls: a cache
+    is shared by the batch and is a buffer. Raises InputError for other shapes, and for a state or mask.
     """
 
     def __init__(self, config: ImageConfig, host: nn.Module) -> None:
         super().__init__()
         self.config, self.host = config, host
 
-    def forward(self, x: Tensor, state: None = None, mask: None = None) -> Output:
+    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """See the class."""
         c = self.config
         if x.dim() != 4 or x.shape[1:] != (c.channels, c.image, c.image) or not x.is_floating_point():
@@ -71,20 +76,53 @@ class ImageModel(nn.Module):
                 f"{tuple(x.shape)}; resize them, or set model.image and model.channels"
             )
         if state is not None or mask is not None:
-            raise InputError("an image model takes no state and no mask, found one; give it images alone")
-        y: Any = self.host(x)
-        return getattr(y, "logits", y), None
+            raise InputError("image model: expected no state and no mask, found one; pass images only")
+        y = self.host(x)
+        logits: Tensor = getattr(y, "logits", y)
+        return logits, None
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone: unless a cache reads the batch mean."""
+        return all(cache.grc.read == "sample" for cache in caches(self))
 
 
-def check_stages(config: Any, *names: str) -> None:
-    """Raise InputError unless the named fields have one entry above 0 a stage, and heads share their widths evenly."""
+class Stages(Protocol):
+    """A configuration of several stages, each with a width and a number of heads."""
+
+    @property
+    def name(self) -> str:
+        """The model's registered name."""
+        ...
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks per stage."""
+        ...
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Widths per stage."""
+        ...
+
+    @property
+    def num_heads(self) -> tuple[int, ...]:
+        """Heads per stage."""
+        ...
+
+
+def check_stages(config: Stages, *names: str) -> None:
+    """Raise InputError unless the named fields have one entry above 0 per stage, and heads divide their widths."""
     stages = len(config.depths)
     for name in ("depths", *names):
         found = getattr(config, name)
         if len(found) != stages or not stages or any(not n > 0 for n in found):
             raise InputError(
-                f"{config.name}: expected {name} of {stages or 1} entries above 0, one a stage as in depths "
-                f"{config.depths}, found {found}"
+                f"{config.name}: expected {name} of {stages or 1} entries above 0, one per stage as in depths "
+                f"{config.depths}, found {found}; change one of them"
             )
     for width, heads in zip(config.dims, config.num_heads, strict=True):
         check_heads(width, heads)

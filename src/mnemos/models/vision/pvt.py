@@ -17,7 +17,7 @@ from .image import ImageConfig, check_stages
 @register
 @dataclass(frozen=True)
 class PVTConfig(ImageConfig):
-    """PVT, a pyramid of stages whose attentions see fewer keys than queries: version 1 or 2.
+    """PVT, a pyramid of stages whose attentions have fewer keys than queries: version 1 or 2.
 
     Each stage after the first halves the side. A stage of side s has s² queries and (s/r)² keys, where r is its
     reduction. Version 1 has a class token in the last stage, whose reduction is 1; version 2 overlaps its patches, has
@@ -36,7 +36,7 @@ class PVTConfig(ImageConfig):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of each stage, in tokens."""
+        """The side of each stage, in tokens."""
         return tuple(self.image // (self.patch * 2**i) for i in range(len(self.depths)))
 
     def _host(self) -> nn.Module:
@@ -62,7 +62,7 @@ class PVTConfig(ImageConfig):
             drop_path_rate=self.drop_path,
         )
         host = PvtForImageClassification(config)
-        if self.patch != 4:  # which the library's tables of positions are made for after the first stage
+        if self.patch != 4:  # after the first stage, the library's tables of positions fit a patch of 4 only
             parts = zip(self.sides, self.dims, host.pvt.encoder.patch_embeddings, strict=True)
             for side, width, embedding in parts:
                 table = torch.empty(1, side * side + (embedding.cls_token is not None), width)
@@ -84,7 +84,7 @@ class PVTConfig(ImageConfig):
             mlp_ratios=self.mlp_ratios,
             drop_path_rate=self.drop_path,
         )
-        if self.patch != 4:  # timm's; as wide in proportion, initialised as it does
+        if self.patch != 4:  # timm builds a patch of 4; here the same module in proportion, initialised alike
             host.patch_embed = OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.dims[0])
             projection = host.patch_embed.proj
             fan_out = projection.kernel_size[0] * projection.kernel_size[1] * projection.out_channels
@@ -97,16 +97,18 @@ class PVTConfig(ImageConfig):
         super()._check()
         check_stages(self, "dims", "num_heads", "mlp_ratios", "reductions")
         if self.patch < 2:
-            raise InputError(f"pvt: patch must be at least 2, found {self.patch}")
+            raise InputError(f"pvt: patch: expected at least 2, found {self.patch}; raise it")
         if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
             raise InputError(
-                f"pvt: image must be divisible by {unit} for {len(self.depths)} stages, found {self.image}"
+                f"pvt: image: expected a multiple of {unit} for {len(self.depths)} stages, found {self.image}"
             )
         for side, reduction in zip(self.sides, self.reductions, strict=True):
             if side % reduction:
-                raise InputError(f"pvt: reduction {reduction} does not divide a stage's side of {side} tokens")
+                raise InputError(
+                    f"pvt: reductions: expected a divisor of the stage's side of {side} tokens, found {reduction}"
+                )
         if self.version == 1 and self.reductions[-1] != 1:
             raise InputError(
-                f"pvt: version 1 has a class token in its last stage, whose reduction must be 1, found "
-                f"{self.reductions}"
+                f"pvt: reductions: expected 1 for the last stage, which has a class token in version 1, found "
+                f"{self.reductions}; change it"
             )

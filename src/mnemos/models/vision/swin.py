@@ -17,8 +17,8 @@ from .image import ImageConfig, check_stages
 class SwinConfig(ImageConfig):
     """timm's SwinTransformer: attention in windows, shifted in every second block; each stage halves the side.
 
-    Stage i has width·2ⁱ channels. A cache is as long as a window is large. Swin-T is image 224, patch 4, window 7,
-    width 96, depths (2, 2, 6, 2), heads (3, 6, 12, 24), mlp_ratio 4.
+    Stage i has dim·2ⁱ channels. A cache has as many slots as a window has tokens. Swin-T is image 224, patch 4, window
+    7, dim 96, depths (2, 2, 6, 2), heads (3, 6, 12, 24), mlp_ratio 4.
     """
 
     name: ClassVar[str] = "swin"
@@ -31,7 +31,7 @@ class SwinConfig(ImageConfig):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Of each stage."""
+        """The width of each stage."""
         return tuple(self.dim * 2**i for i in range(len(self.depths)))
 
     def _host(self) -> nn.Module:
@@ -55,9 +55,9 @@ class SwinConfig(ImageConfig):
         super()._check()
         check_stages(self, "num_heads")
         if self.patch < 1 or self.image % self.patch:
-            raise InputError(f"swin: image must be divisible by patch, found {self.image} and {self.patch}")
+            raise InputError(f"swin: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
         if self.window < 1 or self.mlp_ratio * self.dim < 1:
             raise InputError(
-                f"swin: expected a window and an MLP of at least 1, found {self.window} and "
-                f"{self.mlp_ratio * self.dim:g}"
+                f"swin: expected a window and an MLP width of at least 1, found {self.window} and "
+                f"{self.mlp_ratio * self.dim:g}; raise them"
             )

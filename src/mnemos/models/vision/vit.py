@@ -15,16 +15,16 @@ from .image import ImageConfig
 @register
 @dataclass(frozen=True)
 class ViTConfig(ImageConfig):
-    """timm's VisionTransformer: patches as tokens. ViT-S/16 is image 224, patch 16, width 384, depth 12, heads 6."""
+    """timm's VisionTransformer: patches as tokens. ViT-S/16 is image 224, patch 16, dim 384, depth 12, heads 6."""
 
     name: ClassVar[str] = "vit"
     patch: int = 4  # side of a patch
     dim: int = 64
     depth: int = 4
     num_heads: int = 4
-    mlp_ratio: float = 2.0  # hidden width of the MLP over width
-    dropout: float = 0.0  # of embedded patches, and of what attention and MLP add
-    pool: Literal["cls", "mean"] = "cls"  # what is classified: a class token, or the mean over patches
+    mlp_ratio: float = 2.0  # hidden width of the MLP over dim
+    dropout: float = 0.0  # of embedded patches, and of the outputs of attention and MLP
+    pool: Literal["cls", "mean"] = "cls"  # the classified vector: a class token, or the mean over patches
 
     def _host(self) -> nn.Module:
         timm()
@@ -50,9 +50,9 @@ class ViTConfig(ImageConfig):
         super()._check()
         check_heads(self.dim, self.num_heads)
         if self.patch < 1 or self.image % self.patch:
-            raise InputError(f"vit: image must be divisible by patch, found {self.image} and {self.patch}")
+            raise InputError(f"vit: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
         if self.depth < 1 or self.mlp_ratio * self.dim < 1 or not 0 <= self.dropout < 1:
             raise InputError(
-                f"vit: expected depth of at least 1, an MLP of at least 1 and dropout below 1, found {self.depth}, "
-                f"{self.mlp_ratio * self.dim:g} and {self.dropout}"
+                f"vit: expected a depth and an MLP width of at least 1 and a dropout below 1, found {self.depth}, "
+                f"{self.mlp_ratio * self.dim:g} and {self.dropout}; change them"
             )

@@ -8,7 +8,7 @@ give it says what that may in `suits(q, k, v)`. "auto" is the first that runs he
 """
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def linear_attention(
     eps: float = 1e-6,
     backend: str = "auto",
     compensated: bool = False,
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, LinearState | CompensatedState]:
     """y_i = φ(q_i)·S / (φ(q_i)·z + eps) with S = Σ φ(k_j)·v_jᵀ and z = Σ φ(k_j), and the state after the call.
 
     causal: the sums run over j ≤ i (eq. 8 to 12; eq. 16 to 20 when called token by token), on top of `state`; T may be
