@@ -68,7 +68,7 @@ class Declared(Recurrent, Protocol):
 
     @property
     def state_kind(self) -> StateKind:
-        """ "none": no state; "constant": a state of bounded size; "growing": a state that grows with every token."""
+        """The state: "none"; "constant", of bounded size; or "growing" with every token."""
         ...
 
     @property

@@ -232,7 +232,7 @@ def test_what_slots_listened_to(kind):
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[:, 5] = False
     assert not network.writing(x, None, mask)[0][:, 1, ..., 1 + 1].any()
-    with pytest.raises(InputError, match=r"memory.write False"):
+    with pytest.raises(InputError, match=r"memory\.slots 0"):
         model("no memory").writing(x)
 
 

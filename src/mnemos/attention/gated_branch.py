@@ -171,7 +171,7 @@ class GatedBranch(GatedCache):
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
 
 
-def _forget(branch: nn.Module, *_: Any) -> None:
+def _forget(branch: nn.Module, *_: object) -> None:
     assert isinstance(branch, GatedBranch)
     branch._remembered.clear()
 

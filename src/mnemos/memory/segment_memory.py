@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
-
 from mnemos.types import Device
 
 from .key_values import Buffer, appended
