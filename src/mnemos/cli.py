@@ -1,4 +1,4 @@
-"""The command line: verbs only. What a verb does stands in the room that does it.
+"""The command line: verbs only. Each verb calls the function of the library that does its work.
 
 Exit codes: 0 done; 1 the work failed; 2 the input was wrong (one line, no traceback); 130 interrupted, saved.
 """
@@ -112,7 +112,12 @@ def _show(arguments: list[str]) -> int:
 
     from .config import to_dict
 
-    print(json.dumps(to_dict(_recipe("show", name, fields)), indent=2))
+    found = _recipe("show", name, fields)
+    print(json.dumps(to_dict(found), indent=2))
+    print(f"mnemos: {name} is the function {registry.places('recipe')[name]}", file=sys.stderr)
+    if left := found.from_data():
+        zeros = ", ".join(f"model.{field}" for field in left)
+        print(f"mnemos: 0 means that a run takes the value from the data: {zeros}", file=sys.stderr)
     return 0
 
 

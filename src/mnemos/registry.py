@@ -136,7 +136,8 @@ def load(kind: str, name: str) -> Any:
     known = places(kind)
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        listed = ", ".join(known) if len(known) <= 20 else f"{len(known)} that mnemos list prints"
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
         raise InputError("; ".join([f"no {kind} is called {name!r}", hint, *load_plugins()]))
     if name not in _registered[kind]:
         importlib.import_module(known[name].module)

@@ -1,4 +1,4 @@
-"""The functions behind the claims of Cached Transformers: counted costs, small twins, pictures of a run."""
+"""The functions behind the claims of Cached Transformers: counted costs, small models, pictures of a run."""
 
 import json
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_options_change_the_small_recipes(tmp_path):
 def test_a_point_is_compared_at_its_own_flops():
     curve = [(1.0, 10.0), (3.0, 20.0)]
     assert [figures._at(curve, x) for x in (0.0, 1.0, 2.0, 3.0, 9.0)] == [10.0, 10.0, 15.0, 20.0, 20.0]
-    assert figures._above([curve, [(2.0, 15.1), (4.0, 19.0)]]).startswith("Of 2 cached models 1 stand")
+    assert figures._above([curve, [(2.0, 15.1), (4.0, 19.0)]]).startswith("Of 2 cached models 1 are")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_figure1_without_training(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_table_trains_small_twins_once(tmp_path, capsys):
+def test_a_table_trains_small_models_once(tmp_path, capsys):
     arguments = ["reproduce", "cached_transformers/table8", "--steps", "2", "--out", str(tmp_path)]
     assert main(arguments) == 0
     found = json.loads((tmp_path / "table8.json").read_text())

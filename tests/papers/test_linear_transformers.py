@@ -36,14 +36,14 @@ def test_figure1(tmp_path, monkeypatch, capsys):
     (found,) = reproduce("linear_transformers/figure1", Options(tmp_path))
     times, memory = found["tables"]
     assert [row["N"] for row in times["rows"]] == ["64", "128"]
-    assert all(row[name] > 0 for row in times["rows"] for name in scaling.ARMS)
+    assert all(row[name] > 0 for row in times["rows"] for name in scaling.ATTENTIONS)
     if sys.platform == "linux":
-        assert all(row[name] is not None for row in memory["rows"] for name in scaling.ARMS)
+        assert all(row[name] is not None for row in memory["rows"] for name in scaling.ATTENTIONS)
     assert (tmp_path / "figure1.png").stat().st_size > 10_000
 
 
 def test_an_arm_that_would_take_too_long_ends():
-    found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ARMS}
+    found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ATTENTIONS}
     assert not scaling._bearable("softmax", found, 1024)  # 16 rows of a second each, four times as long
     found["softmax"] = [(2**14, scaling.LIMIT / 4, None)]
     assert scaling._bearable("softmax", found, 2**15)

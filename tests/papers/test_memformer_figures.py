@@ -99,8 +99,8 @@ def test_figure5(tmp_path, monkeypatch):
     assert (tmp_path / "figure5.png").stat().st_size > 10_000
 
 
-def test_arms_have_equal_parameters():
-    counts = [model_costs.parameters(model_costs.configuration(name, model_costs.MEMORY)) for name in model_costs.ARMS]
+def test_models_have_equal_parameters():
+    counts = [model_costs.parameters(model_costs.configuration(name, model_costs.MEMORY)) for name in model_costs.NAMES]
     assert max(counts) < 1.001 * min(counts)
     assert model_costs.configuration("Memformer", 64).memory == SlotsConfig(slots=64)
 

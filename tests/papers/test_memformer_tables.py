@@ -131,8 +131,8 @@ def test_the_papers_settings():
     )
     text = registry.load("recipe", "wikitext-memformer")()
     assert (text.model.dim, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
-    rival = registry.load("recipe", "wikitext-xl")()
-    assert (rival.model.layers, rival.model.attention.memory, rival.data) == (16, 1024, text.data)
+    baseline = registry.load("recipe", "wikitext-xl")()
+    assert (baseline.model.layers, baseline.model.attention.memory, baseline.data) == (16, 1024, text.data)
     for other in table_models.PICTURES.values():
         recipe = registry.load("recipe", f"mnist-{other}")()
         assert (recipe.data, recipe.optim) == (found.data, found.optim)
@@ -153,7 +153,7 @@ def test_the_order_of_merit_counts_pairs():
     found = training.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
     said = found.order(theirs, 1)
     assert "c; a; b; ours" in said
-    assert "Of 2 pairs 1 stand" in said
+    assert "1 of 2 pairs" in said
     assert found.perplexity("b").startswith("3.000 ± 1.414")
 
 
@@ -162,7 +162,7 @@ def test_pictures_want_mnist(tmp_path):
         image_tables._recipe(Options(tmp_path, data=tmp_path), "LSTM")
 
 
-def test_small_twins_are_registered():
+def test_small_models_are_registered():
     for name in ("digits-memformer", "mnist-memformer-small", "recall-memformer"):
         recipe = registry.load("recipe", name)()
         assert recipe.name == name

@@ -1,4 +1,4 @@
-"""The papers whose claims can be reproduced here: `mnemos reproduce PAPER/CLAIM` looks here."""
+"""The papers whose claims can be reproduced here: `mnemos reproduce PAPER/CLAIM` finds them here."""
 
 import difflib
 

@@ -1,4 +1,4 @@
-"""What claims reproduced at the size that runs here have in common: which data, and what their seeds allow."""
+"""What the claims share that train small models: which data, and what their seeds allow to conclude."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from .reproduce import Options
 
 
 def task(options: Options) -> tuple[str, dict[str, Any]]:
-    """Which small recipes the options choose ("digits", "mnist", "cifar"), and the fields of their data."""
+    """The small task that the options choose ("digits", "mnist", "cifar"), and the fields of its data."""
     if options.data is None:
         return "digits", {}
     if not options.data.is_dir():
@@ -27,7 +27,7 @@ def task(options: Options) -> tuple[str, dict[str, Any]]:
 def caution(options: Options, data: bool = True) -> str:
     """What the number of seeds allows to be claimed; `data`: whether there is data that --data could name."""
     if options.seeds >= 5:
-        return "± is the standard deviation over seeds; differences within it show nothing."
+        return "± is the standard deviation over seeds; smaller differences show nothing."
     more = ", and --data" if data and options.data is None else ""
     return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5{more}."
 

@@ -5,13 +5,16 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, overload
 
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
+
+# Fields of models that depend on the data. A recipe leaves them 0 where every data set of its task must fit.
+SIZES = ("vocab_size", "max_length", "classes", "image", "channels", "bands")
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,10 @@ class Recipe:
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def from_data(self) -> list[str]:
+        """The sizes of the model that are 0, which a run takes from the data."""
+        return [f.name for f in fields(self.model) if f.name in SIZES and getattr(self.model, f.name) == 0]
 
 
 Made = Callable[[], Recipe]

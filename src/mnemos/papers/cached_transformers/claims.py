@@ -13,7 +13,7 @@ CACHED_TRANSFORMERS = Paper(
             "figure1",
             "accuracy against FLOPs, cached and not",
             f"{_FIGURES}:figure1",
-            "the curves of cached models stand above their baselines'",
+            "the curves of cached models are above their baselines'",
         ),
         Claim(
             "figure4",

@@ -1,4 +1,4 @@
-"""The paper's comparisons at the size that runs here: small twins, trained on digits, MNIST or CIFAR-10."""
+"""The paper's comparisons at a small size: hosts that differ in their cache, on digits, MNIST or CIFAR-10."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ from ..reproduce import Options
 from ..small_runs import task
 
 STEPS = 500  # updates of a run, where the options do not say
-# What is changed of a small recipe's memory. The paper's cache is that of preset="paper", which claims are about.
+# How the recipe of a small host ends, by its cache. PAPER has preset="paper", which the claims are about.
 PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
 NAMES = {PLAIN: "none", ATTENTION: "attention-based", PAPER: "GRC, paper", CACHED: "GRC, mnemos"}
 
 
 def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
-    """The small recipe of a host ("vit", "pvt", "swin") and a kind of cache, with what the options change."""
+    """The small recipe of a host ("vit", "pvt", "swin") and a kind of cache, with the data and steps of the options."""
     name, fields = task(options)
     found: Recipe = registry.load("recipe", f"{name}-{host}{CACHED if kind == PAPER else kind}")()
     if kind == PAPER:
@@ -43,9 +43,9 @@ def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]
 
 
 def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """The comparison of recipes, trained in options.out/runs where they have not been already.
+    """Train the recipes in options.out/runs, where that is not done yet, and return their comparison.
 
-    What comparison.json says, with "folder": where it is.
+    The dictionary is that of comparison.json, with its folder as "folder".
     """
     steps = recipes[0].train.steps
     folder = options.out / "runs" / f"{name}-{task(options)[0]}-{steps}"
@@ -53,24 +53,24 @@ def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str,
     return {**found, "folder": folder}
 
 
-def twins(options: Options, host: str) -> dict[str, Any]:
-    """A host with each kind of cache that it can have, in the order of `kinds`."""
+def variants(options: Options, host: str) -> dict[str, Any]:
+    """The comparison of a host with each kind of cache that it can have, in the order of `kinds`."""
     return trained(options, host, [recipe(options, host, kind) for kind in kinds(host)])
 
 
 def kinds(host: str) -> tuple[str, ...]:
-    """Swin's windows leave no room for keys of other images."""
+    """The kinds of cache that a host can have. Swin's windows leave no room for keys of other images."""
     return (PLAIN, PAPER, CACHED) if host == "swin" else (PLAIN, ATTENTION, PAPER, CACHED)
 
 
 def accuracy(comparison: dict[str, Any], index: int) -> Cell:
-    """The test accuracy of an arm, mean and standard deviation over seeds, in percent."""
+    """The test accuracy of a row, mean and standard deviation over seeds, in percent."""
     row = comparison["rows"][index]
     return spread(row["mean"], row["std"])
 
 
 def emptied(comparison: dict[str, Any], index: int) -> Cell:
-    """That of a cached arm with its caches emptied."""
+    """The test accuracy of a cached row with its caches emptied; None where it has none."""
     name = comparison["rows"][index]["name"]
     for control in comparison["controls"]:
         if (control["name"], control["control"]) == (name, "emptied"):
@@ -79,7 +79,7 @@ def emptied(comparison: dict[str, Any], index: int) -> Cell:
 
 
 def about(options: Options, comparison: dict[str, Any]) -> str:
-    """One line: what was trained, on what, for how long, and what chance would do."""
+    """One line: what was trained, on which data, for how many updates, and the accuracy of the commonest class."""
     name, _ = task(options)
     steps = recipe(options, "vit").train.steps
     seeds = comparison["rows"][0]["seeds"]

@@ -73,7 +73,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
     run = _run(options, "vit")
     found = _explained(run)
     if found.pictures is None:
-        raise InputError(f"{run}: expected a run whose caches look at pictures, found none ({found.left})")
+        raise InputError(f"{run}: expected a run with gated caches on images, found none ({found.left})")
     mapped = [layer for layer in found.layers if layer.self_map is not None]
     middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
     table = Table(
@@ -124,16 +124,16 @@ def figure5(claim: Claim, options: Options) -> Finding:
 
 
 def _run(options: Options, host: str) -> Path:
-    """The run to draw: the one given, or the twin of a host with the paper's cache, trained where it has not been."""
+    """The run to draw: the one given, or that of a host with the paper's cache, trained where that is not done yet."""
     if options.run is not None:
         return options.run
-    comparison = comparisons.twins(options, host)
+    comparison = comparisons.variants(options, host)
     name = comparison["rows"][comparisons.kinds(host).index(comparisons.PAPER)]["name"]
     return comparison["folder"] / comparison["runs"][name][0]
 
 
 def _explained(run: Path) -> Explained:
-    """What a run's caches were seen to do; looked at now where the run did not."""
+    """What explains a run's caches (`mnemos.evaluate.explain`), computed now where the run has not done so."""
     if not (run / "explain.json").is_file():
         _, task, model = open_run(run)
         explain(model, task, run)
@@ -156,10 +156,10 @@ def _depths(options: Options) -> list[Any]:
 
 
 def _above(curves: Sequence[Sequence[tuple[float, float]]]) -> str:
-    """How many cached points stand above the uncached curve at their own FLOPs (its last point beyond its end)."""
+    """How many cached points are above the uncached curve at equal FLOPs (beyond its end: above its last point)."""
     plain, cached = (sorted(curve) for curve in curves)
     count = sum(accuracy > _at(plain, flops) for flops, accuracy in cached)
-    return f"Of {len(cached)} cached models {count} stand above the uncached curve at equal FLOPs; the paper: all."
+    return f"Of {len(cached)} cached models {count} are above the uncached curve at equal FLOPs; the paper: all."
 
 
 def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
@@ -189,7 +189,7 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
 
 
 def _size(found: Explained) -> tuple[float, float]:
-    """Inches of a picture in which each image is square: a row of pictures, and two of maps, of which `_maps` says."""
+    """Inches of figure 4 such that each image is square: one row of pictures above two rows of maps."""
     assert found.pictures is not None
     across = len(found.pictures) * (1 + attention_maps.GAP) - attention_maps.GAP
     down = attention_maps.TOP + 1 + attention_maps.BEFORE + 2 + attention_maps.BETWEEN

@@ -1,6 +1,6 @@
 """What the paper's models cost at their real size, with a cache and without: counted, by formula, as the paper counts.
 
-G are 10⁹ multiply-adds a sample, which is what the paper calls FLOPs.
+G is 10⁹ multiply-adds per sample; the paper calls them FLOPs.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from mnemos.measure.flops import flops_by_operation
 from mnemos.memory.grc import GRC
 from mnemos.ops.gated_cache.cost import paper_flops
 
-# The paper's names, and the recipes of the same models at their real size; "-cached" is added for their twins.
+# The paper's names, and the recipes of the same models at their real size; cached ones end in "-cached".
 RECIPES = {
     "ViT-S": "imagenet-vit-s",
     "PVT-Tiny": "imagenet-pvt-tiny",
@@ -32,10 +32,10 @@ _KEPT: dict[tuple[str, GRC | None], "Cost"] = {}
 
 
 class Cost(NamedTuple):
-    """Of one model: parameters, and G of a forward in training and in eval.
+    """The cost of one model: parameters, and G of a forward in training and in eval.
 
-    added: G that the hand formula says a training forward gains. papers: G as the paper counts: without attention
-    products, and 9·T·Dm² a cache.
+    added: G that a cache adds to a training forward by the formula. papers: G as the paper counts: without attention
+    products, and 9·T·Dm² per cache.
     """
 
     parameters: int
@@ -51,7 +51,7 @@ def config(name: str) -> Any:
 
 
 def costs(name: str, grcs: Sequence[GRC]) -> list[Cost]:
-    """The cost of a paper's model without a cache, and with each of these: built once, run for one image each time."""
+    """The cost of a paper's model without a cache, and with each of `grcs`; built once, run for one image each time."""
     wanted = [None, *grcs]
     if any((name, grc) not in _KEPT for grc in wanted):
         made = config(name)

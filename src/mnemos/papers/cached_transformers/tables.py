@@ -69,7 +69,7 @@ def table9(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return found
     speed = Table(
-        f"Images a second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: cached by not",
+        f"Images per second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: with by without a cache",
         ["", "train", "train cached", "ratio", "paper ratio", "test", "test cached", "test ratio", "paper test ratio"],
     )
     for name, values in claim.values.items():
@@ -77,7 +77,7 @@ def table9(claim: Claim, options: Options) -> Finding:
         speed.add(name, *train, *throughput(name, training=False), values[3] / values[2])
     found.tables.append(speed)
     found.notes.append(
-        f"Ratios are medians over {ROUNDS} interleaved rounds. The paper's images a second are a V100's "
+        f"Ratios are medians over {ROUNDS} interleaved rounds. The paper's images per second are a V100's "
         f"({', '.join(f'{name} {v[0]:g} and {v[2]:g}' for name, v in claim.values.items())} without a cache)."
     )
     return found
@@ -108,13 +108,13 @@ def table10(claim: Claim, options: Options) -> Finding:
 
 
 def throughput(name: str, training: bool) -> tuple[float, float, float]:
-    """Images a second of a paper's model without and with a cache, and the ratio of the latter to the former."""
+    """Images per second of a paper's model without and with a cache, and the ratio of the latter to the former."""
     torch.manual_seed(0)
     plain = config(name).build()
-    twin = copy.deepcopy(plain)
-    cache(twin.host, PAPER)
+    with_cache = copy.deepcopy(plain)
+    cache(with_cache.host, PAPER)
     x = torch.randn(BATCH, plain.config.channels, plain.config.image, plain.config.image)
-    times = race({"plain": _work(plain, x, training), "cached": _work(twin, x, training)}, ROUNDS)
+    times = race({"plain": _work(plain, x, training), "cached": _work(with_cache, x, training)}, ROUNDS)
     each = [BATCH / statistics.median(times[which]) for which in ("plain", "cached")]
     return each[0], each[1], 1 / ratio(times, "cached", "plain").median
 
@@ -160,7 +160,7 @@ def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> Non
     """A table of small hosts with each kind of cache."""
     ours = Table("", ["", *comparisons.NAMES.values(), "GRC, paper, emptied", "GRC, mnemos, emptied"])
     for host in hosts:
-        comparison = comparisons.twins(options, host)
+        comparison = comparisons.variants(options, host)
         place = {kind: i for i, kind in enumerate(comparisons.kinds(host))}
         cells = [comparisons.accuracy(comparison, place[kind]) if kind in place else None for kind in comparisons.NAMES]
         cells += [comparisons.emptied(comparison, place[kind]) for kind in (comparisons.PAPER, comparisons.CACHED)]

@@ -22,7 +22,7 @@ LINEAR_TRANSFORMERS = Paper(
         ),
         Claim(
             "table1",
-            "MNIST byte by byte: bits/dim and images a second",
+            "MNIST byte by byte: bits/dim and images per second",
             f"{_HERE}.generation:table1",
             "linear attention is within .023 bits of softmax and writes 317 times as fast",
             ("bits/dim", "images/s"),
@@ -36,7 +36,7 @@ LINEAR_TRANSFORMERS = Paper(
         ),
         Claim(
             "cifar10",
-            "CIFAR-10 byte by byte: bits/dim and images a second (Table 2)",
+            "CIFAR-10 byte by byte: bits/dim and images per second (Table 2)",
             f"{_HERE}.generation:cifar10",
             "trained for as long, linear attention is ahead of softmax and writes 4,462 times as fast",
             ("bits/dim", "images/s"),
@@ -61,7 +61,7 @@ LINEAR_TRANSFORMERS = Paper(
             "speech recognition with CTC (Table 3)",
             f"{_HERE}.recognition:speech",
             "linear attention is better than an LSTM and LSH, not as good as softmax, and the quickest to train",
-            ("error rate", "seconds an epoch"),
+            ("error rate", "seconds per epoch"),
             {
                 "bilstm": (10.94, 1047.0),
                 "softmax": (5.12, 2711.0),

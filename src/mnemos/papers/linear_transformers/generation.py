@@ -23,9 +23,9 @@ from ..small_runs import caution, runs, task
 from .attentions import LSH_ROUNDS, NAMES, attention
 from .image_recipes import PAPER
 
-Time = Callable[[int, int], float]  # rows and a place to seconds
+Time = Callable[[int, int], float]  # (rows, position) to seconds
 STEPS = 500
-BATCHES = (1, 8, 64)  # tried one after the other, as long as more rows are a tenth more images a second
+BATCHES = (1, 8, 64)  # tried in order, as long as a larger batch gives a tenth more images per second
 
 
 def table1(claim: Claim, options: Options) -> Finding:
@@ -73,7 +73,7 @@ _CONVENTION = (
 
 
 def _bits(found: Finding, claim: Claim, options: Options) -> None:
-    """Small twins, trained here, that differ in their attention alone."""
+    """Small models, trained here, that differ in their attention alone."""
     recipes = [_recipe(options, name) for name in NAMES]
     name, _ = task(options)
     steps = recipes[0].train.steps
@@ -84,35 +84,38 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
         f"Bits/dim of {name} at {pictures}: models of {recipes[0].model.layers} layers, {steps:,} updates",  # type: ignore[attr-defined]
         ["", "bits/dim", "to linear's", "seconds of training", "paper bits/dim", "paper to linear's"],
     )
-    means = {arm: row["mean"] for arm, row in zip(NAMES, comparison["rows"], strict=True)}
-    for arm, row in zip(NAMES, comparison["rows"], strict=True):
-        theirs, linear = claim.values[arm][0], claim.values["linear"][0]
+    means = {each: row["mean"] for each, row in zip(NAMES, comparison["rows"], strict=True)}
+    for each, row in zip(NAMES, comparison["rows"], strict=True):
+        theirs, linear = claim.values[each][0], claim.values["linear"][0]
         said = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
-        table.add(arm, said, bits(means[arm] - means["linear"]), row["seconds"], theirs, theirs - linear)
+        table.add(each, said, bits(means[each] - means["linear"]), row["seconds"], theirs, theirs - linear)
     found.tables.append(table)
-    found.notes += ["The small models say one of 256 classes, the paper's a mixture of logistics.", caution(options)]
+    found.notes += [
+        "The small models predict one of 256 classes, the paper's a mixture of logistics.",
+        caution(options),
+    ]
     found.runs += runs(comparison)
     found.files.append(report([folder], folder / "report.html"))
 
 
-def _recipe(options: Options, arm: str) -> Recipe:
+def _recipe(options: Options, chosen: str) -> Recipe:
     name, fields = task(options)
     found: Recipe = registry.load("recipe", "digits-pixels" if name == "digits" else f"{name}-pixels-small")()
     data: Any = found.data
     model: Any = found.model
     return replace(
         found,
-        name=f"{found.name}-{arm}",
-        model=replace(model, attention=attention(arm, model.max_length)),
+        name=f"{found.name}-{chosen}",
+        model=replace(model, attention=attention(chosen, model.max_length)),
         data=replace(data, images=replace(data.images, **fields)),
         train=replace(found.train, steps=options.steps or STEPS),
     )
 
 
 def _images(found: Finding, claim: Claim, config: TransformerConfig) -> None:
-    """Images a second of the paper's model, untrained: the weights do not change the time."""
+    """Images per second of the paper's model, untrained: the weights do not change the time."""
     table = Table(
-        f"Images of {config.max_length} bytes a second, {torch.get_num_threads()} threads, each at its best batch of "
+        f"Images of {config.max_length} bytes per second, {torch.get_num_threads()} threads, each at its best batch of "
         f"{', '.join(map(str, BATCHES))}",
         ["", "images/s", "batch", "linear is faster by", "paper images/s", "paper linear is faster by"],
     )
@@ -126,7 +129,7 @@ def _images(found: Finding, claim: Claim, config: TransformerConfig) -> None:
 
 
 def _fastest(time: Time, length: int) -> tuple[float, int]:
-    """Images a second at the best batch, and that batch."""
+    """Images per second at the best batch, and that batch."""
     best = 0.0, 0
     for batch in BATCHES:
         found = batch / whole(partial(time, batch), length), batch
@@ -138,11 +141,11 @@ def _fastest(time: Time, length: int) -> tuple[float, int]:
 
 
 def _ways(config: TransformerConfig) -> dict[str, Time]:
-    """Seconds of a step with so many rows at a place, by what the model keeps and who steps."""
+    """Functions that time one step with so many rows at a position, by attention and by what is kept between steps."""
 
-    def built(arm: str) -> Transformer:
+    def built(name: str) -> Transformer:
         torch.manual_seed(0)
-        return Transformer(replace(config, attention=attention(arm, config.max_length))).eval()
+        return Transformer(replace(config, attention=attention(name, config.max_length))).eval()
 
     softmax, linear = built("softmax"), built("linear")
     hashed = {f"lsh-{rounds}": built(f"lsh-{rounds}") for rounds in LSH_ROUNDS}
@@ -156,7 +159,7 @@ def _ways(config: TransformerConfig) -> dict[str, Time]:
     return ways
 
 
-_TIMED = "Five places of an image are timed, and straight lines drawn between them; fused: by mnemos.fused_step."
+_TIMED = "Five positions of an image are timed and interpolated linearly; fused: by mnemos.fused_step."
 
 
 def _commands(name: str) -> str:

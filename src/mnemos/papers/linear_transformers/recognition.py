@@ -14,11 +14,11 @@ from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, runs
 
-ARMS = ("bilstm", "softmax", "lsh", "linear")  # as the recipes have them; the paper's LSH has four rounds
+MODELS = ("bilstm", "softmax", "lsh", "linear")  # as recipes' names end; LSH has four rounds, as the paper's
 
 
 def speech(claim: Claim, options: Options) -> Finding:
-    """Table 3: error rate and seconds an epoch, of small models on recordings that --data names."""
+    """Table 3: error rate and seconds per epoch, of small models on recordings that --data names."""
     commands = (
         "At the paper's size, on your recordings: mnemos train speech-linear --data.path FOLDER (softmax, lsh, bilstm)."
     )
@@ -30,8 +30,8 @@ def speech(claim: Claim, options: Options) -> Finding:
             "speech: expected --data FOLDER of LABEL_SPEAKER_TAKE.wav files, as the Free Spoken Digit Dataset has them"
         )
     recipes = []
-    for arm in ARMS:
-        recipe = registry.load("recipe", f"spoken-digits-{arm}")()
+    for name in MODELS:
+        recipe = registry.load("recipe", f"spoken-digits-{name}")()
         data: Any = recipe.data
         steps = options.steps or recipe.train.steps
         train = replace(recipe.train, steps=steps, eval_every=max(1, min(recipe.train.eval_every, steps // 4)))
@@ -41,13 +41,13 @@ def speech(claim: Claim, options: Options) -> Finding:
     comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
     table = Table(
         f"Strings of spoken words, {steps:,} updates; the paper's are phonemes of another data set",
-        ["", "token error rate, %", "seconds an epoch", "paper phoneme error rate, %", "paper seconds an epoch"],
+        ["", "token error rate, %", "seconds per epoch", "paper phoneme error rate, %", "paper seconds per epoch"],
     )
-    for arm, recipe, row in zip(ARMS, recipes, comparison["rows"], strict=True):
-        theirs = claim.values["lsh-4" if arm == "lsh" else arm]
+    for name, recipe, row in zip(MODELS, recipes, comparison["rows"], strict=True):
+        theirs = claim.values["lsh-4" if name == "lsh" else name]
         places = [folder / place for place in comparison["runs"][recipe.name]]
         epochs = [json.loads((place / "result.json").read_text())["epoch_seconds"] for place in places]
-        table.add(arm, spread(row["mean"], row["std"]), sum(epochs) / len(epochs), *theirs)
+        table.add(name, spread(row["mean"], row["std"]), sum(epochs) / len(epochs), *theirs)
     found.tables.append(table)
     found.notes.append(caution(options))
     found.runs += runs(comparison)

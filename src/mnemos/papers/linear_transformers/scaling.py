@@ -22,13 +22,13 @@ from ..reproduce import Options
 from .attentions import BUCKETS, CHUNK
 
 HEADS, WIDTH = 8, 32
-TOKENS = 2**13  # of a batch: its rows become fewer as they become longer
+TOKENS = 2**13  # per batch: longer rows are fewer
 LENGTHS = tuple(2**i for i in range(9, 17))
-LIMIT = 4.0  # seconds of a call that would not be waited for
-ROOM = 4 * 2**30  # bytes of written-out weights that would not be asked for
+LIMIT = 4.0  # seconds; longer calls are left out
+ROOM = 4 * 2**30  # bytes of written-out weights; larger ones are left out
 ROUNDS = 3
-ARMS = ("softmax, written out", "softmax", "lsh-1", "lsh-4", "lsh-8", "linear")
-Measured = dict[str, list[tuple[int, float, float | None]]]  # by arm: length, seconds and bytes a sample
+ATTENTIONS = ("softmax, written out", "softmax", "lsh-1", "lsh-4", "lsh-8", "linear")
+Measured = dict[str, list[tuple[int, float, float | None]]]  # by attention: length, seconds and bytes per sample
 
 
 def figure1(claim: Claim, options: Options) -> Finding:
@@ -36,12 +36,12 @@ def figure1(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return Finding([], [_ABOUT])
     found = measure(LENGTHS)
-    times = Table("Milliseconds a sample, forward and backward", ["N", *ARMS])
-    memory = Table("MiB a sample, at most", ["N", *ARMS])
+    times = Table("Milliseconds per sample, forward and backward", ["N", *ATTENTIONS])
+    memory = Table("MiB per sample, at most", ["N", *ATTENTIONS])
     lengths = [n for n, _, _ in found["linear"]]
-    by_arm = {name: {n: (seconds, size) for n, seconds, size in rows} for name, rows in found.items()}
+    by_attention = {name: {n: (seconds, size) for n, seconds, size in rows} for name, rows in found.items()}
     for n in lengths:
-        cells = [by_arm[name].get(n) for name in ARMS]
+        cells = [by_attention[name].get(n) for name in ATTENTIONS]
         times.add(str(n), *(None if cell is None else 1e3 * cell[0] for cell in cells))
         sizes = [None if cell is None or cell[1] is None else cell[1] / 2**20 for cell in cells]
         memory.add(str(n), *sizes)
@@ -58,14 +58,14 @@ _ABOUT = (
 
 
 def measure(lengths: tuple[int, ...]) -> Measured:
-    """Every arm at every length; an arm ends where its next call would outlast `LIMIT`."""
-    found: Measured = {name: [] for name in ARMS}
+    """Every attention at every length; one ends where its next call would take longer than `LIMIT`."""
+    found: Measured = {name: [] for name in ATTENTIONS}
     for n in lengths:
         rows = max(1, TOKENS // n)
         torch.manual_seed(0)
         q, k, v = (torch.randn(rows, n, HEADS, WIDTH, requires_grad=True) for _ in range(3))
         upstream = torch.randn(rows, n, HEADS, WIDTH)
-        wanted = [name for name in ARMS if _bearable(name, found, n)]
+        wanted = [name for name in ATTENTIONS if _bearable(name, found, n)]
         calls = {name: partial(_both_ways, name, q, k, v, upstream) for name in wanted}
         times: dict[str, list[float]] = {name: [] for name in calls}
         peaks = {name: peak_of(call) for name, call in calls.items()}
@@ -111,23 +111,23 @@ def _rotations(rounds: int) -> torch.Tensor:
 
 
 def _growth(found: Measured) -> str:
-    """How time grew over the last doubling of each arm."""
+    """How time grew over the last doubling of the length, per attention."""
     said = []
     for name, rows in found.items():
         if len(rows) > 1:
             said.append(f"{name} ×{rows[-1][1] / rows[-2][1]:.1f} (to N = {rows[-1][0]:,})")
-    return f"Time a sample, over the last doubling of the length: {', '.join(said)}."
+    return f"Time per sample, over the last doubling of the length: {', '.join(said)}."
 
 
 def _lay_out(figure: Any, found: Measured) -> None:
-    for place, title in enumerate(("Time a sample, ms", "Memory a sample, MiB")):
+    for place, title in enumerate(("Time per sample, ms", "Memory per sample, MiB")):
         axes = figure.add_axes((0.06 + 0.5 * place, 0.13, 0.42, 0.68))
-        for i, name in enumerate(ARMS):
+        for i, name in enumerate(ATTENTIONS):
             values = [(n, size / 2**20 if size else None) if place else (n, 1e3 * s) for n, s, size in found[name]]
             rows = [(n, value) for n, value in values if value is not None]
             axes.plot([n for n, _ in rows], [y for _, y in rows], color=arm(i), marker=MARKERS[i], markersize=4)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        # The keys of both panels stand above the first, and are as wide as the two.
-        heading(axes, title, [] if place else [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
+        # The legend of both panels is above the first, and is as wide as the two.
+        heading(axes, title, [] if place else [(arm(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])
         axes.set_xlabel("N, tokens")

@@ -1,4 +1,4 @@
-"""The claims of Memformer, with the paper's own numbers and nothing else; and the long-range bar, which is ours."""
+"""The claims of Memformer, with the paper's own numbers; and one claim of this library, the long-range recall."""
 
 from ..claim import Claim, Paper
 
@@ -61,7 +61,7 @@ MEMFORMER = Paper(
         ),
         Claim(
             "figure4",
-            "forgetting: how a slot that hears nothing drifts to its terminal state",
+            "forgetting: how a slot that no write changes drifts to its terminal state",
             f"{_HERE}.figures:figure4",
             "a slot near its terminal state is easily forgotten, one opposite to it hardly",
         ),
@@ -75,13 +75,13 @@ MEMFORMER = Paper(
             "figure6",
             "three kinds of slot: which hold, mix or overwrite",
             f"{_HERE}.figures:figure6",
-            "in mid-document 60 to 80 % of the slots hold what they have, and 5 to 10 % take in all anew",
+            "in mid-document 60 to 80 % of the slots hold what they have, and 5 to 10 % are overwritten",
         ),
         Claim(
             "figure7",
             "which words a slot listened to",
             f"{_HERE}.figures:figure7",
-            "a slot that takes in anew attends to named entities and verbs",
+            "a slot that is overwritten attends to named entities and verbs",
         ),
         Claim(
             "figure8",
@@ -91,7 +91,7 @@ MEMFORMER = Paper(
         ),
         Claim(
             "recall",
-            "a fact recalled over 32 segments (no table of the paper; the bar of this library)",
+            "a fact recalled over 32 segments (no table of the paper; a claim of this library)",
             f"{_HERE}.recall_claim:recall",
             "slots carry information from the distant past; a horizon of 1 passes no gradient through them",
         ),

@@ -1,4 +1,4 @@
-"""Figure 4: how a slot that hears nothing drifts to its terminal state, measured with the library's own norm."""
+"""Figure 4: how a slot that no write changes drifts to its terminal state, measured with the library's own norm."""
 
 import math
 from functools import partial
@@ -16,8 +16,8 @@ from ..findings import Finding, Table
 from ..reproduce import Options
 
 WIDTH = 128  # D
-STEPS = 1024  # writes that say nothing
-NOISE = 2**-23  # of a distance in units of ρ: what float32 still tells apart
+STEPS = 1024  # writes that leave the slot as it is
+NOISE = 2**-23  # of a distance in units of ρ: float32's resolution
 CIRCLE = 0.3  # ‖v_bias‖/ρ in the picture of the circle, and its writes
 TURNS = 16
 
@@ -50,7 +50,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return Finding([], [_ABOUT])
     table = Table(
-        f"Distance to the terminal state that a slot keeps after writes that say nothing to it (D = {WIDTH})",
+        f"Distance to the terminal state that a slot keeps after writes that leave it as it is (D = {WIDTH})",
         ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32's noise"],
     )
     found: dict[tuple[str, str], list[float]] = {}
@@ -67,14 +67,14 @@ def figure4(claim: Claim, options: Options) -> Finding:
 
 _ABOUT = (
     "Each slot starts on the sphere of radius ρ, 30°, 90° or 175° from its end, and is given to biased_memory_norm "
-    "alone, write after write, in float64. Near the end the distance shrinks to 1/(1 + ‖v‖/ρ) a write; opposite the "
+    "alone, write after write, in float64. Near the end the distance shrinks to 1/(1 + ‖v‖/ρ) per write; opposite the "
     "end it first hardly moves, unless ‖v‖ is above ρ: then it jumps over the middle. Distances are straight lines, "
     f"and {NOISE:.1e} of ρ is float32's noise; a dash: not within {STEPS} writes."
 )
 
 
 def drift(width: int, radius: float, length: float, angle: float, steps: int) -> Tensor:
-    """A slot [steps + 1, width], norm after norm, from `angle` (radians) off its terminal state, the first axis."""
+    """A slot after each of `steps` norms, [steps + 1, width], from `angle` (radians) off its terminal state, axis 0."""
     bias = torch.zeros(1, width, dtype=torch.float64)
     bias[0, 0] = length
     slot = torch.zeros(1, 1, width, dtype=torch.float64)
@@ -86,7 +86,7 @@ def drift(width: int, radius: float, length: float, angle: float, steps: int) ->
 
 
 def distances(slots: Tensor, radius: float) -> list[float]:
-    """Of each of a drift's slots to the terminal state, in units of the radius."""
+    """The distance of each slot of a drift to the terminal state, in units of the radius."""
     end = torch.zeros_like(slots[0])
     end[0] = radius
     return ((slots - end).norm(dim=-1) / radius).tolist()
@@ -112,7 +112,7 @@ def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
     axes.text(39.7, NOISE * 1.3, "float32's noise", ha="right", fontsize=9, color=MUTED[0])
     axes.grid(axis="y", color=RULE[0])
     figure.text(0.47, 0.93, "Distance to the terminal state, in ρ", fontsize=15)
-    axes.set_xlabel("writes that say nothing")
+    axes.set_xlabel("empty writes")
     from matplotlib.lines import Line2D
 
     keys = [Line2D([], [], color=arm(i), label=setting.name) for i, setting in enumerate(SETTINGS)]
@@ -122,7 +122,7 @@ def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
 
 
 def _circle(axes: Any) -> None:
-    """Slots a and b of the paper's picture on a circle: equal writes, of which b's turn it less."""
+    """Slots a and b of the paper's picture on a circle: the same writes turn b less than a."""
     from matplotlib.patches import Circle
 
     axes.set_axis_off()
@@ -144,6 +144,4 @@ def _circle(axes: Any) -> None:
         axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=arm(i + 1), fontsize=14)
     axes.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
     axes.text(1.14, 0, "T", va="center", fontsize=14)
-    axes.text(
-        0, -1.32, f"{TURNS} writes that say nothing, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0]
-    )
+    axes.text(0, -1.32, f"{TURNS} empty writes, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0])

@@ -1,4 +1,4 @@
-"""Table 1: pictures byte by byte, with Memformer, its ablations and its rivals."""
+"""Table 1: pictures byte by byte, with Memformer, its ablations and its baselines."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,21 +28,21 @@ def table1(claim: Claim, options: Options) -> Finding:
 
 
 _COUNTED = (
-    "GFLOP: a multiply-add is 2; a picture read from its first byte on, with memories that are empty then. The paper "
-    "does not say how it counts."
+    "GFLOP: a multiply-add counts 2; a picture is read from its first byte, with empty memories. The paper does not "
+    "say how it counts."
 )
 _COMMANDS = (
-    "At the paper's size: mnemos train RECIPE --data.images.path MNIST, of "
+    "At the paper's size: mnemos train RECIPE --data.images.path MNIST, where RECIPE is one of "
     f"{', '.join(f'mnist-{ending}' for ending in PICTURES.values())}."
 )
 
 
 def _costs(claim: Claim) -> Table:
     size = ImageSizes()
-    table = Table("The paper's models: a picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
+    table = Table("The paper's models: one picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
     for name in PICTURES:
         model, rollout = picture_variant(name, size)
-        # Memformer cuts a picture in segments by itself, with the same products.
+        # Memformer cuts a picture into segments itself, with the same products.
         segment = rollout.segment_length if model.name == "transformer" else 0
         theirs = claim.values[name][0] if name in claim.values else None
         table.add(name, *_cost(model, size.length, segment), theirs)
@@ -50,7 +50,7 @@ def _costs(claim: Claim) -> Table:
 
 
 def _cost(config: ModelConfig, length: int, segment: int) -> tuple[int, float]:
-    """Parameters, and GFLOP of a forward of so many tokens, by shapes alone; an LSTM, whose steps those are, runs."""
+    """Parameters, and GFLOP of a forward of so many tokens, by shapes alone; an LSTM is counted as it runs."""
     with torch.device("cpu" if config.name == "lstm" else "meta"):
         model, tokens = config.build().eval(), torch.zeros(1, length, dtype=torch.int64)
         return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
@@ -61,7 +61,7 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
     recipes = {name: _recipe(options, name) for name in PICTURES}
     trained = train(found, options, f"table1-{data}", recipes)
     table = Table(
-        f"Perplexity a byte of {data}, small models",
+        f"Perplexity per byte of {data}, small models",
         ["", "here", "perplexity", "GFLOP", "seconds of training", "paper perplexity"],
     )
     for name, recipe in recipes.items():

@@ -22,7 +22,7 @@ from .training import shape, train
 PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
 SPEED, SPACE = 3.2, 8.1  # the paper's headline: times faster on inference, times less memory
-RIVALS = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
+COMPARED = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
 
 
 def table2(claim: Claim, options: Options) -> Finding:
@@ -36,19 +36,19 @@ def table2(claim: Claim, options: Options) -> Finding:
 
 
 _COUNTED = (
-    "GFLOP a segment of 128 tokens, memories full, a multiply-add being 2, with a vocabulary of 256 bytes, where the "
-    "paper has words and, it seems, counts their softmax too."
+    "GFLOP per segment of 128 tokens, memories full; a multiply-add counts 2. The vocabulary is 256 bytes; the paper "
+    "has words and seems to count their softmax too."
 )
 _COMMANDS = "At the paper's size: mnemos train wikitext-memformer (and wikitext-xl) --data.path FOLDER, as bytes."
 _TIMED = (
     "Batch 1, untrained (weights do not change the time). Written: 128 tokens one after the other, with the encoder "
-    "run once for them; read: a segment at once. State: what a stream keeps at a segment's start, and at most; within "
-    "a segment Memformer keeps the keys and values of its decoder too."
+    "run once for them; read: one segment per call. State: bytes per stream at the start of a segment, and at most; "
+    "within a segment Memformer keeps the keys and values of its decoder too."
 )
 
 
 def _costs(claim: Claim) -> Table:
-    table = Table("The paper's models: a segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
+    table = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
     for name in LANGUAGE:
         with torch.device("meta"):
             model = language_variant(name, PAPER)[0].build().eval()
@@ -57,7 +57,7 @@ def _costs(claim: Claim) -> Table:
 
 
 def _gflop(model: nn.Module) -> float:
-    """Of a segment in mid-stream, by shapes alone."""
+    """GFLOP of one segment in mid-stream, by shapes alone."""
     segment = torch.zeros(1, PAPER.segment, dtype=torch.int64, device="meta")
     with torch.no_grad():
         if memory := getattr(getattr(model.config, "attention", None), "memory", 0):
@@ -70,15 +70,15 @@ def _gflop(model: nn.Module) -> float:
 
 
 def _inference() -> Table:
-    """Seconds and bytes of the two models with 1,024 slots, or tokens of memory, at equal width."""
+    """Seconds and bytes of two models of equal width, with a memory of 1,024 tokens or slots."""
     width, length = PAPER.dim, PAPER.segment
     table = Table(
         f"Inference at width {width}, memory {1024 // PAPER.shorter:,}, {torch.get_num_threads()} threads",
-        ["", "ms a token, written", "ms a token, read", "GFLOP a segment", "state MiB", "at most"],
+        ["", "ms per token, written", "ms per token, read", "GFLOP per segment", "state MiB", "at most"],
     )
     tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
     runs, found = {}, {}
-    for name, row in RIVALS.items():
+    for name, row in COMPARED.items():
         torch.manual_seed(0)
         model = language_variant(row, PAPER)[0].build().eval()
         with torch.inference_mode():
@@ -91,7 +91,7 @@ def _inference() -> Table:
             flops = _gflop(language_variant(row, PAPER)[0].build().eval())
         found[name] = [flops, state_bytes(state) / 2**20, _written(model, tokens, state) / 2**20]
     times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
-    for name in RIVALS:
+    for name in COMPARED:
         table.add(name, times[f"{name}, written"], times[f"{name}, read"], *found[name])
     xl, ours = table.rows
     ratios = [a / b for a, b in zip(xl, ours, strict=True) if isinstance(a, float) and isinstance(b, float)]
@@ -102,7 +102,7 @@ def _inference() -> Table:
 
 @torch.inference_mode()
 def _written(model: nn.Module, tokens: Tensor, state: State) -> int:
-    """Token by token; the most bytes that the state had."""
+    """Read token by token; returns the most bytes that the state had."""
     most = 0
     for token in tokens.T:
         _, state = model(token[None], state)
@@ -120,7 +120,7 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
     recipes = {name: language_recipe(name, path) for name in LANGUAGE}
     trained = train(found, options, "table2-text", recipes)
     table = Table(
-        f"Perplexity a byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments of "
+        f"Perplexity per byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments of "
         f"{SMALL_LANGUAGE.segment}",
         ["", "here", "perplexity", "GFLOP, first segment", "seconds of training", "paper perplexity"],
     )
@@ -129,4 +129,4 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
         cells = (shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"])
         table.add(name, *cells, claim.values[name][1])
     found.tables.append(table)
-    found.notes += [trained.order(claim.values, 1), "The paper's are a word's perplexities, of WikiText-103."]
+    found.notes += [trained.order(claim.values, 1), "The paper's perplexities are per word, of WikiText-103."]

@@ -23,7 +23,7 @@ HORIZONS = (1, 2, 4, 8, 16, 32)  # segments through which gradient flows
 SLOTS = (1, 8, 16, 32, 64)
 HORIZON = 8  # where slots are compared
 STEPS = 150
-SEGMENT, READ = 32, max(HORIZONS)  # tokens of one, and how many an update reads, in every arm
+SEGMENT, READ = 32, max(HORIZONS)  # tokens per segment, and segments that an update reads, in every variant
 
 
 def figure8(claim: Claim, options: Options) -> Finding:
@@ -31,12 +31,14 @@ def figure8(claim: Claim, options: Options) -> Finding:
     found = Finding([], [_ABOUT])
     if options.recipes_only:
         return found
-    arms = {"horizon": [(h, max(SLOTS)) for h in HORIZONS], "slots": [(HORIZON, k) for k in SLOTS]}
-    scores = {kind: [_trained(found, options, *both) for both in pairs] for kind, pairs in arms.items()}
+    variants = {"horizon": [(h, max(SLOTS)) for h in HORIZONS], "slots": [(HORIZON, k) for k in SLOTS]}
+    scores = {kind: [_trained(found, options, *both) for both in pairs] for kind, pairs in variants.items()}
     read = _recipe(options, HORIZON, max(SLOTS))
     about = f"{source(options)}, {read.train.steps:,} updates of {read.train.batch_size} x {READ} x {SEGMENT} bytes"
     for kind, title, values in (("horizon", "(a) the gradient's horizon", HORIZONS), ("slots", "(b) slots", SLOTS)):
-        table = Table(f"Perplexity a byte by {title}: {about}", [kind, "perplexity", "least", "most", "bits a byte"])
+        table = Table(
+            f"Perplexity per byte by {title}: {about}", [kind, "perplexity", "least", "most", "bits per byte"]
+        )
         for value, each in zip(values, scores[kind], strict=True):
             mean = statistics.fmean(each)
             table.add(value, mean, min(each), max(each), math.log2(mean))
@@ -47,7 +49,7 @@ def figure8(claim: Claim, options: Options) -> Finding:
 
 
 _ABOUT = (
-    f"Every arm reads the same {READ} segments of {SEGMENT} bytes an update; they differ in how many of them the "
+    f"Every variant reads the same {READ} segments of {SEGMENT} bytes per update; they differ in how many of them the "
     f"gradient flows through (a, {max(SLOTS)} slots), or in their slots (b, a horizon of {HORIZON}). With larger "
     f"models: mnemos train text-memformer --train.rollout.segments {READ} --train.rollout.horizon H "
     "--model.memory.slots K"
@@ -59,7 +61,7 @@ _SAYS = (
 
 
 def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
-    """A model of one layer in each half, to which an update of 32 segments is a fraction of a second."""
+    """A model of one layer in each half, so small that an update of 32 segments takes a fraction of a second."""
     recipe = small(options, STEPS)
     model: Any = recipe.model
     data: Any = recipe.data
@@ -78,7 +80,7 @@ def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
 
 
 def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list[float]:
-    """Test perplexities of the seeds; in a folder of its own, for what trains differently is not compared."""
+    """Test perplexity of each seed. The folder is its own: `compare` refuses recipes that train differently."""
     recipe = _recipe(options, horizon, slots)
     folder = options.out / "runs" / f"{recipe.name}-{recipe.train.steps}"
     print(f"  a horizon of {horizon}, {slots} slots", flush=True)

@@ -26,14 +26,14 @@ from ..reproduce import Options
 LENGTHS = tuple(2**i for i in range(7, 14))  # of a sequence: 128 to 8,192
 SIZES = tuple(2**i for i in range(6, 12))  # of a memory, slots or tokens: 64 to 2,048
 SEGMENT, MEMORY, BATCH = 128, 1024, 16
-# The paper's image model: as many layers in all three, and their MLPs so wide that parameters are equal.
+# The paper's image model: as many layers in all three, and MLPs of such widths that parameters are equal.
 MEMFORMER = MemformerConfig(dim=128, encoder_layers=4, decoder_layers=8, num_heads=4, mlp=256, segment=SEGMENT)
-ARMS = ("Transformer", "Transformer-XL", "Memformer")
+NAMES = ("Transformer", "Transformer-XL", "Memformer")
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of a batch at one size of memory: of the state between calls, and the process's most during one call."""
+    """Bytes of a batch at one size of memory: the state between calls, and the process's peak during one call."""
 
     state: int
     peak: int | None
@@ -48,26 +48,26 @@ def figure5(claim: Claim, options: Options) -> Finding:
     """Figure 5: FLOPs of a forward by length; bytes of state and of a forward by size of memory, in batches of 16."""
     if options.recipes_only:
         return Finding([], [_ABOUT])
-    flops = {name: [sequence_flops(name, n) for n in LENGTHS] for name in ARMS}
-    counts = ", ".join(f"{name} {parameters(configuration(name, MEMORY)):,}" for name in ARMS)
+    flops = {name: [sequence_flops(name, n) for n in LENGTHS] for name in NAMES}
+    counts = ", ".join(f"{name} {parameters(configuration(name, MEMORY)):,}" for name in NAMES)
     table = Table(
         f"Billions of FLOPs of a forward; memory {MEMORY:,}, segments of {SEGMENT} (parameters: {counts})",
-        ["tokens", *ARMS, "XL over Memformer"],
+        ["tokens", *NAMES, "XL over Memformer"],
     )
     for i, n in enumerate(LENGTHS):
-        table.add(f"{n:,}", *(flops[name][i] / 1e9 for name in ARMS), flops[ARMS[1]][i] / flops[ARMS[2]][i])
-    held = {name: [memory_of(name, size) for size in SIZES] for name in ARMS[1:]}
+        table.add(f"{n:,}", *(flops[name][i] / 1e9 for name in NAMES), flops[NAMES[1]][i] / flops[NAMES[2]][i])
+    held = {name: [memory_of(name, size) for size in SIZES] for name in NAMES[1:]}
     bytes_ = Table(
         f"MiB of a batch of {BATCH} in inference, beyond the weights",
         ["memory", "XL state", "Memformer state", "ratio", "XL forward", "Memformer forward", "ratio of sums", "paper"],
     )
     for i, size in enumerate(SIZES):
-        xl, ours = (held[name][i] for name in ARMS[1:])
+        xl, ours = (held[name][i] for name in NAMES[1:])
         state = xl.state / 2**20, ours.state / 2**20, xl.state / ours.state
         peaks = [None if one.peak is None else one.peak / 2**20 for one in (xl, ours)]
         theirs = PAPER if size == max(SIZES) else None
         bytes_.add(f"{size:,}", *state, *peaks, xl.together / ours.together, theirs)
-    growth = ", ".join(f"{name} ×{flops[name][-1] / flops[name][-2]:.2f}" for name in ARMS) if len(LENGTHS) > 1 else ""
+    growth = ", ".join(f"{name} ×{flops[name][-1] / flops[name][-2]:.2f}" for name in NAMES) if len(LENGTHS) > 1 else ""
     notes = [_ABOUT, f"FLOPs over the last doubling of the length: {growth}.", _HELD]
     path = png(options.out / "figure5.png", (10.0, 4.2), partial(_lay_out, flops=flops, held=held))
     return Finding([table, bytes_], notes, [path])
@@ -89,7 +89,7 @@ _HELD = (
 
 
 def configuration(name: str, memory: int) -> ModelConfig:
-    """An arm whose memory holds `memory` slots or tokens; parameters are Memformer's at `MEMORY`."""
+    """The model of a name with a memory of `memory` slots or tokens; parameters are Memformer's at `MEMORY`."""
     if name == "Memformer":
         return replace(MEMFORMER, memory=SlotsConfig(slots=memory))
     layers = MEMFORMER.encoder_layers + MEMFORMER.decoder_layers
@@ -102,7 +102,7 @@ def configuration(name: str, memory: int) -> ModelConfig:
 
 
 def parameters(config: ModelConfig) -> int:
-    """How many numbers a model learns; nothing is allocated."""
+    """The number of parameters of a model; nothing is allocated."""
     with torch.device("meta"):
         model: nn.Module = config.build()
     return sum(p.numel() for p in model.parameters())
@@ -120,7 +120,7 @@ def memory_of(name: str, size: int) -> Held:
         state: Any = None
         for _ in range(-(-size // SEGMENT) if name == "Transformer-XL" else 1):
             _, state = model(_tokens(1, SEGMENT), state)
-        state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream, as often as the batch has rows
+        state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream in every row of the batch
         inputs = _tokens(BATCH, SEGMENT)
         peak = peak_of(lambda: model(inputs, state))
     return Held(sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)), peak)
@@ -138,12 +138,12 @@ def _tokens(rows: int, length: int) -> torch.Tensor:
 
 def _lay_out(figure: Any, flops: dict[str, list[int]], held: dict[str, list[Held]]) -> None:
     left = figure.add_axes((0.06, 0.13, 0.42, 0.68))
-    for i, name in enumerate(ARMS):
+    for i, name in enumerate(NAMES):
         left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=arm(i), marker=MARKERS[i], markersize=5)
-    heading(left, "FLOPs of a forward, 10⁹", [(arm(i), name, MARKERS[i]) for i, name in enumerate(ARMS)])
+    heading(left, "FLOPs of a forward, 10⁹", [(arm(i), name, MARKERS[i]) for i, name in enumerate(NAMES)])
     left.set_xlabel("tokens of the sequence")
     right = figure.add_axes((0.56, 0.13, 0.42, 0.68))
-    for i, name in enumerate(ARMS[1:], start=1):
+    for i, name in enumerate(NAMES[1:], start=1):
         mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
         for values, line in zip(mib, ("-", "--"), strict=True):
             right.plot(SIZES, values, color=arm(i), marker=MARKERS[i], markersize=5, linestyle=line)

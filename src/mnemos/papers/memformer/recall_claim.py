@@ -19,9 +19,9 @@ from .training import shape, train
 
 BAR = 0.95
 
-# One pair and one question, and thousands of distractors between them. Training draws how many, from next to none up to
-# a largest distance that grows: what a slot keeps is learned from facts that are near, in short rows. The last updates
-# are at the full distance: without them 6 % of the answers stay wrong there.
+# One pair and one question, and thousands of distractors between them. Training draws their number, from few up to a
+# largest distance that grows: a slot learns to keep a fact from near facts, in short rows. The last updates are at the
+# full distance: without them 6 % of the answers stay wrong there.
 DATA = RecallConfig(pairs=1, symbols=16, queries=1, distance=4096, shortest=16, grow=500, rows=512)
 MODEL = MemformerConfig(
     dim=32,
@@ -31,7 +31,7 @@ MODEL = MemformerConfig(
     mlp=64,
     segment=128,
     memory=SlotsConfig(slots=8),
-    decoder_reads=True,  # the question comes in the segment that is read: what is encoded before it says nothing
+    decoder_reads=True,  # the question is in the segment that is read; nothing encoded before it tells it
 )
 OPTIM = OptimConfig(lr=3e-3, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
 TRAIN = TrainConfig(steps=540, batch_size=128, eval_every=1000, checkpoint_every=100, log_every=20)
@@ -68,15 +68,15 @@ def variants() -> Mapping[str, Recipe]:
 
 
 def recall(claim: Claim, options: Options) -> Finding:
-    """How many of the answers are right at the full distance."""
-    found = Finding([], [f"Alone: mnemos train recall-memformer. The bar: {BAR:.0%} with replay, and chance without."])
+    """The share of right answers at the full distance."""
+    found = Finding([], [f"Alone: mnemos train recall-memformer. Expected: {BAR:.0%} with replay, and chance without."])
     if options.recipes_only:
         return found
     recipes = variants()
     trained = train(found, options, "recall", recipes)
     table = Table(
         f"Right answers {DATA.distance:,} tokens and {DATA.distance // MODEL.segment} segments after the fact",
-        ["", "here", "right, %", "GFLOP a sequence", "seconds of training"],
+        ["", "here", "right, %", "GFLOP per sequence", "seconds of training"],
     )
     for name, variant in recipes.items():
         row = trained.rows[name]

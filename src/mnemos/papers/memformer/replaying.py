@@ -29,7 +29,7 @@ MODEL = MemformerConfig(
     memory=SlotsConfig(slots=64, temperature=0.125),
 )
 ROWS, HORIZON, ROUNDS = 4, 8, 5
-# What the paper calls them, and what is called here.
+# The paper's names, and those of `mnemos.measure.gradients`.
 ROUTES = {
     "BPTT": "through time",
     "GC": "torch.utils.checkpoint",
@@ -80,8 +80,8 @@ def table3(claim: Claim, options: Options) -> Finding:
         table.add(name, kept, states, *space, ratio(times, "BPTT", name).median, mb, share, speed)
     limit = 3 * HORIZON / (4 * HORIZON - 1)
     note = (
-        f"Limits, with a forward of 1 and a backward of 2: checkpointing .75 of the speed, replay {limit:.3f} without "
-        "advance, more with it: what it leaves out of the first pass is the decoder."
+        f"Limits, where a backward costs two forwards: checkpointing .75 of the speed, replay {limit:.3f} without "
+        "advance, more with it, because its first pass leaves out the decoder."
     )
     return Finding([table], [_ABOUT, note])
 
@@ -89,9 +89,9 @@ def table3(claim: Claim, options: Options) -> Finding:
 _ABOUT = (
     "The three ways give the same gradients, which is checked first. BPTT: back-propagation through time; GC: "
     "torch.utils.checkpoint around each segment; MRBP: mnemos.replay, whose first pass is encoder and writer alone. "
-    "Saved: bytes of tensors that autograd kept, at the worst moment, parameters apart (checkpointing hides what it "
-    "keeps); states: those stored between the passes; process peak: beyond what was there before, weights and "
-    "gradients among it. The paper's are a GPU's, with weights and optimiser in them."
+    "Saved: the most bytes of tensors that autograd kept, without parameters (unknown for checkpointing); states: "
+    "those stored between the passes; process peak: beyond the memory before the run, with gradients. The paper's "
+    "bytes are a GPU's, with weights and optimiser."
 )
 
 

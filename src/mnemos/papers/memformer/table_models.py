@@ -19,7 +19,7 @@ Variant = tuple[ModelConfig, RolloutConfig]
 
 
 class ImageSizes(NamedTuple):
-    """The size of Table 1's models: the paper's by default. A segment is a row of a picture."""
+    """The size of Table 1's models: the paper's by default. A segment is one row of a picture."""
 
     dim: int = 128
     shallower: int = 1  # the paper's layers are divided by it
@@ -29,7 +29,7 @@ class ImageSizes(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes of a picture."""
+        """Bytes per picture."""
         return self.side**2
 
 
@@ -44,7 +44,7 @@ class LanguageSizes(NamedTuple):
 
     @property
     def segment(self) -> int:
-        """Tokens of a segment."""
+        """Tokens per segment."""
         return 128 // self.shorter
 
 

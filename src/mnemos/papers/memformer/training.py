@@ -1,4 +1,4 @@
-"""What Memformer's claims share that are reproduced at a size that runs here."""
+"""What the claims of Memformer share that train small models."""
 
 import json
 import statistics
@@ -21,7 +21,7 @@ from ..small_runs import caution, runs
 
 @dataclass(frozen=True)
 class Trained:
-    """The runs of a table's rows: `rows` of the comparison, by the paper's names, and perplexities a seed."""
+    """The runs of a table's rows: `rows` of the comparison, by the paper's names, and the perplexity of each seed."""
 
     rows: Mapping[str, Mapping[str, Any]]
     perplexities: Mapping[str, list[float]]
@@ -32,17 +32,17 @@ class Trained:
         return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, 3)
 
     def order(self, theirs: Values, column: int) -> str:
-        """A sentence: ours from the best down, and how many pairs of rows the paper has in the same order."""
+        """A sentence: our rows from the best down, and how many pairs of rows the paper has in the same order."""
         ours = {name: statistics.fmean(found) for name, found in self.perplexities.items()}
         known = [name for name in ours if name in theirs]
         pairs = [(a, b) for a, b in combinations(known, 2) if theirs[a][column] != theirs[b][column]]
         same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
         ranked = "; ".join(sorted(ours, key=ours.__getitem__))
-        return f"Order of merit, the best first: {ranked}. Of {len(pairs)} pairs {same} stand as in the paper."
+        return f"From the best down: {ranked}. {same} of {len(pairs)} pairs are in the paper's order."
 
 
 def train(found: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
-    """Train what is not trained yet, in options.out/runs, and put runs, report and caution into the finding."""
+    """Train the recipes in options.out/runs, unless that is done; add runs, report and caution to the finding."""
     recipes = {row: _prepared(recipe, options) for row, recipe in recipes.items()}
     folder = options.out / "runs" / f"{name}-{next(iter(recipes.values())).train.steps}"
     comparison = {**compare(list(recipes.values()), folder, options.seeds, quiet=True), "folder": folder}
@@ -59,7 +59,7 @@ def train(found: Finding, options: Options, name: str, recipes: Mapping[str, Rec
 
 
 def shape(recipe: Recipe) -> str:
-    """What stands here for the paper's model."""
+    """The size of the small model, in words."""
     model: Any = recipe.model
     if model.name == "memformer":
         return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
