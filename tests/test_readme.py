@@ -11,8 +11,8 @@ from mnemos import registry
 from mnemos.cli import VERBS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PAGES = "\n".join(page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = "\n".join(page.read_text() for page in FILES)
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
 # Beside a CPU-only PyTorch, torchvision (which transformers imports where it finds it) needs this first.
 PREAMBLE = "import mnemos.libraries; mnemos.libraries.transformers()\n"
@@ -44,8 +44,12 @@ def test_commands_name_verbs_and_recipes_that_exist():
                 assert word in registry.names("recipe"), line
 
 
-def test_the_files_it_names_exist():
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+def test_the_files_they_name_exist():
+    for page in [*FILES, *(ROOT / "log").glob("*.md"), *(ROOT / "src").glob("**/README.md")]:
         text = page.read_text()
-        for linked, named in re.findall(r"\]\(([\w./-]+)\)|`((?:src|tests|benchmarks|docs|results)/[\w./-]*)`", text):
-            assert (page.parent / linked if linked else ROOT / named).exists(), linked or named
+        for linked, named in re.findall(r"\]\(([\w./-]+)\)|`((?:src|benchmarks|docs|results)/[\w./-]*)`", text):
+            assert (page.parent / linked if linked else ROOT / named).exists(), f"{page.name}: {linked or named}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= 7000
