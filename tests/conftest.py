@@ -8,6 +8,7 @@ from native_kernels import NAMES, VARIANTS, run_variant
 
 
 def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="every combination of settings, not every pair")
     parser.addoption("--cases", type=int, help="of each test's parametrised cases, so many (by default all of them)")
 
 

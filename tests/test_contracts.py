@@ -1,122 +1,61 @@
-"""What every memory promises (the house's rule: registering is being tested), over every registry entry.
+"""What every attention layer promises, over every registry entry, with and without a gated cache.
 
-A class says what it can do (`splits`, `rows_independent`, `state_gradient`, `causal`, a model's `inputs`); no test
-knows a name.
+A class declares what it can do (`mnemos.types.Attention`); the cases of a test are chosen by these declarations, and
+no test knows a name.
 """
 
 import copy
-import dataclasses
 import itertools
+import typing
 
+import contract_cases
 import pytest
 import torch
+from contract_cases import ROWS, TOKENS, close, make, numbers, over_layers, same_state, tokens
 
-import mnemos
-from mnemos import GRC, registry
-from mnemos.attention import GatedCacheAttention, RelativeConfig
+from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
-from mnemos.types import leaves, map_state, reset, select
+from mnemos.types import Attention, HeadAttention, Splits, StateKind, leaves, map_state, reset, select
 
-DIM, HEADS, ROWS, TOKENS, BANDS = 12, 2, 3, 11, 7
-
-CACHES = {
-    "": None,
-    "+paper": GRC(length=3, preset="paper"),
-    "+official": GRC(length=3, preset="official"),
-    "+mnemos": GRC(length=3, preset="mnemos"),
-    "+stream": GRC(length=3, scope="stream"),
-    "+unwritten": GRC(length=3, scope="stream", write=False),
-    "+frozen-block2": GRC(length=3, inference="frozen", block=2, resample="linear"),
-    "+linear-branch": GRC(length=3, branch="linear", candidate="linear", read="sample", inference="transient"),
-}
-# Every attention as it comes, and those whose settings change what they promise.
-ATTENTIONS = {name: registry.load("attention", name)() for name in registry.names("attention")}
-ATTENTIONS |= {
-    "relative-same": RelativeConfig(memory=4, same_length=True),
-    "relative-live": RelativeConfig(memory=4, same_length=True, clamp=3, detached=False),
-}
-LAYERS = [f"{name}{cache}/{kind}" for name, cache, kind in itertools.product(ATTENTIONS, CACHES, ("whole", "causal"))]
+pytest_generate_tests = contract_cases.generate
 
 
-def make(case: str) -> torch.nn.Module:
-    """A layer in float64 with every parameter and buffer away from its initial value."""
-    torch.manual_seed(0)
-    name, kind = case.split("/")
-    name, plus, cache = name.partition("+")
-    layer = ATTENTIONS[name].build(DIM, HEADS, causal=kind == "causal")
-    if plus:
-        layer = GatedCacheAttention(DIM, HEADS, layer, CACHES[plus + cache], causal=kind == "causal")
-    return scatter(layer)
+def stateful(layer):
+    return layer.state_kind != "none"
 
 
-# Sizes of a model of tokens, whatever it has of them.
-SMALL = {"vocab_size": 13, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16, "max_length": TOKENS}
-SMALL |= {"encoder_layers": 1, "decoder_layers": 2, "segment": 4}
+@pytest.fixture
+def layer(request):
+    *case, training = request.param
+    return make(*case).train(training)
 
 
-def make_model(name: str, cache: object, causal: bool) -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = registry.load("model", name)
-    if config.inputs == "images":  # small as it is
-        return scatter(config(classes=5, cache=cache).build())
-    if config.inputs == "frames":  # of the paper's size, which a few frames do not make slow
-        return scatter(config(vocab_size=4, bands=BANDS).build())
-    config = config(**{k: v for k, v in SMALL.items() if has(config, k)})
-    if has(config, "cache"):
-        config = dataclasses.replace(config, cache=cache)
-    if not causal:
-        config = dataclasses.replace(config, causal=False, head=dataclasses.replace(config.head, classes=5))
-    return scatter(config.build())
-
-
-def has(config: type, field: str) -> bool:
-    """Whether a configuration lets this be chosen."""
-    return field in {f.name for f in dataclasses.fields(config)}
-
-
-def scatter(module: torch.nn.Module) -> torch.nn.Module:
-    module = module.double()
-    generator = torch.Generator().manual_seed(1)
+@over_layers(modes=(False,))
+def test_declarations_are_complete_and_true(layer):
+    assert isinstance(layer, Attention)
+    assert layer.splits in typing.get_args(Splits)
+    assert layer.state_kind in typing.get_args(StateKind)
+    assert {type(layer.rows_independent), type(layer.state_gradient), type(layer.causal)} == {bool}
+    fresh = layer.initial_state(ROWS, dtype=torch.float64)
+    assert (fresh is None) == (layer.state_kind == "none")
+    assert (layer.splits == "never") == (layer.state_kind == "none")
+    if isinstance(layer, HeadAttention):
+        y, state = layer(tokens())
+        heads, after = layer.heads(tokens())
+        assert torch.equal(layer.project(heads), y)
+        same_state(after, state)
     with torch.no_grad():
-        for tensor in filter(torch.is_floating_point, itertools.chain(module.parameters(), module.buffers())):
-            tensor += 0.3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-    return module
+        _, state = layer(tokens(t=300, rows=1))
+        first = numbers(state)
+        then = numbers(layer(tokens(3, t=300, rows=1), state)[1])
+    assert {"none": then == first == 0, "constant": then == first > 0, "growing": then > first}[layer.state_kind]
 
 
-def tokens(seed: int = 2, t: int = TOKENS) -> torch.Tensor:
-    return torch.randn(ROWS, t, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-def same_state(a: object, b: object) -> None:
-    assert len(leaves(a)) == len(leaves(b))
-    for x, y in zip(leaves(a), leaves(b), strict=True):
-        close(x, y)
-
-
-@pytest.fixture(params=LAYERS)
-def layer(request: pytest.FixtureRequest) -> torch.nn.Module:
-    return make(request.param)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_split_and_resume_equals_whole(layer, training):
-    layer.train(training)
+@over_layers(lambda layer: layer.splits == "anywhere", modes=(True, False))
+def test_split_and_resume_equals_whole(layer):
     x = tokens()
     with gated_cache.hold_caches(layer):
         whole, end = layer(x)
-        if layer.splits == "never":
-            assert end is None, "a layer that cannot be resumed returns no state"
-            return
-        if layer.splits == "segments":
-            # The segments are the computation: a stored state goes on as the live one does.
-            _, state = layer(x[:, :4])
-            kept = map_state(torch.clone, state)
-            close(layer(x[:, 4:], state)[0], layer(x[:, 4:], kept)[0])
-            return
         for cuts in ([1], [4, 5], [3, 6, 9], range(1, TOKENS)):
             state, parts = None, []
             for a, b in itertools.pairwise([0, *cuts, TOKENS]):
@@ -124,26 +63,53 @@ def test_split_and_resume_equals_whole(layer, training):
                 parts.append(y)
             close(torch.cat(parts, 1), whole)
             same_state(state, end)
-        # An explicit fresh state is None's long form.
+        # An explicit new state and None mean the same.
         close(layer(x, layer.initial_state(ROWS, dtype=torch.float64))[0], whole)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_the_future_cannot_change_the_past(layer, training):
-    layer.train(training)
+@over_layers(lambda layer: layer.splits == "segments", modes=(True, False))
+def test_a_stored_state_continues_as_the_live_one(layer):
     x = tokens()
-    for j in range(TOKENS):
-        other = x.clone()
-        other[:, j] += 1
-        with gated_cache.hold_caches(layer):
-            before, after = layer(x)[0], layer(other)[0]
-        if layer.causal:
-            close(before[:, :j], after[:, :j])
+    with gated_cache.hold_caches(layer):
+        _, state = layer(x[:, :4])
+        kept = map_state(torch.clone, state)
+        close(layer(x[:, 4:], state)[0], layer(x[:, 4:], kept)[0])
+        close(layer(x, layer.initial_state(ROWS, dtype=torch.float64))[0], layer(x)[0])
+
+
+@over_layers(lambda layer: not stateful(layer), modes=(True, False))
+def test_a_layer_without_a_state_returns_none(layer):
+    assert layer(tokens())[1] is None
+
+
+@over_layers(lambda layer: layer.causal, modes=(True, False))
+def test_the_future_cannot_change_the_past(layer):
+    _, before, others = changed_tokens(layer)
+    for j, after in others:
+        close(before[:, :j], after[:, :j])
+
+
+@over_layers(modes=(True, False))
+def test_every_token_is_read(layer):
+    _, before, others = changed_tokens(layer)
+    for j, after in others:
         assert not torch.equal(before[:, j:], after[:, j:])
 
 
+def changed_tokens(layer):
+    """The output, and (j, the output with token j changed) for every j."""
+    x = tokens()
+    with gated_cache.hold_caches(layer):
+        before, others = layer(x)[0], []
+        for j in range(TOKENS):
+            other = x.clone()
+            other[:, j] += 1
+            others.append((j, layer(other)[0]))
+    return x, before, others
+
+
+@over_layers()
 def test_rows_are_independent_or_declared_not_to_be(layer):
-    layer.train()
     x = tokens()
     other = x.clone()
     other[1] += 1
@@ -152,8 +118,8 @@ def test_rows_are_independent_or_declared_not_to_be(layer):
     assert same == layer.rows_independent
 
 
+@over_layers(stateful, modes=(False,))
 def test_a_given_state_is_never_changed_and_can_be_forked(layer):
-    layer.eval()
     with torch.no_grad():
         _, state = layer(tokens())
         before = map_state(torch.clone, state)
@@ -166,12 +132,10 @@ def test_a_given_state_is_never_changed_and_can_be_forked(layer):
         assert not torch.equal(first, second)
 
 
+@over_layers(stateful, modes=(False,))
 def test_selected_and_reset_rows(layer):
-    layer.eval()
     with torch.no_grad():
         _, state = layer(tokens())
-        if state is None:
-            return
         x = tokens(3, 5)
         y, _ = layer(x, state)
         rows = torch.tensor([2, 0, 2])
@@ -182,34 +146,25 @@ def test_selected_and_reset_rows(layer):
         close(mixed[[0, 2]], y[[0, 2]])
 
 
+@over_layers()
 def test_every_parameter_gets_a_gradient(layer):
-    layer.train()
     layer(tokens())[0].square().sum().backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None, name
-        if "bias" not in name:  # a key's bias shifts every score alike: its gradient is zero
+        if "bias" not in name:  # a key's bias shifts all scores equally: its gradient is zero
             assert parameter.grad.abs().max() > 1e-9, name
 
 
+@over_layers()
 def test_gradients_are_the_derivatives(layer):
-    layer.train()
     x = tokens(t=7)[:2].requires_grad_()
     with gated_cache.hold_caches(layer):
         _, state = layer(tokens(3, 4)[:2])
         assert torch.autograd.gradcheck(lambda x: layer(x, state)[0], x, fast_mode=True)
 
 
+@over_layers(lambda layer: layer.splits == "anywhere" and layer.state_gradient)
 def test_gradient_through_the_state_equals_the_whole(layer):
-    if layer.splits != "anywhere" or not layer.state_gradient:
-        state, inner = layer(tokens())[1], layer
-        if isinstance(layer, GatedCacheAttention) and state is not None:
-            (state, walk), inner = state, layer.inner
-            if layer.grc.scope == "shared":
-                assert not any(leaf.requires_grad for leaf in leaves(walk)), "declared detached"
-        if not inner.state_gradient:
-            assert not any(leaf.requires_grad for leaf in leaves(state)), "declared detached"
-        return
-    layer.train()
     gradients = []
     for cuts in ([], [2, 7]):
         x = tokens().requires_grad_()
@@ -225,9 +180,19 @@ def test_gradient_through_the_state_equals_the_whole(layer):
         close(split, whole)
 
 
+@over_layers(lambda layer: stateful(layer) and not layer.state_gradient)
+def test_a_state_without_gradient_is_detached(layer):
+    """Of a gated layer each part by itself: its inner attention may carry gradient where its cache does not."""
+    state, inner = layer(tokens())[1], layer
+    if isinstance(layer, GatedCacheAttention):
+        (state, walk), inner = state, layer.inner
+        assert layer.grc.scope == "stream" or not any(leaf.requires_grad for leaf in leaves(walk))
+    assert inner.state_gradient or not any(leaf.requires_grad for leaf in leaves(state))
+
+
+@over_layers(modes=(False,))
 def test_a_mask_hides_padding(layer):
-    """Valid tokens read the same whatever padding stands behind them."""
-    layer.eval()
+    """Valid tokens give the same outputs whatever the padding holds."""
     x = tokens()
     mask = torch.ones(ROWS, TOKENS, dtype=torch.bool)
     mask[1, 7:] = False
@@ -240,8 +205,8 @@ def test_a_mask_hides_padding(layer):
         assert layer(x, None, empty)[0].isfinite().all()
 
 
+@over_layers()
 def test_saved_and_loaded_before_the_first_forward(layer):
-    layer.train()
     layer(tokens())
     fresh = copy.deepcopy(layer)
     for tensor in itertools.chain(fresh.parameters(), fresh.buffers()):
@@ -250,8 +215,9 @@ def test_saved_and_loaded_before_the_first_forward(layer):
     close(fresh.eval()(tokens(5))[0], layer.eval()(tokens(5))[0])
 
 
+@over_layers()
 def test_bf16_autocast_stays_close(layer):
-    layer.float().train()
+    layer.float()
     x = tokens().float()
     with gated_cache.hold_caches(layer):
         y = layer(x)[0]
@@ -265,12 +231,8 @@ def test_bf16_autocast_stays_close(layer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["whole", "causal"])
-@pytest.mark.parametrize("cache", ["", "+paper", "+stream"])
-@pytest.mark.parametrize("name", registry.names("attention"))
-def test_compiled_equals_eager(name, cache, kind):
-    case = f"{name}{cache}/{kind}"
-    layer = make(case).train()
+@over_layers(lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer))
+def test_compiled_equals_eager(layer):
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager")
     for seed in (3, 4):  # the second forward meets the cache that the first one wrote
@@ -282,114 +244,6 @@ def test_compiled_equals_eager(name, cache, kind):
         torch.testing.assert_close(a, b, msg=name)
 
 
-def _models() -> list[tuple[str, object, bool]]:
-    """What is given tokens has a state to carry, and may be causal or not; images and frames have neither."""
-    cases: list[tuple[str, object, bool]] = []
-    for name in registry.names("model"):
-        config = registry.load("model", name)
-        if config.inputs == "images":
-            cases += itertools.product([name], (None, GRC(length=3)), [False])
-        elif config.inputs == "frames":
-            cases.append((name, None, False))
-        else:
-            stores = (None, GRC(length=3, scope="stream"), GRC(length=3)) if has(config, "cache") else (None,)
-            cases += itertools.product([name], stores, [True, False] if has(config, "causal") else [True])
-    return cases
-
-
-MODELS = _models()
-
-
-@pytest.fixture(
-    params=MODELS, ids=lambda m: f"{m[0]}-{m[1].scope if m[1] else 'plain'}-{'causal' if m[2] else 'whole'}"
-)
-def model(request: pytest.FixtureRequest) -> torch.nn.Module:
-    return make_model(*request.param)
-
-
-def inputs(model: torch.nn.Module, seed: int = 2) -> torch.Tensor:
-    """What the model says that it is given."""
-    c, generator = model.config, torch.Generator().manual_seed(seed)
-    if c.inputs == "images":
-        return torch.randn(ROWS, c.channels, c.image, c.image, dtype=torch.float64, generator=generator)
-    if c.inputs == "frames":
-        return torch.randn(ROWS, TOKENS, c.bands, dtype=torch.float64, generator=generator)
-    return torch.randint(13, (ROWS, TOKENS), generator=generator)
-
-
-def causal(model: torch.nn.Module) -> bool:
-    return model.config.inputs == "tokens" and getattr(model.config, "causal", True)
-
-
-def test_model_split_and_resume(model):
-    model.eval()
-    x = inputs(model)
-    whole, end = model(x)
-    if not causal(model):
-        assert whole.shape == ((ROWS, TOKENS, 5) if model.config.inputs == "frames" else (ROWS, 5))
-        assert model.config.inputs == "tokens" or end is None, "images and frames carry no state"
-        return
-    assert whole.shape == (ROWS, TOKENS, 13)
-    for cuts in ([4], range(1, TOKENS)):
-        state, parts = None, []
-        for a, b in itertools.pairwise([0, *cuts, TOKENS]):
-            y, state = model(x[:, a:b], state)
-            parts.append(y)
-        close(torch.cat(parts, 1), whole)
-        same_state(state, end)
-    fresh = reset(end, torch.tensor([True, False, True]))
-    close(model(x, fresh)[0][[0, 2]], whole[[0, 2]])
-
-
-def test_model_rows_are_independent(model):
-    model.eval()
-    x = inputs(model)
-    whole = model(x)[0]
-    close(whole[1:2], model(x[1:2])[0])
-    other = x.clone()
-    other[0] = inputs(model, 3)[0]
-    close(model(other)[0][1:], whole[1:])
-
-
-def test_model_mask_hides_padding(model):
-    """What a row without padding gives, it gives beside a longer one, whatever its padding holds."""
-    if model.config.inputs == "images":
-        return
-    model.eval()
-    x = inputs(model)
-    mask = torch.ones(ROWS, TOKENS, dtype=torch.bool)
-    mask[1, 7:] = False
-    other = torch.where(mask.reshape(ROWS, TOKENS, *[1] * (x.dim() - 2)), x, 1 if x.dim() == 2 else 100.0)
-    with torch.no_grad():
-        padded, alone = model(other, None, mask=mask)[0], model(x[1:2, :7])[0][0]
-        close(
-            model(x, None, mask=mask)[0][1, : len(alone)] if padded.dim() == 3 else model(x, None, mask=mask)[0][1],
-            alone,
-        )
-        close(padded[1, : len(alone)] if padded.dim() == 3 else padded[1], alone)
-
-
-def test_model_causality(model):
-    if not causal(model):
-        return
-    model.train()
-    x = inputs(model)
-    for j in range(TOKENS):
-        other = x.clone()
-        other[:, j] = (other[:, j] + 1) % 13
-        with gated_cache.hold_caches(model):
-            close(model(x)[0][:, :j], model(other)[0][:, :j])
-
-
-def test_model_gradients_and_save(model, tmp_path):
-    model.train()
-    model(inputs(model))[0].square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        if "bias" not in name:
-            assert parameter.grad.abs().max() > 1e-12, name
-    mnemos.save(model, tmp_path)
-    loaded = mnemos.load(tmp_path).double()
-    assert loaded.config == model.config
-    for (name, a), b in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-6, msg=name)
+def moves(layer):
+    """A cache per row that is written."""
+    return layer.grc.scope == "stream" and layer.grc.write

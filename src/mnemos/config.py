@@ -36,7 +36,11 @@ class AttentionConfig(Config):
 
     kind: ClassVar[str] = "attention"
     rotates: ClassVar[bool] = False  # whether build() takes rotary=True
-    causal_modes: ClassVar[frozenset[bool]] = frozenset({False, True})  # the values of `causal` that build() takes
+
+    @property
+    def causal_modes(self) -> frozenset[bool]:
+        """The values of `causal` that `build` accepts; {True} for an attention that can only be causal."""
+        return frozenset({False, True})
 
 
 @dataclasses.dataclass(frozen=True)

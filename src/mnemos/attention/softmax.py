@@ -23,6 +23,11 @@ class SoftmaxConfig(AttentionConfig):
     rotates: ClassVar[bool] = True
     window: int | None = None  # causal: how many tokens a query attends to, itself included; None: all
 
+    @property
+    def causal_modes(self) -> frozenset[bool]:
+        """A window counts the tokens before a query, so the attention is then causal."""
+        return frozenset({False, True} if self.window is None else {True})
+
     def build(
         self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: bool = False
     ) -> "SoftmaxAttention":

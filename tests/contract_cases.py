@@ -1,0 +1,187 @@
+"""The layers and models that the contracts are tested over, and which of them a test concerns.
+
+Every registry entry is here by itself: a test names what a class declares (`mnemos.types`), and never a class. By
+default the cases hold every pair of settings; with `--exhaustive`, every combination.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from pairwise import pairwise
+
+from mnemos import GRC, registry
+from mnemos.attention import GatedCacheAttention, RelativeConfig, SoftmaxConfig
+from mnemos.types import leaves
+
+DIM, HEADS, ROWS, TOKENS, BANDS, VOCABULARY = 12, 2, 3, 11, 7, 13
+
+CACHES = {
+    "": None,
+    "paper": GRC(length=3, preset="paper"),
+    "official": GRC(length=3, preset="official"),
+    "mnemos": GRC(length=3, preset="mnemos"),
+    "stream": GRC(length=3, scope="stream"),
+    "unwritten": GRC(length=3, scope="stream", write=False),
+    "frozen-block2": GRC(length=3, inference="frozen", block=2, resample="linear"),
+    "linear-branch": GRC(length=3, branch="linear", candidate="linear", read="sample", inference="transient"),
+}
+REGISTERED = {name: registry.load("attention", name)() for name in registry.names("attention")}
+# Settings that change what a registered attention declares.
+VARIANTS = {
+    "softmax-window": SoftmaxConfig(window=4),
+    "relative-same": RelativeConfig(memory=4, same_length=True),
+    "relative-live": RelativeConfig(memory=4, same_length=True, clamp=3, detached=False),
+}
+ATTENTIONS = REGISTERED | VARIANTS
+
+
+def make(attention: str, cache: str, causal: bool) -> torch.nn.Module:
+    """A layer in float64 with every parameter and buffer away from its initial value."""
+    torch.manual_seed(0)
+    layer = ATTENTIONS[attention].build(DIM, HEADS, causal=causal)
+    if cache:
+        layer = GatedCacheAttention(DIM, HEADS, layer, CACHES[cache], causal=causal)
+    return scatter(layer)
+
+
+@functools.cache
+def declared(attention: str, cache: str, causal: bool) -> torch.nn.Module:
+    """A layer to read declarations from."""
+    return make(attention, cache, causal)
+
+
+def _buildable(attention: str, cache: str, causal: bool, exhaustive: bool) -> bool:
+    usual = exhaustive or attention in REGISTERED or cache in ("", "mnemos", "stream")
+    return usual and causal in ATTENTIONS[attention].causal_modes
+
+
+def over_layers(where: Callable[[torch.nn.Module], bool] = lambda layer: True, modes: tuple[bool, ...] = (True,)):
+    """A test of `layer` over all layers `where` this holds, in training mode or not, or both."""
+
+    def cases(exhaustive: bool) -> list:
+        def allowed(attention: str, cache: str, causal: bool, training: bool) -> bool:
+            case = attention, cache, causal
+            return _buildable(*case, exhaustive) and where(declared(*case))
+
+        axes = ATTENTIONS, CACHES, (False, True), modes
+        found = filter(None, (c if allowed(*c) else None for c in itertools.product(*axes)))
+        chosen = list(found) if exhaustive else pairwise(*axes, allowed=allowed)
+        return [pytest.param(case, id=_name(*case)) for case in chosen]
+
+    return lambda test: _with_cases(test, "layer", cases)
+
+
+def _name(attention: str, cache: str, causal: bool, training: bool) -> str:
+    return f"{attention}{cache and '+'}{cache}/{'causal' if causal else 'whole'}/{'train' if training else 'eval'}"
+
+
+def over_models(where: Callable[["ModelCase"], bool] = lambda case: True):
+    """A test of `model` over all models `where` this holds of the case."""
+    return lambda test: _with_cases(
+        test, "model", lambda exhaustive: [pytest.param(case, id=str(case)) for case in MODELS if where(case)]
+    )
+
+
+def _with_cases(test: Callable, name: str, cases: Callable[[bool], list]) -> Callable:
+    test.contract_cases = name, cases
+    return test
+
+
+def generate(metafunc: pytest.Metafunc) -> None:
+    """What a contracts file calls in its `pytest_generate_tests`."""
+    if found := getattr(metafunc.function, "contract_cases", None):
+        name, cases = found
+        metafunc.parametrize(name, cases(metafunc.config.getoption("exhaustive")), indirect=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCase:
+    """A registered model, its gated cache and, where it can be chosen, whether it is causal."""
+
+    name: str
+    cache: GRC | None
+    causal: bool
+
+    @property
+    def inputs(self) -> str:
+        return registry.load("model", self.name).inputs
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it is a causal language model: what it must then declare as autoregressive."""
+        return self.inputs == "tokens" and self.causal
+
+    def __str__(self) -> str:
+        cache = "plain" if self.cache is None else self.cache.scope
+        return f"{self.name}-{cache}-{'causal' if self.causal else 'whole'}"
+
+    def build(self, **fields: object) -> torch.nn.Module:
+        torch.manual_seed(0)
+        config = registry.load("model", self.name)
+        if self.inputs == "images":  # small as it is
+            return scatter(config(classes=5, cache=self.cache).build())
+        if self.inputs == "frames":  # of the paper's size, which a few frames do not make slow
+            return scatter(config(vocab_size=4, bands=BANDS).build())
+        config = config(**{k: v for k, v in {**SMALL, **fields}.items() if has(config, k)})
+        if has(config, "cache"):
+            config = dataclasses.replace(config, cache=self.cache)
+        if not self.causal:
+            config = dataclasses.replace(config, causal=False, head=dataclasses.replace(config.head, classes=5))
+        return scatter(config.build())
+
+
+# Sizes of a model of tokens; each takes the fields that it has.
+SMALL = {"vocab_size": VOCABULARY, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16, "max_length": TOKENS}
+SMALL |= {"encoder_layers": 1, "decoder_layers": 2, "segment": 4}
+
+
+def has(config: object, field: str) -> bool:
+    """Whether a configuration lets this be chosen."""
+    return field in {f.name for f in dataclasses.fields(config)}
+
+
+def _models() -> list[ModelCase]:
+    cases = []
+    for name in registry.names("model"):
+        config = registry.load("model", name)
+        stores = (None, GRC(length=3), GRC(length=3, scope="stream")) if has(config, "cache") else (None,)
+        if config.inputs == "images":  # a stream's cache is for sequences
+            stores = stores[:2]
+        modes = (True, False) if has(config, "causal") else (config.inputs == "tokens",)
+        cases += [ModelCase(name, cache, causal) for cache, causal in itertools.product(stores, modes)]
+    return cases
+
+
+MODELS = _models()
+
+
+def scatter(module: torch.nn.Module) -> torch.nn.Module:
+    module = module.double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in filter(torch.is_floating_point, itertools.chain(module.parameters(), module.buffers())):
+            tensor += 0.3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+    return module
+
+
+def tokens(seed: int = 2, t: int = TOKENS, rows: int = ROWS) -> torch.Tensor:
+    return torch.randn(rows, t, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def same_state(a: object, b: object) -> None:
+    assert len(leaves(a)) == len(leaves(b))
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        close(x, y)
+
+
+def numbers(state: object) -> int:
+    """How many numbers a state has."""
+    return sum(leaf.numel() for leaf in leaves(state))

@@ -1,0 +1,163 @@
+"""What every registered model promises; the cases of a test are chosen by what the models declare."""
+
+import itertools
+import typing
+
+import contract_cases
+import pytest
+import torch
+from contract_cases import BANDS, ROWS, TOKENS, VOCABULARY, ModelCase, close, numbers, over_models, same_state
+
+import mnemos
+from mnemos.memory import gated_cache
+from mnemos.modes import evaluating
+from mnemos.types import Advances, RecurrentModel, Splits, StateKind, reset
+
+pytest_generate_tests = contract_cases.generate
+
+
+@pytest.fixture
+def model(request):
+    return request.param.build()
+
+
+def inputs(model, seed=2, t=TOKENS):
+    """What the model declares as its inputs."""
+    c, generator = model.config, torch.Generator().manual_seed(seed)
+    if c.inputs == "images":
+        return torch.randn(ROWS, c.channels, c.image, c.image, dtype=torch.float64, generator=generator)
+    if c.inputs == "frames":
+        return torch.randn(ROWS, t, BANDS, dtype=torch.float64, generator=generator)
+    return torch.randint(VOCABULARY, (ROWS, t), generator=generator)
+
+
+def predicts(case):
+    return case.predicts
+
+
+def advances(case):
+    return case.inputs == "tokens" and isinstance(case.build(), Advances)
+
+
+@over_models()
+def test_declarations_are_complete_and_true(model, request):
+    case = request.node.callspec.params["model"]
+    assert isinstance(model, RecurrentModel)
+    assert model.splits in typing.get_args(Splits)
+    assert model.state_kind in typing.get_args(StateKind)
+    assert {type(model.rows_independent), type(model.state_gradient), type(model.autoregressive)} == {bool}
+    assert model.autoregressive == case.predicts
+    assert (model.initial_state(ROWS) is None) == (model.state_kind == "none") == (model.splits == "never")
+    with torch.no_grad(), evaluating(model):
+        y, state = model(inputs(model))
+        assert y.shape[: 2 if y.dim() == 3 else 1] == ((ROWS, TOKENS) if y.dim() == 3 else (ROWS,))
+        assert y.shape[-1] == (VOCABULARY if model.autoregressive else 5)
+        assert (state is None) == (model.state_kind == "none")
+        if case.inputs == "tokens":
+            long = model(inputs(model, t=240))[1]
+            longer = model(inputs(model, t=240), long)[1]
+            first, then = numbers(long), numbers(longer)
+            kinds = {"none": then == first == 0, "constant": then == first > 0, "growing": then > first}
+            assert kinds[model.state_kind]
+
+
+@over_models(predicts)
+def test_split_and_resume(model):
+    assert model.splits == "anywhere"
+    model.eval()
+    x = inputs(model)
+    whole, end = model(x)
+    for cuts in ([4], range(1, TOKENS)):
+        state, parts = None, []
+        for a, b in itertools.pairwise([0, *cuts, TOKENS]):
+            y, state = model(x[:, a:b], state)
+            parts.append(y)
+        close(torch.cat(parts, 1), whole)
+        same_state(state, end)
+    fresh = reset(end, torch.tensor([True, False, True]))
+    close(model(x, fresh)[0][[0, 2]], whole[[0, 2]])
+
+
+@over_models(advances)
+@pytest.mark.parametrize("t", [8, 11])  # segments that are whole, and not
+def test_advance_gives_the_state_of_forward_and_its_gradient(model, t):
+    model = ModelCase.build(_case(model), dropout=0.2).train()
+    mask = torch.ones(ROWS, t, dtype=torch.bool)
+    mask[1, -3:] = False
+    found = []
+    for step in (model.advance, lambda *given, **named: model(*given, **named)[1]):
+        state = None
+        for seed, x, valid in ((5, inputs(model, t=4), None), (6, inputs(model, 3, t), mask)):
+            torch.manual_seed(seed)  # dropout: `advance` draws the first of the numbers that `forward` draws
+            state = step(x, state, mask=valid)
+        model.zero_grad(set_to_none=False)
+        torch.manual_seed(7)
+        model(inputs(model, 4), state)[0].square().sum().backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        found.append((state, gradients))
+    (left, gradients), (right, expected) = found
+    same_state(left, right)
+    assert sum(bool(g.abs().max() > 1e-9) for g in expected) > len(expected) // 2
+    for a, b in zip(gradients, expected, strict=True):
+        close(a, b)
+
+
+def _case(model):
+    return ModelCase(model.config.name, None, True)
+
+
+@over_models()
+def test_rows_are_independent(model):
+    """In evaluation always; in training as declared."""
+    model.eval()
+    x = inputs(model)
+    whole = model(x)[0]
+    close(whole[1:2], model(x[1:2])[0])
+    other = x.clone()
+    other[0] = inputs(model, 3)[0]
+    close(model(other)[0][1:], whole[1:])
+    model.train()
+    with gated_cache.hold_caches(model):
+        same = torch.allclose(model(other)[0][1:], model(x)[0][1:], rtol=1e-9, atol=1e-9)
+    assert same == model.rows_independent
+
+
+@over_models(lambda case: case.inputs != "images")
+def test_a_mask_hides_padding(model):
+    """A row gives the same outputs alone and next to a longer row, whatever its padding holds."""
+    model.eval()
+    x = inputs(model)
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.bool)
+    mask[1, 7:] = False
+    other = torch.where(mask.reshape(ROWS, TOKENS, *[1] * (x.dim() - 2)), x, 1 if x.dim() == 2 else 100.0)
+    with torch.no_grad():
+        alone = model(x[1:2, :7])[0][0]
+        for padded in (model(other, None, mask=mask)[0], model(x, None, mask=mask)[0]):
+            close(padded[1, : len(alone)] if padded.dim() == 3 else padded[1], alone)
+
+
+@over_models(predicts)
+def test_the_future_cannot_change_the_past(model):
+    model.train()
+    x = inputs(model)
+    with gated_cache.hold_caches(model):
+        before = model(x)[0]
+        for j in range(TOKENS):
+            other = x.clone()
+            other[:, j] = (other[:, j] + 1) % VOCABULARY
+            close(before[:, :j], model(other)[0][:, :j])
+
+
+@over_models()
+def test_gradients_and_save(model, tmp_path):
+    model.train()
+    model(inputs(model))[0].square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        if "bias" not in name:
+            assert parameter.grad.abs().max() > 1e-12, name
+    mnemos.save(model, tmp_path)
+    loaded = mnemos.load(tmp_path).double()
+    assert loaded.config == model.config
+    for (name, a), b in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-6, msg=name)
