@@ -194,7 +194,9 @@ def test_compare_writes_what_it_promises(comparison):
     cached, unwritten = found["rows"][1:]
     assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
-        assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "seconds", "peak_bytes"}
+        assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "seconds", "peak_bytes", "runs"}
+        assert [run["folder"] for run in row["runs"]] == found["runs"][row["name"]]
+        assert [run["seed"] for run in row["runs"]] == [0, 1]
         assert row["seeds"] == 2
         assert row["std"] >= 0
         assert min(row[key] for key in ("mean", "parameters", "flops", "seconds", "peak_bytes")) > 0

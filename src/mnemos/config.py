@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,6 +59,14 @@ class DataConfig(Config):
     """Base of the registered tasks': `build()` opens the data and returns a `mnemos.data.batch.Task`."""
 
     kind: ClassVar[str] = "data"
+    version: ClassVar[int] = 1  # of a generator: raised when equal settings begin to give other data
+
+    def files(self) -> Sequence[str | Path] | None:
+        """The files that `build` reads, in a fixed order; () where all data are generated, None where it is not said.
+
+        A run's provenance holds their sizes and hashes (see `mnemos.train.provenance.data_read`).
+        """
+        return None
 
 
 def to_dict(value: Any) -> Any:

@@ -125,17 +125,23 @@ def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
     return np.frombuffer(content, "<i2").astype(np.int16), rate
 
 
-def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The name and bytes of every wav file, including those in archives."""
+def recording_files(path: str | Path) -> list[Path]:
+    """The wav files and archives below a folder, sorted, or the one file; those that `read_recordings` reads."""
+    path = Path(path)
     if not path.exists():
         raise InputError(
             f"{path}: expected a folder of wav files, but the path does not exist; set --data.path to the folder"
         )
     files = [path] if path.is_file() else sorted(_files_below(path))
-    for file in files:
+    return [file for file in files if file.name.lower().endswith((*_ARCHIVES, ".wav"))]
+
+
+def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The name and bytes of every wav file, including those in archives."""
+    for file in recording_files(path):
         if file.name.lower().endswith(_ARCHIVES):
             yield from _archived_wavs(file)
-        elif file.name.lower().endswith(".wav"):
+        else:
             yield str(file), read_bytes(file)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar
 
 from mnemos.config import DataConfig
@@ -9,7 +10,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .cifar_files import Variant, download_cifar, read_cifar
+from .cifar_files import Variant, download_cifar, find_cifar, read_cifar
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures
 from .splits import held_out
@@ -40,6 +41,10 @@ class CIFARConfig(DataConfig):
     valid_size: int = 5_000
     workers: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def files(self) -> list[Path]:
+        """The official files, the archive or the two tars."""
+        return find_cifar(self.folder, self.variant)
 
     def build(self) -> ImageTask:
         """The task: 10 or 100 classes, images [B, 3, size, size]."""

@@ -80,18 +80,36 @@ def read_cifar(folder: str | Path, variant: Variant) -> Images:
             f"{folder}: expected a folder with {about.archive}, found no folder; correct data.folder, or set "
             "data.download True"
         )
+    files = find_cifar(folder, variant)
     for names, archive, parse in (
         (about.binary, about.archive, _parse_binary),
         (about.python, about.python_archive, _parse_python),
     ):
+        if [path.name for path in files] == list(names):
+            contents = {path.name: path.read_bytes() for path in files}
+            return _parse_official(contents, str(files[0].parent), variant, parse)
+        if [path.name for path in files] == [archive]:
+            return _parse_official(_members(files[0], names), str(files[0]), variant, parse)
+    return _read_jpegs(files, about)
+
+
+def find_cifar(folder: str | Path, variant: Variant) -> list[Path]:
+    """The files that `read_cifar` reads: unpacked ones, one archive, or two tars of JPEGs, training first."""
+    folder, about = Path(folder), OFFICIAL[variant]
+    for names, archive in ((about.binary, about.archive), (about.python, about.python_archive)):
         for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
             if all((place / name).is_file() for name in names):
-                return _parse_official(
-                    {name: (place / name).read_bytes() for name in names}, str(place), variant, parse
-                )
+                return [place / name for name in names]
         if (folder / archive).is_file():
-            return _parse_official(_members(folder / archive, names), str(folder / archive), variant, parse)
-    return _read_jpegs(folder, about)
+            return [folder / archive]
+    tars = [p for p in sorted(folder.iterdir()) if p.name.endswith((".tar", ".tgz", ".tar.gz")) and p.is_file()]
+    pair = [[p for p in tars if split in p.name] for split in ("train", "test")]
+    if any(len(found) != 1 for found in pair):
+        raise InputError(
+            f"{folder}: expected {about.archive}, {about.python_archive} or their files, or one *train*.tar.gz and one "
+            "*test*.tar.gz with class folders, found none of these; correct data.folder, or set data.download True"
+        )
+    return [pair[0][0], pair[1][0]]
 
 
 def download_cifar(folder: str | Path, variant: Variant) -> None:
@@ -226,19 +244,12 @@ def _unpickled(data: bytes, where: str) -> dict[bytes, Any]:
     return value
 
 
-def _read_jpegs(folder: Path, about: Official) -> Images:
-    tars = [p for p in sorted(folder.iterdir()) if p.name.endswith((".tar", ".tgz", ".tar.gz")) and p.is_file()]
-    pair = [[p for p in tars if split in p.name] for split in ("train", "test")]
-    if any(len(found) != 1 for found in pair):
-        raise InputError(
-            f"{folder}: expected {about.archive}, {about.python_archive} or their files, or one *train*.tar.gz and one "
-            "*test*.tar.gz with class folders, found none of these; correct data.folder, or set data.download True"
-        )
-    (train, names), (test, test_names) = (_jpegs(found[0], about.classes) for found in pair)
+def _read_jpegs(pair: list[Path], about: Official) -> Images:
+    (train, names), (test, test_names) = (_jpegs(path, about.classes) for path in pair)
     if names != test_names:
         different = sorted(set(names) ^ set(test_names))[0]
         raise InputError(
-            f"{pair[1][0]}: expected the same classes as in {pair[0][0].name}, found {different!r} in one file only; "
+            f"{pair[1]}: expected the same classes as in {pair[0].name}, found {different!r} in one file only; "
             "check both files"
         )
     return Images(train, test, names)

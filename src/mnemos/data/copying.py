@@ -31,6 +31,10 @@ class CopyConfig(DataConfig):
     rows: int = 1024
     seed: int = 0
 
+    def files(self) -> tuple[()]:
+        """None: every sequence is generated."""
+        return ()
+
     def build(self) -> GeneratedTask:
         """The task: vocabulary size `symbols` + 1, T = `length`. Raises InputError for a setting out of range."""
         if self.length < 4 or self.symbols < 1:

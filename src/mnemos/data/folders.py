@@ -2,10 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,25 @@ class Files:
     def path(self, index: int) -> str:
         """The full path of file `index`."""
         return os.path.join(self.folder, self.classes[self.labels[index]], os.fsdecode(self.name(index)))
+
+
+class Paths(Sequence[str]):
+    """The paths of all files of some folders, made when they are needed: millions of them would take gigabytes."""
+
+    def __init__(self, folders: Sequence[Files]) -> None:
+        self._folders = folders
+        self._starts = np.concatenate([[0], np.cumsum([len(files) for files in folders])])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        place = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._folders[place].path(index - int(self._starts[place]))
 
 
 @dataclass(frozen=True, eq=False)

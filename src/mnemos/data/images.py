@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -47,6 +48,10 @@ class MNISTConfig(DataConfig):
     layout: Layout = "pixels"
     augment: AugmentConfig = field(default_factory=_no_augmentation)
 
+    def files(self) -> tuple[Path, ...]:
+        """The four IDX files."""
+        return (*find_mnist(self.path, "train"), *find_mnist(self.path, "t10k"))
+
     def build(self) -> ArrayTask | ImageTask:
         """The task, with 10 classes. Raises InputError for missing or damaged files and settings out of range."""
         if self.download:
@@ -76,6 +81,12 @@ class DigitsConfig(DataConfig):
     test_size: int = 360
     layout: Layout = "pixels"
     augment: AugmentConfig = field(default_factory=_no_augmentation)
+
+    def files(self) -> tuple[Path, ...]:
+        """The file of scikit-learn that holds the digits."""
+        from sklearn import datasets
+
+        return (Path(datasets.__file__).parent / "data" / "digits.csv.gz",)
 
     def build(self) -> ArrayTask | ImageTask:
         """The task, with 10 classes. Raises InputError without scikit-learn and for settings out of range."""

@@ -61,6 +61,10 @@ class ListOpsConfig(DataConfig):
             longest = max(int(rows.lengths.max()) for rows in splits.values())
         return ArrayTask(**splits, vocab_size=len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
 
+    def files(self) -> tuple[Path, ...]:
+        """The three files of the folder; none where the samples are generated."""
+        return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
+
     def generate(self) -> dict[str, Rows]:
         """Generate the samples of the three splits."""
         sizes = {"test": self.test_size, "valid": self.valid_size, "train": self.train_size}

@@ -8,7 +8,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .folders import read_layout
+from .folders import Paths, read_layout
 from .image_task import IMAGENET, ImageTask, Split, View
 from .pictures import FilePictures, pillow
 
@@ -34,6 +34,11 @@ class PhotosConfig(DataConfig):
     held_out: float = 0.1
     workers: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def files(self) -> Paths:
+        """Every photo of the three splits."""
+        parts = read_layout(self.folder, self.held_out)
+        return Paths(list({id(part.files): part.files for part in parts.values()}.values()))
 
     def build(self) -> ImageTask:
         """The task. The folder is listed; no photo is opened."""

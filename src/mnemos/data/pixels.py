@@ -1,7 +1,8 @@
 """Images as sequences of bytes, in the order of rows, pixels and colours, for models that generate them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -43,6 +44,10 @@ class PixelsConfig(DataConfig):
 
     images: DataConfig = field(default_factory=_mnist)
     start: bool = False
+
+    def files(self) -> Sequence[str | Path] | None:
+        """Those of the images."""
+        return self.images.files()
 
     def build(self) -> "PixelTask":
         """The task, with 256 tokens. Raises InputError if `images` is not a data set of images."""

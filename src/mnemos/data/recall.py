@@ -54,6 +54,10 @@ class RecallConfig(DataConfig):
         """The length T of a held-out sequence."""
         return 2 * self.pairs + self.gap + self.distance + 2 * self.queries - 1
 
+    def files(self) -> tuple[()]:
+        """None: every sequence is generated."""
+        return ()
+
     def build(self) -> GeneratedTask:
         """The task: T = 2·pairs + gap + distance + 2·queries − 1.
 

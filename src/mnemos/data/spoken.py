@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
-from .audio import Recordings, read_recordings
+from .audio import Recordings, read_recordings, recording_files
 from .batch import IGNORE, Batch, Metric
 from .buckets import POOL
 from .filterbanks import filterbanks, frames, normalised
@@ -46,6 +47,10 @@ class SpokenConfig(DataConfig):
     valid_takes: int = 5
     rows: int = 256
     seed: int = 0
+
+    def files(self) -> list[Path]:
+        """The recordings and the archives of recordings."""
+        return recording_files(self.path)
 
     def build(self) -> "SpokenTask":
         """Read every recording and return the task. Raises InputError for settings out of range and wrong files."""

@@ -45,6 +45,10 @@ class TextConfig(DataConfig):
     held_out: float = 0.05
     longest: int = 65_536
 
+    def files(self) -> list[Path]:
+        """The documents' files, the empty ones among them."""
+        return document_files(self.path)
+
     def build(self) -> "TextTask":
         """The task, with 256 tokens and T = `segment`. Raises InputError for missing files and wrong settings."""
         if not 0 < self.held_out < 0.5:
@@ -81,16 +85,7 @@ def read_documents(path: str | Path | None) -> dict[str, Document]:
 
     Empty files are ignored. Raises InputError if the path does not exist or holds no text.
     """
-    if path is None:
-        folder = Path(sysconfig.get_path("stdlib"))
-        files = [file for file in _files(folder, LEFT_OUT) if file.suffix == ".py"]
-    else:
-        folder = Path(path)
-        if not folder.exists():
-            raise InputError(
-                f"{folder}: expected a file or a folder of text, but the path does not exist; check data.path"
-            )
-        files = [folder] if folder.is_file() else list(_files(folder))
+    files, folder = document_files(path), _folder(path)
     documents = {}
     for file in files:
         data = np.frombuffer(read_bytes(file), np.uint8)
@@ -99,6 +94,20 @@ def read_documents(path: str | Path | None) -> dict[str, Document]:
     if not documents:
         raise InputError(f"{folder}: expected text, found {len(files)} files with 0 bytes; check data.path")
     return dict(sorted(documents.items()))
+
+
+def document_files(path: str | Path | None) -> list[Path]:
+    """The files at `path`, or of the standard library. Raises InputError if the path does not exist."""
+    folder = _folder(path)
+    if path is None:
+        return sorted(file for file in _files(folder, LEFT_OUT) if file.suffix == ".py")
+    if not folder.exists():
+        raise InputError(f"{folder}: expected a file or a folder of text, but the path does not exist; check data.path")
+    return [folder] if folder.is_file() else sorted(_files(folder))
+
+
+def _folder(path: str | Path | None) -> Path:
+    return Path(sysconfig.get_path("stdlib") if path is None else path)
 
 
 def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.atomic import write_json
-from mnemos.train.run import provenance
+from mnemos.train.provenance import provenance
 from mnemos.types import InputError
 
 from .claims import PAPERS, Claim, Paper, paper

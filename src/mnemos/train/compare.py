@@ -16,6 +16,7 @@ from mnemos.config import from_dict, to_dict
 from mnemos.types import InputError
 
 from .checks import complete
+from .provenance import shared, trained
 from .recipe import Recipe, RolloutConfig, TrainConfig, as_now
 from .recipe import unwritten as never_written
 from .stopping import Interrupted, TrainingFailed
@@ -32,6 +33,8 @@ def compare(
     the task is judged by: accuracy, loss (text, pictures) or token error rate (speech); seconds (in updates) and peak
     bytes are means over seeds.
 
+    A row's "runs" say for each of its runs which commit trained it: [{"folder", "seed", "commit", "dirty"}]; a run that
+    was finished before keeps the commit that it was trained with. See `provenance.shared` for "provenance".
     `unwritten` adds, after each recipe with a gated cache, its baseline whose cache is never written.
 
     Each run has a process of its own, so that none finds another's memory or threads; the seeds' rounds alternate
@@ -176,11 +179,10 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
         spread = _spread([result["test"][metric] for result in results])
         cost = {key: results[0][key] for key in ("parameters", "flops")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
-        rows.append({"name": name, **spread, **cost})
+        rows.append({"name": name, **spread, **cost, "runs": [trained(place, folder) for place in places]})
         for control in results[0].get("controls", {}):
             found = [result["controls"][control][metric] for result in results]
             controls.append({"name": name, "control": control, **_spread(found)})
-    some = json.loads((next(iter(runs.values()))[0] / "run.json").read_text())
     return {
         "metric": metric,
         "higher_is_better": metric == "accuracy",
@@ -188,7 +190,7 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
         "rows": rows,
         "controls": controls,
         "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},
-        "provenance": {**some, "command": sys.argv},
+        "provenance": shared([place for places in runs.values() for place in places]),
     }
 
 

@@ -1,32 +1,27 @@
 """The folder of a run: what was asked, where it ran, what it measured, and what came out.
 
 runs/NAME/recipe.json      the resolved recipe
-          run.json         provenance: commit, versions, machine, threads, seed, command, times
+          run.json         provenance: commit, versions, machine, threads, seed, data, command, times
           metrics.jsonl    a line a measurement: {"kind": "train" | "valid" | "gates", "step", ...}
           checkpoints/     step-00000100.safetensors ...
           result.json      written last: a run with a result is finished
 """
 
-import contextlib
 import json
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import mnemos
 from mnemos.atomic import write_bytes, write_json
 from mnemos.config import to_dict
 from mnemos.types import InputError
 
 from . import checkpoint
+from .provenance import now, provenance, source
 from .recipe import Recipe, as_now
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
@@ -58,7 +53,7 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{folder}: a run cannot be written here ({error}); name another folder") from None
         run = cls(folder)
-        about = {**provenance(recipe.train.seed, device), "finished": None, "resumed": []}
+        about = {**provenance(recipe.train.seed, device, recipe.data), "finished": None, "resumed": []}
         write_json(folder / "run.json", about)
         write_json(folder / "recipe.json", to_dict(recipe))
         run.trim(0)
@@ -88,12 +83,12 @@ class RunFolder:
     def resumed(self, step: int) -> str | None:
         """Note in run.json that the run goes on after `step`. A sentence where the machine is not set as it was."""
         about = _json(self.folder / "run.json")
-        about["resumed"].append({"step": step, "at": _now(), "command": sys.argv})
+        about["resumed"].append({"step": step, "at": now(), **source(), "command": sys.argv})
         write_json(self.folder / "run.json", about)
         if about["threads"] == torch.get_num_threads():
             return None
-        now = torch.get_num_threads()
-        return f"the run had {about['threads']} threads and goes on with {now}: the same, but not bit for bit"
+        threads = torch.get_num_threads()
+        return f"the run had {about['threads']} threads and goes on with {threads}: the same, but not bit for bit"
 
     def record(self, lines: Sequence[dict[str, Any]]) -> None:
         """Append lines to metrics.jsonl, in one write."""
@@ -134,7 +129,7 @@ class RunFolder:
     def finish(self, result: dict[str, Any]) -> None:
         """Write the time it ended, and last of all the result."""
         about = _json(self.folder / "run.json")
-        write_json(self.folder / "run.json", {**about, "finished": _now()})
+        write_json(self.folder / "run.json", {**about, "finished": now()})
         write_json(self.folder / "result.json", result)
 
     def close(self) -> None:
@@ -154,51 +149,6 @@ def differing(left: Any, right: Any, where: str = "") -> str | None:
                 return found
         return None
     return None if left == right else f"{where} ({left!r}, not {right!r})"
-
-
-def provenance(seed: int, device: str) -> dict[str, Any]:
-    """Everything about here and now that a number may depend on."""
-    return {
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": None if (status := _git("status", "--porcelain")) is None else bool(status),
-        "versions": {
-            "mnemos": mnemos.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
-        "device": device,
-        "cpu": _cpu(),
-        "threads": torch.get_num_threads(),
-        "seed": seed,
-        "command": sys.argv,
-        "started": _now(),
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says of the source this runs from; None where it is installed, not checked out."""
-    package = Path(mnemos.__file__).parent
-    try:
-        for command in (("ls-files", "--error-unmatch", "__init__.py"), arguments):
-            done = subprocess.run(
-                ["git", *command], cwd=package, capture_output=True, text=True, timeout=30, check=True
-            )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _json(path: Path) -> Any:

@@ -1,0 +1,158 @@
+"""Where a number comes from: the source, the machine and the data of a run, as run.json holds them."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mnemos
+from mnemos.config import DataConfig, to_dict
+
+LISTED = 2_000  # files of a data set that are named and hashed one by one; of more, as many are hashed
+_NAMED = 20  # of them at most in a comparison, whose runs name all
+_PER_RUN = {"seed", "command", "started", "finished", "resumed"}
+
+
+def provenance(seed: int, device: str, data: DataConfig | None = None) -> dict[str, Any]:
+    """What a run's numbers may depend on: source, versions, machine, threads, seed, command, and its data's files."""
+    return {
+        **source(),
+        "versions": {
+            "mnemos": mnemos.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "device": device,
+        "cpu": _cpu(),
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        **({} if data is None else {"data": data_read(data)}),
+        "command": sys.argv,
+        "started": now(),
+    }
+
+
+def source() -> dict[str, Any]:
+    """{"commit", "dirty"} of the source that runs; both None where it is installed and not a git checkout.
+
+    dirty: a tracked file of the package differs from the commit. Untracked files, and files outside the package
+    (results, pages, tests), change no number, so they do not count.
+    """
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"commit": None, "dirty": None}
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}
+
+
+def data_read(data: DataConfig) -> dict[str, Any]:
+    """What a task's data are made from, exactly.
+
+    Files: {"count", "bytes", "sha256", "hashed", "files": [{"name", "bytes", "sha256"}]}. Names are relative to the
+    folder that all files share. The digest "sha256" is that of a line "name, size, SHA-256 of the contents" (with tabs
+    between) per file, sorted by name. Of more than 2,000 files "files" is left out, the lines are in the order of
+    `DataConfig.files`, and only the contents of 2,000 files, evenly spaced in it, are hashed. "hashed" counts them.
+    Generated data: {"generated": {"settings", "version"}}; the version is that of the generator. {"files": None} where
+    the task does not say. Cost: each hashed file is read once in a process, unless its size or time changes.
+    """
+    paths = data.files()
+    if paths is None:
+        return {"files": None}
+    if not len(paths):
+        return {"generated": {"settings": to_dict(data), "version": data.version}}
+    folder = _shared_folder(paths)
+    listed = len(paths) <= LISTED
+    order: Sequence[int] = range(len(paths))
+    if listed:
+        order = sorted(order, key=lambda i: os.fspath(paths[i]))
+    spaced = set(np.linspace(0, len(paths) - 1, min(LISTED, len(paths))).astype(int).tolist())
+    digest, total, files = hashlib.sha256(), 0, []
+    for place, i in enumerate(order):
+        path = os.fspath(paths[i])
+        about = os.stat(path)
+        name = os.path.relpath(path, folder).replace(os.sep, "/")
+        found = _sha256(path, about.st_size, about.st_mtime_ns) if place in spaced else ""
+        total += about.st_size
+        digest.update(f"{name}\t{about.st_size}\t{found}\n".encode(errors="surrogateescape"))
+        if listed:
+            files.append({"name": name, "bytes": about.st_size, "sha256": found})
+    summary = {"count": len(paths), "bytes": total, "sha256": digest.hexdigest(), "hashed": len(spaced)}
+    return summary | ({"files": files} if listed else {})
+
+
+def trained(place: Path, folder: Path) -> dict[str, Any]:
+    """What trained the run in `place`: {"folder", "seed", "commit", "dirty"}, from its own run.json.
+
+    "resumed": [{"commit", "dirty"}] of each process that went on with it, where there were any.
+    """
+    about = json.loads((place / "run.json").read_text())
+    resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.get("resumed") or []]
+    own = {key: about.get(key) for key in ("seed", "commit", "dirty")}
+    return {"folder": str(place.relative_to(folder)), **own, **({"resumed": resumed} if resumed else {})}
+
+
+def shared(places: Sequence[Path]) -> dict[str, Any]:
+    """What the run.json of all runs have in common, when the first started and the last finished, and who reports.
+
+    "reported": {"commit", "dirty"} of the source that puts the runs side by side, which need not be what trained them.
+    Of more than 20 data files only the digest is kept.
+    """
+    abouts = [json.loads((place / "run.json").read_text()) for place in places]
+    same = {k: v for k, v in abouts[0].items() if k not in _PER_RUN and all(a.get(k) == v for a in abouts)}
+    if isinstance(same.get("data"), dict) and len(same["data"].get("files") or ()) > _NAMED:
+        same["data"] = {k: v for k, v in same["data"].items() if k != "files"}
+    times = {
+        "started": min((a["started"] for a in abouts if a.get("started")), default=None),
+        "finished": max((a["finished"] for a in abouts if a.get("finished")), default=None),
+    }
+    return {**same, **times, "reported": source(), "command": sys.argv}
+
+
+def _shared_folder(paths: Sequence[str | os.PathLike[str]]) -> str:
+    """The deepest folder that holds all files."""
+    folder = os.path.dirname(os.fspath(paths[0]))
+    for path in paths:
+        while not os.fspath(path).startswith(os.path.join(folder, "")) and os.path.dirname(folder) != folder:
+            folder = os.path.dirname(folder)
+    return folder
+
+
+@functools.lru_cache(maxsize=2 * LISTED)
+def _sha256(path: str, size: int, changed: int) -> str:
+    """The SHA-256 of a file; its size and its time of change are there to tell versions of it apart."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def now() -> str:
+    """The time in UTC, to the second, as run.json writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says in the folder of the package; None where it fails or there is no git."""
+    package = Path(mnemos.__file__).parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
