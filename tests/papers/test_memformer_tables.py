@@ -55,7 +55,7 @@ def test_table1(tmp_path, tiny):
         "w/o memory": "1+3 layers, 0 slots",
     }
     assert all(1 < float(row["perplexity"]) < 400 for row in perplexities["rows"])
-    assert any("Of 3 pairs" in note for note in found["notes"])
+    assert any("of 3 pairs" in note for note in found["notes"])
 
 
 @pytest.mark.slow
