@@ -9,6 +9,7 @@ import pytest
 import torch
 from hosts import FEW, ZOO, build, close, example, given, loss, open_caches, run
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
@@ -161,6 +162,37 @@ def test_what_was_compiled_before_sees_the_cache_come_and_go(fresh_compiler):
         assert (found - host).abs().max() > 1e-3
         mnemos.uncache(model)
         torch.testing.assert_close(run(compiled, inputs), host)
+
+
+@pytest.mark.parametrize("way", ["wrapper", "compile", "function", "graph break"])
+def test_a_cache_leaves_other_compiled_code_alone(fresh_compiler, way):
+    """However a model was compiled, it computes its caches; what was compiled of others is not compiled again."""
+    model, other = build("torch_mha", torch.float32), build("torch_mha", torch.float32)
+    inputs = example("torch_mha", dtype=torch.float32)
+    backend, elsewhere = CompileCounterWithBackend("eager"), CompileCounterWithBackend("eager")
+    if way == "compile":
+        model.compile(backend=backend)
+        call = model
+    elif way == "wrapper":
+        call = torch.compile(model, backend=backend)
+    else:
+
+        def function(*args, **kwargs):
+            if way == "graph break":
+                torch._dynamo.graph_break()
+            return model(*args, **kwargs)
+
+        call = torch.compile(function, backend=backend)
+    untouched = torch.compile(other, backend=elsewhere)
+    with torch.no_grad():
+        run(call, inputs), run(untouched, inputs)
+        mnemos.cache(model, GRC(length=3))
+        open_caches(model)
+        plain = copy.deepcopy(model)
+        torch.testing.assert_close(run(call, inputs), run(plain, inputs))
+        before = elsewhere.frame_count
+        run(untouched, inputs)
+        assert elsewhere.frame_count == before > 0
 
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])

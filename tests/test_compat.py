@@ -1,0 +1,321 @@
+"""The private parts of PyTorch that mnemos uses. A failure here after an upgrade says which one has changed."""
+
+import ast
+import copy
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import mnemos
+from mnemos import _compat
+from mnemos.measure.flops import COUNTED
+from mnemos.memory.stored import StoredCache, recomputing
+from mnemos.ops import linear_attention
+
+SOURCE = Path(_compat.__file__).parent
+# Where PyTorch keeps private names that an instance or a subclass could reach.
+INSTANCES = [nn.Module(), torch.zeros(1), torch.optim.SGD([nn.Parameter(torch.zeros(1))]), torch.ops.aten.add.Tensor]
+THEIRS = {name for one in INSTANCES for name in dir(one) if name.startswith("_") and not name.startswith("__")}
+THEIRS |= {"_shutdown_workers", "modules_buffers", "require_forward_param_sync"}  # the last two are undocumented
+
+
+def roots(tree: ast.AST) -> set[str]:
+    """The names that a file gives to torch and its modules."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(a.asname or a.name).partition(".")[0] for a in node.names if a.name.partition(".")[0] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            found |= {a.asname or a.name for a in node.names}
+    return found
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_uses(tree: ast.AST) -> set[str]:
+    """What a file uses of PyTorch's private names: imported, below a module of torch, or a name of its classes."""
+    torch_names, found = roots(tree), set()
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    methods = {id(m) for c in classes if c.bases for m in c.body}  # of subclasses alone: others override nothing
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [f"{getattr(node, 'module', None) or ''}.{alias.name}" for alias in node.names]
+            found |= {n for n in names if "torch" in n.split(".") and any(map(private, n.split(".")))}
+        elif isinstance(node, ast.Attribute) and (private(node.attr) or node.attr in THEIRS):
+            base = node.value
+            while isinstance(base, ast.Attribute):
+                base = base.value
+            if node.attr in THEIRS or (isinstance(base, ast.Name) and base.id in torch_names):
+                found.add(ast.unparse(node))
+        elif isinstance(node, ast.FunctionDef) and id(node) in methods and node.name in THEIRS:
+            found.add(f"def {node.name}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in THEIRS:
+            found.add(repr(node.value))
+    return found
+
+
+def test_nothing_else_names_a_private_part():
+    uses = {path: private_uses(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")}
+    assert len(uses.pop(SOURCE / "_compat.py")) > 10  # the search finds them where they are
+    assert {str(path): found for path, found in uses.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ntorch._C._f()",
+        "from torch.nn import functional as F\nF._pad(x)",
+        "from torch.utils import _pytree",
+        "x._version",
+        "getattr(m, '_parameters')",
+        "class A(B):\n    def _apply(self): ...",
+    ],
+)
+def test_the_search_finds(text):
+    assert private_uses(ast.parse(text))
+
+
+@pytest.mark.parametrize(
+    "name", ["_transforms_active", "_is_batched", "_dispatch_modes", "_function_modes", "_graph_task"]
+)
+def test_functions_of_torch_c_are_there(name):
+    assert getattr(_compat, name) is not None, f"torch {torch.__version__} lacks what _compat.{name} was"
+
+
+@pytest.mark.parametrize("name", ["_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"])
+def test_dictionaries_of_modules_are_there(name):
+    assert name in nn.Module().__dict__, f"torch {torch.__version__}: a module has no {name}"
+
+
+def test_other_names_are_there():
+    assert torch.zeros(1)._version == 0
+    assert torch.ops.aten.add.Tensor._overloadpacket is torch.ops.aten.add
+    assert torch.ops.aten.add_.Tensor._schema.arguments[0].alias_info.is_write
+    assert hasattr(nn.modules.module, "_global_forward_hooks")
+    assert hasattr(nn.modules.module, "_global_forward_pre_hooks")
+    names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    assert len(_compat.operators(*names, "_unsafe_view", "no_such_operator")) == 3
+    assert hasattr(iter(torch.utils.data.DataLoader([1], num_workers=1)), "_shutdown_workers")
+
+    def function():
+        return 1
+
+    assert torch.compiler.assume_constant_result(function)._dynamo_marked_constant is True
+
+
+def test_the_fused_attention_of_the_cpu_is_counted():
+    q = torch.randn(2, 1, 128, 16)
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        nn.functional.scaled_dot_product_attention(q, q, q)
+    assert counter.get_total_flops() == 2 * 2 * 2 * 128 * 128 * 16
+
+
+def test_distributed_wrappers_tell_what_they_broadcast():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(3))
+        assert wrapped.will_sync_module_buffers()
+        assert len(wrapped.modules_buffers) == 3
+        assert wrapped.process_group is not None
+        assert wrapped.require_forward_param_sync
+        _compat.share_buffers(wrapped)
+        assert not wrapped.require_forward_param_sync
+        del wrapped.modules_buffers
+        wrapped.require_forward_param_sync = True
+        _compat.share_buffers(wrapped)  # the fallback
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("missing", [None, "_transforms_active", "_is_batched"])
+def test_a_transform_is_noticed(monkeypatch, missing):
+    if missing:
+        monkeypatch.setattr(_compat, missing, None)
+    assert _compat.transformed(torch.zeros(2)) == (missing is not None)
+    seen = []
+    torch.vmap(lambda x: (seen.append(_compat.transformed(x)), x)[1])(torch.zeros(2))
+    x = torch.ones(2, requires_grad=True)
+    y = x.square()
+    y.register_hook(lambda g: seen.append(_compat.transformed(g)))
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
+    assert seen == [True, True]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_modes_are_noticed(monkeypatch, missing):
+    if missing:
+        monkeypatch.setattr(_compat, "_dispatch_modes", None)
+        monkeypatch.setattr(_compat, "_function_modes", None)
+    assert _compat.dispatch_mode_active() == _compat.function_mode_active() == missing
+    with FlopCounterMode(display=False):
+        assert _compat.dispatch_mode_active()
+    with torch.device("cpu"):
+        assert _compat.function_mode_active()
+
+
+@pytest.mark.parametrize("name", ["_transforms_active", "_is_batched", "_dispatch_modes", "_graph_task"])
+def test_without_a_private_function_results_are_the_same(monkeypatch, name):
+    """The gated cache's update, and linear attention, forward and backward."""
+
+    def results():
+        torch.manual_seed(0)
+        layer = mnemos.attention.GatedCacheAttention(8, 2, grc=mnemos.GRC(length=3))
+        x = torch.randn(2, 5, 8, requires_grad=True)
+        y = layer(x)[0]
+        q = x.view(2, 5, 2, 4)
+        z, _ = linear_attention(q, q, q, causal=True)
+        (y.sum() + z.square().sum()).backward()
+        return [y, z, x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]
+
+    expected = results()
+    monkeypatch.setattr(_compat, name, None)
+    for a, b in zip(results(), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputation_is_noticed(monkeypatch, missing, reentrant):
+    if missing:
+        monkeypatch.setattr(_compat, "_graph_task", None)
+    seen = []
+
+    def forward(x):
+        seen.append(recomputing())
+        return x.exp()
+
+    x = torch.zeros(2, requires_grad=True)
+    checkpoint(forward, x, use_reentrant=reentrant).sum().backward()
+    assert seen == [False, True]
+    assert not recomputing()
+
+
+def test_members_by_public_methods_are_those_of_the_dictionaries():
+    norm = nn.BatchNorm1d(2)
+    live = _compat.buffers_of(norm)
+    public = _compat._Members(norm, parameters=False)
+    assert live is norm._buffers
+    assert dict(public).keys() == dict(live).keys()
+    assert len(public) == 3
+    public["running_mean"] = torch.ones(2)
+    assert norm._buffers["running_mean"].sum() == 2
+    del public["running_var"]
+    assert public.get("running_var") is None
+    assert _compat._Members(norm, parameters=True)["weight"] is _compat.parameters_of(norm)["weight"]
+
+
+def test_hooks_are_noticed():
+    module = nn.Linear(1, 1)
+    assert not _compat.has_forward_hooks(module)
+    for register in (module.register_forward_hook, module.register_forward_pre_hook):
+        with register(lambda *_: None):
+            assert _compat.has_forward_hooks(module)
+    assert not _compat.has_global_forward_hooks()
+    with nn.modules.module.register_module_forward_hook(lambda *_: None):
+        assert _compat.has_global_forward_hooks()
+    del module.__dict__["_forward_hooks"]
+    assert _compat.has_forward_hooks(module)
+
+
+@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: m.to("meta"), lambda m: m.to(torch.bfloat16)])
+def test_a_module_is_told_when_it_moves(move):
+    cache = StoredCache(2, 3)
+    move(nn.Sequential(cache))
+    assert (cache.pending.dtype, cache.pending.device) == (cache.cache.dtype, cache.cache.device)
+
+
+class Counting:
+    """A backend that counts compilations and runs the graph as it is."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, _):
+        self.count += 1
+        return graph.forward
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Doubling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_a_changed_module_is_compiled_again_and_no_other(fresh_compiler, kind):
+    """Fails where torch.compile no longer checks the type of a module's `_modules`."""
+    model, other, mine, theirs = Doubling(), Doubling(), Counting(), Counting()
+    model._modules = kind(model._modules)
+    compiled, elsewhere = torch.compile(model, backend=mine), torch.compile(other, backend=theirs)
+    x = torch.ones(1, 2)
+    compiled(x), elsewhere(x)
+    before = mine.count, theirs.count
+    with model.register_forward_hook(lambda _, args, out: out + 1):
+        _compat.compiled_again(model)
+        _compat.compiled_again(model)  # once is enough, and can be undone
+        torch.testing.assert_close(compiled(x), 2 * model.inner(x) + 1)
+        assert (again := mine.count) > before[0]
+    _compat.compiled_as_before(model)
+    assert type(model._modules) is kind
+    torch.testing.assert_close(compiled(x), 2 * model.inner(x))
+    elsewhere(x)
+    assert (mine.count, theirs.count) == (again, before[1])
+
+
+def test_a_change_is_copied_and_pickled():
+    model = Doubling()
+    _compat.compiled_again(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other._modules) is not dict
+        _compat.compiled_as_before(other)
+        assert type(other._modules) is dict
+
+
+def test_without_that_dictionary_all_is_compiled_again(fresh_compiler):
+    class Strange(dict):
+        pass
+
+    model, backend = Doubling(), Counting()
+    model._modules = Strange(model._modules)
+    function = torch.compile(lambda x: x + 1, backend=backend)
+    function(torch.ones(2))
+    _compat.compiled_again(model)
+    function(torch.ones(2))
+    assert backend.count == 2
+
+
+def test_an_operator_is_found_by_its_public_name():
+    class Overload:
+        @staticmethod
+        def name():
+            return "aten::add.Tensor"
+
+    assert _compat.operator_of(Overload()) is _compat.operator_of(torch.ops.aten.add.Tensor) is torch.ops.aten.add
+    with pytest.raises(RuntimeError, match="measure with torch 2"):
+        _compat.schema_of(Overload())
+
+
+def test_a_missing_module_is_named():
+    assert _compat._first_module("torch.utils.no_such_module", "torch.utils._pytree") is _compat.pytree
+    with pytest.raises(ImportError, match="no_such_module"):
+        _compat._first_module("torch.utils.no_such_module")
