@@ -10,7 +10,7 @@ from replay_standins import agree, begin, cell, gradients, plain, segments
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from mnemos import Transformer, generators, replay
+from mnemos import Transformer, replay
 from mnemos.attention import LinearConfig, SoftmaxConfig
 from mnemos.memory_replay.moments import Store
 
@@ -153,16 +153,6 @@ def test_offload_changes_nothing_and_leaves_nothing(tmp_path, checkpoints):
             lambda x, s: (model(x, s)[0], model(x, s)[1]) if x.shape[1] == 2 else {}[0], segments(), offload=tmp_path
         )
     assert not any(tmp_path.iterdir())
-
-
-def test_generators_that_stand_still_are_stored_once():
-    first = generators.take()
-    again = generators.take(first)
-    assert all(again[name] is first[name] for name in first)
-    torch.rand(1)
-    moved = generators.take(first)
-    assert moved["cpu"] is not first["cpu"]
-    assert moved["python"] is first["python"]
 
 
 @pytest.mark.parametrize("attention", [LinearConfig(), SoftmaxConfig(), SoftmaxConfig(window=6)], ids=repr)

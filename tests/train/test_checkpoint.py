@@ -9,7 +9,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from mnemos import generators
 from mnemos.train import checkpoint
 from mnemos.train.sharding import load_model_state, model_state
 from mnemos.train.stopping import TrainingFailed
@@ -189,29 +188,3 @@ def test_tied_weights_stay_tied(tmp_path):
     load_model_state(other, checkpoint.read(tmp_path / "a"))
     assert other[1].weight is other[0].weight
     assert torch.equal(other[0].weight, model[0].weight)
-
-
-def test_generators_come_back_through_a_file(tmp_path):
-    def draw():
-        return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal()  # noqa: NPY002
-
-    generators.seed(3)
-    draw()
-    checkpoint.write(tmp_path / "a", generators.take())
-    expected = draw()
-    generators.seed(4)
-    assert draw() != expected
-    generators.put(checkpoint.read(tmp_path / "a"))
-    assert draw() == expected
-
-
-def test_processes_draw_differently():
-    drawn = []
-    for seed in (0, 1):
-        for rank in (0, 1):
-            generators.seed_process(seed, rank)
-            drawn.append((torch.rand(1).item(), random.random(), np.random.rand()))  # noqa: NPY002
-    assert len(set(drawn)) == 4
-    with generators.kept():
-        before = torch.rand(1)
-    assert torch.equal(torch.rand(1), before)

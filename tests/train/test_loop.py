@@ -1,6 +1,4 @@
-import dataclasses
 import json
-import shutil
 import subprocess
 import sys
 
@@ -8,7 +6,6 @@ import pytest
 import torch
 from train_standins import Toy, Toys, look
 
-from mnemos import registry
 from mnemos.train import checkpoint, learner
 from mnemos.train.loop import train
 from mnemos.train.stopping import TrainingFailed
@@ -269,29 +266,3 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
     assert list(eager) == list(compiled)
     for name in eager:
         torch.testing.assert_close(compiled[name], eager[name], rtol=0, atol=1e-5)
-
-
-def test_a_run_of_an_earlier_version_goes_on(tmp_path):
-    """Fields that came since are missing in its recipe, and the plateau in its checkpoints."""
-    recipe = registry.load("recipe", "copy")()
-    small = dataclasses.replace(recipe.model, layers=1, dim=8, num_heads=2, mlp=8)
-    task = dataclasses.replace(recipe.data, length=12, rows=4)
-    steps = dataclasses.replace(
-        recipe.train, steps=4, batch_size=2, eval_every=2, checkpoint_every=2, accelerator="cpu"
-    )
-    recipe = dataclasses.replace(recipe, model=small, data=task, train=steps)
-    whole = train(recipe, tmp_path / "whole", quiet=True)
-    folder = tmp_path / "run"
-    shutil.copytree(tmp_path / "whole", folder)
-    for gone in (folder / "result.json", checkpoint.path_of(folder / "checkpoints", 4)):
-        gone.unlink()
-    path = checkpoint.path_of(folder / "checkpoints", 2)
-    saved, old = checkpoint.read(path), json.loads((folder / "recipe.json").read_text())
-    del saved["plateau"], old["optim"]["schedule"]["patience"], old["model"]["head"]["mixture"]
-    saved["recipe"] = old
-    checkpoint.write(path, saved)
-    (folder / "recipe.json").write_text(json.dumps(old))
-    assert train(recipe, folder, resume=True, quiet=True)["test"] == whole["test"]
-    (folder / "recipe.json").write_text(json.dumps(old | {"optim": old["optim"] | {"lr": 7.0}}))
-    with pytest.raises(InputError, match=r"another optim\.lr"):
-        train(recipe, folder, resume=True, quiet=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import pytree
 from mnemos.atomic import replacing
-from mnemos.config import from_dict, to_dict
+from mnemos.config import to_dict
 from mnemos.modes import evaluating
 from mnemos.types import InputError, Output, State, join, leaves, map_state, select
 
@@ -158,7 +158,7 @@ class Stream:
             raise InputError(f"{file}: expected a saved stream, cannot be read ({error})") from None
         if about is None or "last" not in tensors:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
-        if not _of(about, model):
+        if about != _signature(model):
             raise InputError(f"{file}: is the stream of a model of another configuration; restore it with its own")
         if said.get("weights") != _fingerprint(model):
             raise InputError(f"{file}: is the stream of a model with other weights, to which its state means nothing")
@@ -187,17 +187,6 @@ def _like(fresh: State, names: list[str], file: Path) -> State:
         raise InputError(f"{file}: expected a state of {len(found)} tensors, found {len(names)}")
     count = iter(range(len(names)))
     return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
-
-
-def _of(about: str, model: nn.Module) -> bool:
-    """Whether a stream's file is of this model; fields that came with a later version are as they are by default."""
-    if about == _signature(model):
-        return True
-    config: Any = getattr(model, "config", None)
-    try:
-        return config is not None and from_dict(type(config), json.loads(about), "model") == config
-    except (InputError, ValueError):
-        return False
 
 
 def _fingerprint(model: nn.Module) -> str:

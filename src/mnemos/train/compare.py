@@ -17,7 +17,7 @@ from mnemos.types import InputError
 
 from .checks import complete
 from .provenance import shared, trained
-from .recipe import Recipe, RolloutConfig, TrainConfig, as_now
+from .recipe import Recipe, RolloutConfig, TrainConfig, as_json
 from .recipe import unwritten as never_written
 from .stopping import Interrupted, TrainingFailed
 
@@ -105,7 +105,7 @@ def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
     """RunFolder one recipe to its end in a process of its own; nothing is done where it has been run."""
     done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
     resume = (place / "recipe.json").is_file()
-    if resume and as_now(json.loads((place / "recipe.json").read_text())) != as_now(to_dict(recipe)):
+    if resume and json.loads((place / "recipe.json").read_text()) != as_json(recipe):
         raise InputError(
             f"{place}: a run of another recipe is here; name another folder with --out, or remove this one"
         )

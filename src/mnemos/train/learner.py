@@ -180,12 +180,10 @@ class Learner:
         if len(taken) != self.fabric.world_size:
             raise InputError(f"the run has {len(taken)} process(es), found {self.fabric.world_size}; use as many")
         self.count, self.tally = Counters(**saved["counters"]), Tally(**saved["tally"])
-        self.plateau = Plateau(**saved.get("plateau", {}))  # which runs of an earlier version have none of
+        self.plateau = Plateau(**saved["plateau"])
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
-        if "states" not in saved:
-            raise InputError("the checkpoint is of an earlier version, which kept states otherwise; start the run anew")
         if saved["states"]:
             self._states = self._rebuilt(saved["states"])
         generators.put(taken[self.fabric.global_rank])  # last: nothing after it may draw

@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from mnemos import generators
-from mnemos.config import to_dict
 from mnemos.data.batch import IGNORE, Batch, Task, pieces
 from mnemos.evaluate.metrics import each, evaluate, quality
 from mnemos.types import InputError
@@ -32,7 +31,7 @@ from . import checkpoint, devices
 from .checks import check_batch, check_settings, check_task
 from .learner import Learner
 from .progress import Silent, progress
-from .recipe import Recipe, as_now
+from .recipe import Recipe, as_json
 from .run import RunFolder
 from .stopping import Interrupted, StopSignals, TrainingFailed
 
@@ -249,7 +248,7 @@ def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, dict[str, Any] | None
     """Find the checkpoint to go on from and cut the measurements back to it: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
     step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its beginning"])
-    if saved is not None and as_now(saved.get("recipe", {})) != as_now(to_dict(recipe)):
+    if saved is not None and as_json(saved["recipe"]) != as_json(recipe):
         raise InputError(f"{checkpoint.path_of(run.checkpoints, step)}: of another recipe; resume its own run")
     run.trim(step)
     notes.append(run.resumed(step) or "")

@@ -1,6 +1,5 @@
 """A recipe: everything that decides a run, as one frozen dataclass. A named recipe is a function that returns one."""
 
-import contextlib
 import functools
 import inspect
 import json
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, overload
 
 from mnemos import registry
-from mnemos.config import DataConfig, ModelConfig, from_dict, to_dict
+from mnemos.config import DataConfig, ModelConfig, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
@@ -175,11 +174,6 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 
-def as_now(saved: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as JSON that an earlier version wrote, with the fields that came since as they are by default.
-
-    What does not fit this version at all is given back as it is.
-    """
-    with contextlib.suppress(InputError):
-        saved = to_dict(from_dict(Recipe, saved))
-    return json.loads(json.dumps(saved))
+def as_json(recipe: Any) -> Any:
+    """A recipe, or the dictionary of one, as recipe.json has it: for comparison with what a run's folder says."""
+    return json.loads(json.dumps(to_dict(recipe)))

@@ -22,7 +22,7 @@ from mnemos.types import InputError
 
 from . import checkpoint
 from .provenance import now, provenance, source
-from .recipe import Recipe, as_now
+from .recipe import Recipe, as_json
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
@@ -65,7 +65,7 @@ class RunFolder:
         folder = Path(folder)
         if not (folder / "recipe.json").is_file():
             raise InputError(f"{folder}: expected a run to resume, found no recipe.json; start it without --resume")
-        if difference := differing(as_now(_json(folder / "recipe.json")), as_now(to_dict(recipe))):
+        if difference := differing(_json(folder / "recipe.json"), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with the recipe it has")
         run = cls(folder)
         for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):

@@ -1,0 +1,64 @@
+"""Snapshots of the random generators."""
+
+import random
+
+import numpy as np
+import torch
+
+from mnemos import generators
+from mnemos.train import checkpoint
+
+
+def draw():
+    return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal()  # noqa: NPY002
+
+
+def test_generators_come_back_through_a_file(tmp_path):
+    generators.seed(3)
+    draw()  # Python's and NumPy's normal numbers are made in pairs: the second one is kept for the next call
+    checkpoint.write(tmp_path / "a", generators.take())
+    expected = draw()
+    generators.seed(4)
+    assert draw() != expected
+    generators.put(checkpoint.read(tmp_path / "a"))
+    assert draw() == expected
+
+
+def test_another_generator_of_numpys_comes_back(tmp_path):
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(5))
+    try:
+        checkpoint.write(tmp_path / "a", generators.take())
+        expected = draw()
+        generators.put(checkpoint.read(tmp_path / "a"))
+        assert draw() == expected
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_processes_draw_differently():
+    drawn = []
+    for seed in (0, 1):
+        for rank in (0, 1):
+            generators.seed_process(seed, rank)
+            drawn.append((torch.rand(1).item(), random.random(), np.random.rand()))  # noqa: NPY002
+    assert len(set(drawn)) == 4
+
+
+def test_what_is_drawn_inside_leaves_no_trace():
+    generators.seed(3)
+    expected = draw()
+    generators.seed(3)
+    with generators.kept():
+        draw()
+    assert draw() == expected
+
+
+def test_generators_that_stand_still_are_stored_once():
+    first = generators.take()
+    again = generators.take(first)
+    assert all(again[name] is first[name] for name in first)
+    torch.rand(1)
+    np.random.rand()  # noqa: NPY002
+    moved = generators.take(first)
+    assert [name for name in first if moved[name] is not first[name]] == ["cpu", "numpy"]
