@@ -4,7 +4,47 @@ Names are imported when they are first used: `import mnemos` alone does not load
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getattr__`
+    from . import adapt as adapt
+    from . import attention as attention
+    from . import data as data
+    from . import evaluate as evaluate
+    from . import figures as figures
+    from . import generate as generate
+    from . import measure as measure
+    from . import memory as memory
+    from . import models as models
+    from . import ops as ops
+    from . import recipes as recipes
+    from . import registry as registry
+    from . import train as train
+    from . import types as types
+    from .adapt.attach import cache as cache
+    from .adapt.attach import uncache as uncache
+    from .adapt.known_hosts import register_host as register_host
+    from .errors import InputError as InputError
+    from .generate.fused import fused_step as fused_step
+    from .generate.stream import Stream as Stream
+    from .memory.grc import GRC as GRC
+    from .memory.slots import SlotsConfig as SlotsConfig
+    from .memory_replay import replay as replay
+    from .models.memformer import Memformer as Memformer
+    from .models.memformer import MemformerConfig as MemformerConfig
+    from .models.store import load as load
+    from .models.store import save as save
+    from .models.transformer import Transformer as Transformer
+    from .models.transformer import TransformerConfig as TransformerConfig
+    from .registry import register as register
+    from .train.recipe import recipe as recipe
+    from .types import State as State
+    from .types import add_auxiliary_loss as add_auxiliary_loss
+    from .types import collect_auxiliary_losses as collect_auxiliary_losses
+    from .types import detach as detach
+    from .types import join as join
+    from .types import reset as reset
+    from .types import select as select
 
 __version__ = "0.1.0"
 
@@ -54,12 +94,16 @@ _ROOMS = {
 __all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _ROOMS:
         return importlib.import_module(f"mnemos.{name}")
     raise AttributeError(f"module 'mnemos' has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # a type checker would take every name that does not exist for Any
+    __getattr__ = _imported
 
 
 def __dir__() -> list[str]:
