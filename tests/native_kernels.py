@@ -2,6 +2,7 @@
 
 import pytest
 
+import mnemos.native
 from mnemos.native import library, why_not
 
 needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "built")
@@ -11,8 +12,4 @@ NAMES = ("baseline", "avx2", "avx512")
 
 def run_variant(number, monkeypatch):
     """From here on, the kernels of that kind, whoever asks for them."""
-    from mnemos.generate import fused
-    from mnemos.ops.linear import native
-
-    for module in (native, fused):
-        monkeypatch.setattr(module, "_variant", lambda _: number)
+    monkeypatch.setattr(mnemos.native, "variant", lambda _: number)

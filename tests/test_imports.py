@@ -1,11 +1,16 @@
 """The direction of the arrows: a room imports only what stands above it. `__init__.py` files, which re-export, may."""
 
 import ast
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import mnemos
 
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 # From the top of the house to its door. The registry reads source files and imports nothing, so it is near the top;
@@ -58,6 +63,23 @@ def test_arrows_point_one_way(path):
     mine = ROOMS.index(room(path.relative_to(SOURCE).parts))
     for other in imported(path):
         assert ROOMS.index(other) <= mine, f"{path.name} of {ROOMS[mine]} imports {other}, which stands below it"
+
+
+def test_no_function_has_the_name_of_a_module():
+    """`from mnemos.package import name` must mean one thing, whichever of its modules were imported before."""
+    packages = [
+        mnemos,
+        *(importlib.import_module(p.name) for p in pkgutil.walk_packages(mnemos.__path__, "mnemos.") if p.ispkg),
+    ]
+    assert len(packages) > 10
+    shadowed = {
+        f"{package.__name__}.{name}"
+        for package in packages
+        for name in {m.name for m in pkgutil.iter_modules(package.__path__)}
+        & {*dir(package), *getattr(package, "__all__", ())}
+        if name != "__main__" and not inspect.ismodule(getattr(package, name))
+    }
+    assert not shadowed
 
 
 def test_every_room_is_known():

@@ -155,13 +155,13 @@ def test_rounds_to_half_precision_as_torch_does(dtype, variant):
 def test_the_exponential_over_its_whole_range(variant):
     x = torch.cat([torch.linspace(-110, 0, 200_001), -torch.logspace(-45, 0, 20_001), torch.linspace(0, 50, 1001)])
     y = torch.empty_like(x)
-    library().mnemos_map(native._variant(library()), x.data_ptr(), y.data_ptr(), x.numel(), 1)
+    library().mnemos_map(mnemos.native.variant(library()), x.data_ptr(), y.data_ptr(), x.numel(), 1)
     exact = reference_elu(x.double())
     unit = torch.exp2((torch.frexp(exact).exponent - 24).clamp(min=-149).double())
     assert ((y.double() - exact).abs() / unit).max() < 1.5
     special = torch.tensor([-torch.inf, torch.inf, torch.nan, 0.0, -0.0, -1e-45, -3e38, 3e38])
     out = torch.empty_like(special)
-    library().mnemos_map(native._variant(library()), special.data_ptr(), out.data_ptr(), len(special), 1)
+    library().mnemos_map(mnemos.native.variant(library()), special.data_ptr(), out.data_ptr(), len(special), 1)
     expected = torch.tensor([0.0, torch.inf, torch.nan, 1.0, 1.0, 1.0, 0.0, 3e38])
     assert torch.equal(out.nan_to_num(7.0), expected.nan_to_num(7.0))
 

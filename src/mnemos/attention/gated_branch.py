@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from mnemos._compat import write_count
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.grc import GRC
-from mnemos.ops.gated_cache.resample import grid_shape
+from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
 from mnemos.ops.precision import autocasts
 from mnemos.types import HeadAttention, InputError

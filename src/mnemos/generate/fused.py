@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos import native
 from mnemos._compat import (
     dispatch_mode_active,
     function_mode_active,
@@ -21,14 +22,13 @@ from mnemos._compat import (
 )
 from mnemos.attention.linear import LinearAttention
 from mnemos.models.transformer import Transformer, TransformerState
-from mnemos.native import library, why_not
+from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS
 from mnemos.ops.sinusoids import frequencies
 from mnemos.types import Output
 
-MAPS = {"elu": 1, "relu": 2}
-PLACES = {"none": 0, "learned": 1, "sinusoidal": 2}
+MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
 _KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
 ROWS = 64  # beyond, a matrix product's own threads and tiles are faster
 
@@ -98,7 +98,7 @@ class FusedStep:
         self._frequencies = frequencies(c.dim, "cpu")
         outputs = head[-1].out_features
         self._outputs = (outputs,) if c.head.classes else (1, outputs)
-        kinds = (c.norm == "post", c.activation == "gelu", _map(attention), PLACES[c.position])
+        kinds = (c.norm == "post", c.activation == "gelu", _map(attention), codes.POSITIONS[c.position])
         sizes = (c.layers, c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0, outputs)
         self._sizes = (*sizes, *map(int, kinds), c.max_length)
 
@@ -116,7 +116,7 @@ class FusedStep:
         self._pointers = pointers
         self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
         rest = iter(pointers)
-        learned, pre, deep = self._sizes[10] == PLACES["learned"], not self._sizes[7], self._sizes[5] > 0
+        learned, pre, deep = self._sizes[10] == codes.POSITIONS["learned"], not self._sizes[7], self._sizes[5] > 0
         numbers = [*self._sizes, next(rest), next(rest) if learned else 0, self._frequencies.data_ptr()]
         for there in (pre, deep, True):  # final norm, the head's hidden layer, the head
             numbers += [next(rest), next(rest)] if there else [0, 0]
@@ -146,15 +146,10 @@ class FusedStep:
         step = (ctypes.c_int64 * 6)(b, threads, x.data_ptr(), x.stride(0), place, logits.data_ptr())
         loaded: Any = library()
         words = (ctypes.c_int64 * len(sums))(*sums)
-        if loaded.mnemos_decode(_variant(loaded), self._stack, self._layers, step, words, *self._eps):
+        if loaded.mnemos_decode(native.variant(loaded), self._stack, self._layers, step, words, *self._eps):
             return None
         one = torch.ones(b, dtype=torch.int64, device="cpu")
         return logits, TransformerState(one if seen is None else seen + one, new)
-
-
-def _variant(loaded: ctypes.CDLL) -> int:
-    """0 for any processor, 1 with AVX2, 2 with AVX-512. Tests put the lesser ones in its place."""
-    return loaded.mnemos_best()
 
 
 def _takes(x: Tensor) -> bool:
@@ -228,7 +223,7 @@ def _attends(block: nn.Module, first: Any) -> str:
 def _map(attention: LinearAttention) -> int | None:
     """The kernel's number of a feature map."""
     found = attention.feature_map
-    return next((number for name, number in MAPS.items() if found in (name, FEATURE_MAPS[name])), None)
+    return next((codes.FEATURE_MAPS[name] for name in MAPS if found in (name, FEATURE_MAPS[name])), None)
 
 
 def _differs(model: Any) -> str:

@@ -6,7 +6,7 @@ The library is loaded at the first question for it. `python -m mnemos.native.bui
 import ctypes
 import functools
 
-__all__ = ["library", "why_not"]
+__all__ = ["library", "variant", "why_not"]
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
 
@@ -42,3 +42,9 @@ def library() -> ctypes.CDLL | None:
 def why_not() -> str:
     """Why there are no kernels here and what to do, in one line; empty where there are."""
     return _load()[1]
+
+
+def variant(loaded: ctypes.CDLL) -> int:
+    """The variant for this processor: 0 for any, 1 with AVX2, 2 with AVX-512. Tests replace this function."""
+    best: int = loaded.mnemos_best()
+    return best

@@ -1,6 +1,6 @@
 """The gated recurrent cache's equations, as functions of tensors."""
 
-from .resample import places, resample
+from .resampling import places, resample
 from .update import GateWeights, gated_update
 
 __all__ = ["GateWeights", "gated_update", "places", "resample"]

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos import native as kernels
 from mnemos._compat import constant, dispatch_mode_active, transformed
 from mnemos.native import library, why_not
+from mnemos.native.codes import TYPES
 
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
@@ -21,7 +23,6 @@ from .operators import STATE, Gradients, differentiated, given, keep, register
 
 __all__ = ["causal", "compensated", "runs_here", "takes", "token", "why_not"]
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
 
 
@@ -69,11 +70,6 @@ def _library() -> ctypes.CDLL:
     return loaded
 
 
-def _variant(loaded: ctypes.CDLL) -> int:
-    """0 for any processor, 1 with AVX2, 2 with AVX-512. Tests put the lesser ones in its place."""
-    return loaded.mnemos_best()
-
-
 def _rows(x: Tensor) -> tuple[int, int, int, int]:
     b, t, h, _ = x.stride()
     return x.data_ptr(), b, t, h
@@ -119,7 +115,7 @@ def _run(
     sums = [x.data_ptr() for x in (*state[:2], *ends[:2], *state[2:], *ends[2:])]
     loaded = _library()
     call = Call(*numbers, *sums, *[0] * (8 - len(sums)), den.data_ptr())
-    _check(loaded.mnemos_forward(_variant(loaded), call, eps))
+    _check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
     return y, den, *ends
 
 
@@ -146,7 +142,7 @@ def _backward(
     rows = (*_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
     sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
     loaded = _library()
-    _check(loaded.mnemos_backward(_variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
+    _check(loaded.mnemos_backward(kernels.variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
     return dq, dk, dv, ds, dz
 
 

@@ -14,20 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos.native import codes
+
 from .feature_maps import FEATURE_MAPS, Pointwise
 
 __all__ = ["STATE", "differentiated", "given", "keep", "register"]
 
 STATE = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z"
-MAPS = {"elu": 1, "relu": 2}
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def given(q: Tensor, k: Tensor, v: Tensor, phi: Pointwise | None) -> tuple[Tensor, Tensor, Tensor, int]:
     """q, k, v of one type and the kernels' number of the map that is left to them."""
-    kind = 0
-    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in MAPS:
-        kind = MAPS[phi.name]
+    kind = codes.FEATURE_MAPS["identity"]
+    if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in codes.FEATURE_MAPS:
+        kind = codes.FEATURE_MAPS[phi.name]
     elif phi is not None:
         q, k = phi(q), phi(k)
     if not q.dtype == k.dtype == v.dtype:

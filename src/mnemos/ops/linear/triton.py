@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import constant
+from mnemos.native.codes import TYPES
 
 from .feature_maps import Pointwise
 from .operators import Gradients, given, register
@@ -22,7 +23,6 @@ from .triton_launch import Scans, precision, running, step
 
 __all__ = ["causal", "packed", "runs_here", "suits", "takes", "token", "why_not"]
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # a program holds all of D or all of M
 
 

@@ -1,0 +1,10 @@
+"""Numbers that Python and the kernels share. tests/ops/test_kernel_codes.py compares them with the enums of call.h.
+
+The Triton kernels take the same codes of feature maps.
+"""
+
+import torch
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type in call.h
+FEATURE_MAPS = {"identity": 0, "elu": 1, "relu": 2}  # enum Map in call.h; identity: φ was applied before the call
+POSITIONS = {"none": 0, "learned": 1, "sinusoidal": 2}  # enum Position in decode.h
