@@ -46,9 +46,9 @@ def test_the_papers_numbers_agree_with_each_other():
     ("target", "words"),
     [
         ("cached_transfomers", "did you mean 'cached_transformers'"),
-        ("zzz", "known: cached_transformers"),
+        ("zzz", "cached_transformers, linear_transformers, memformer"),
         ("cached_transformers/tabel9", "did you mean cached_transformers/table9"),
-        ("cached_transformers/zzz", "known: figure1, figure4"),
+        ("cached_transformers/zzz", "figure1, figure4"),
     ],
 )
 def test_an_unknown_name_is_one_line_with_the_nearest(target, words, capsys):
@@ -59,7 +59,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest(target, words, capsys):
 
 
 def test_an_unknown_paper_raises():
-    with pytest.raises(InputError, match="did you mean"):
+    with pytest.raises(InputError, match=r"'cached-transformers'.*'cached_transformers'"):
         paper("cached-transformers")
 
 

@@ -42,12 +42,12 @@ def test_figure1(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "figure1.png").stat().st_size > 10_000
 
 
-def test_an_arm_that_would_take_too_long_ends():
+def test_a_variant_that_would_take_too_long_ends():
     found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ATTENTIONS}
-    assert not scaling._bearable("softmax", found, 1024)  # 16 rows of a second each, four times as long
+    assert not scaling._affordable("softmax", found, 1024)  # 16 rows of a second each, four times as long
     found["softmax"] = [(2**14, scaling.LIMIT / 4, None)]
-    assert scaling._bearable("softmax", found, 2**15)
-    assert not scaling._bearable("softmax", found, 2**16), "a gap: the length before was left out"
+    assert scaling._affordable("softmax", found, 2**15)
+    assert not scaling._affordable("softmax", found, 2**16), "a gap: the length before was left out"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
@@ -85,7 +85,7 @@ def test_table1(tmp_path, monkeypatch):
     (found,) = reproduce("linear_transformers/table1", Options(tmp_path, steps=2))
     bits, images = found["tables"]
     assert [row[""] for row in bits["rows"]] == ["softmax", "lsh-1", "lsh-4", "linear"]
-    assert [row["paper to linear's"] for row in bits["rows"]][-1] == 0
+    assert [row["paper minus linear"] for row in bits["rows"]][-1] == 0
     assert {row[""] for row in images["rows"]} >= set(paper("linear_transformers").claim("table1").values)
     assert '<section id="pictures"' in Path(found["files"][0]).read_text()
 
@@ -94,7 +94,7 @@ def test_latency(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "PAPER", TINY)
     (found,) = reproduce("linear_transformers/latency", Options(tmp_path))
     (table,) = found["tables"]
-    assert next(row for row in table["rows"] if row[""] == "linear")["times linear's"] == 1
+    assert next(row for row in table["rows"] if row[""] == "linear")["relative to linear"] == 1
     assert json.loads((tmp_path / "latency.json").read_text())["claim"] == "latency"
 
 
@@ -125,5 +125,5 @@ def test_a_timed_step_goes_on_from_one_reading():
 
 
 def test_speech_needs_recordings(tmp_path):
-    with pytest.raises(InputError, match="--data FOLDER"):
+    with pytest.raises(InputError, match=r"--data FOLDER"):
         reproduce("linear_transformers/speech", Options(tmp_path))

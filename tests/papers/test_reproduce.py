@@ -7,7 +7,7 @@ import pytest
 from mnemos.cli import main
 from mnemos.papers import claims, reproduce
 from mnemos.papers.claims import Claim, Paper
-from mnemos.papers.findings import Finding, Table, read, spread
+from mnemos.papers.findings import Finding, Table, cell_text, spread
 from mnemos.papers.reproduce import Options
 
 
@@ -45,12 +45,12 @@ def test_a_paper_is_all_its_claims(two_claims, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--steps", "0"], "--steps must be at least 1"),
-        (["--data", "nowhere"], "--data nowhere: expected a folder"),
-        (["--data", __file__], "expected a folder with CIFAR-10 or MNIST, found a file"),
-        (["--out", __file__], "found a file"),
-        (["--run", "nowhere"], "nowhere: expected a run"),
+        (["--seeds", "0"], "--seeds: expected at least 1, found 0"),
+        (["--steps", "0"], "--steps: expected at least 1, found 0"),
+        (["--data", "nowhere"], "--data nowhere:"),
+        (["--data", __file__], "expected a folder with CIFAR-10 or MNIST"),
+        (["--out", __file__], f"--out {__file__}:"),
+        (["--run", "nowhere"], "nowhere:"),
         (["--sedes", "3"], "unrecognized arguments: --sedes 3"),
     ],
 )
@@ -64,7 +64,7 @@ def test_wrong_options_are_one_line(arguments, words, capsys, tmp_path, monkeypa
 
 
 def test_cells_are_read_to_four_figures():
-    assert [read(cell) for cell in (82.0, 1.90, 313, 0.030812, 12345.6, None, "words")] == [
+    assert [cell_text(cell) for cell in (82.0, 1.90, 313, 0.030812, 12345.6, None, "words")] == [
         "82.0",
         "1.9",
         "313",

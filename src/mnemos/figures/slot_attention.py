@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PAPER = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
 PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
 _COLOURS = dict(zip(KINDS, (2, 4, 1), strict=True))  # indices into the palette
-SAID = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
+VERBS = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
 NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 
 
@@ -40,7 +40,7 @@ def _arm(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
         panels.append(
             panel(f"write-attention-{index}-{place}", heading(one), drawn, label=f"Attention of slot {one.slot}")
         )
-    keys = legend((f"arm-{_COLOURS[kind]}", f"slots that {SAID[kind]}") for kind in KINDS)
+    keys = legend((f"arm-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
     caption = (
         f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/write_attention.json."
     )
@@ -86,7 +86,7 @@ def summary(found: WriteAttention) -> str:
     parts = []
     for i, kind in enumerate(KINDS):
         theirs = f" (the paper: {_span(PAPER[kind])})" if kind in PAPER else ""
-        parts.append(f"{middle[kind]:.0%}{'' if i else ' of the slots'} {SAID[kind]}{theirs}")
+        parts.append(f"{middle[kind]:.0%}{'' if i else ' of the slots'} {VERBS[kind]}{theirs}")
     text = f"in the middle half of a document {listed(parts)}."
     holds, writes = kinds["holds"]["bias"], kinds["overwrites"]["bias"]
     if holds is not None and writes is not None:
@@ -171,7 +171,7 @@ def _table(name: str, found: WriteAttention) -> str:
         said = "–" if norms[0] is None else f"{decimal(norms[0])} ({decimal(norms[1])} to {decimal(norms[2])})"
         bias = decimal(PAPER_BIAS[kind]) if kind in PAPER_BIAS else "–"
         rows.append(
-            [escape(SAID[kind]), f"{found.about['middle'][kind]:.1%}", theirs, f"{usual['slots']:.0f}", said, bias]
+            [escape(VERBS[kind]), f"{found.about['middle'][kind]:.1%}", theirs, f"{usual['slots']:.0f}", said, bias]
         )
     slots, radius = found.about["slots"], decimal(found.about["radius"])
     caption = (

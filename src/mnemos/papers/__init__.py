@@ -1,1 +1,1 @@
-"""What each paper claims, and what we measured."""
+"""The claims of each paper, and the code that reproduces them."""

@@ -1,4 +1,4 @@
-"""What a paper claims, as data: each claim's name, what it says, the paper's values, and what reproduces it."""
+"""Papers and their claims as data: names, statements, the paper's numbers, and the function that reproduces each."""
 
 import difflib
 from collections.abc import Mapping
@@ -11,9 +11,10 @@ Values = Mapping[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Claim:
-    """One table or figure. make: "module:function", which takes the claim and the options and returns a Finding.
+    """One table or figure of a paper.
 
-    columns: what the numbers in each row of `values` are. says: what the paper reads off it.
+    about: what it measures. make: "module:function"; the function takes the claim and the options and returns a
+    `Finding`. says: the paper's conclusion. columns: the meaning of the numbers in each row of `values`.
     """
 
     name: str
@@ -26,17 +27,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and the claims that can be reproduced here."""
+    """A paper and those of its claims that this library can reproduce."""
 
     name: str
     title: str
     claims: tuple[Claim, ...]
 
     def claim(self, name: str) -> Claim:
-        """The claim of that name. Raises InputError, with the nearest name, where there is none."""
+        """The claim `name`. Raises InputError, with the most similar name, for an unknown one."""
         known = {claim.name: claim for claim in self.claims}
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {self.name}/{near[0]}?" if near else f"known: {', '.join(known)}"
-            raise InputError(f"{self.name} has no claim {name!r}; {hint}")
+            hint = f"did you mean {self.name}/{near[0]}?" if near else "choose one of these"
+            raise InputError(f"{self.name}: expected a claim ({', '.join(known)}), found {name!r}; {hint}")
         return known[name]

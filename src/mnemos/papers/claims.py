@@ -1,4 +1,4 @@
-"""The papers whose claims can be reproduced here: `mnemos reproduce PAPER/CLAIM` finds them here."""
+"""The registry of papers for `mnemos reproduce PAPER/CLAIM`."""
 
 import difflib
 
@@ -15,9 +15,9 @@ PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORME
 
 
 def paper(name: str) -> Paper:
-    """The paper of that name. Raises InputError, with the nearest name, where there is none."""
+    """The paper `name`. Raises InputError, with the most similar name, for an unknown one."""
     if name not in PAPERS:
         near = difflib.get_close_matches(name, PAPERS, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PAPERS)}"
-        raise InputError(f"no paper is called {name!r}; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        raise InputError(f"expected a paper ({', '.join(PAPERS)}), found {name!r}; {hint}")
     return PAPERS[name]

@@ -1,4 +1,4 @@
-"""Pictures of claims, as PNG files."""
+"""Write the figures of claims as PNG files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ DPI = 160
 
 
 def png(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
-    """Write a PNG of `size` inches that `draw(figure)` lays out; whole or not at all."""
+    """Write a PNG of `size` inches, drawn by `draw(figure)`, and return its path. The file is written atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, raster(size, DPI, draw, {"font.size": 11.0}))
     return path

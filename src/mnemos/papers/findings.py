@@ -1,4 +1,4 @@
-"""What reproducing a claim finds: tables of our values beside the paper's, notes, pictures and runs."""
+"""The result of reproducing a claim: tables of our values next to the paper's, notes, files and runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ Cell = str | float | None
 
 @dataclass
 class Table:
-    """Rows of cells under columns; numbers are kept as numbers in the JSON, and rounded to be read.
+    """A table. Numbers stay numbers in the JSON file and are rounded when they are printed.
 
-    A column whose name starts with "paper" is the paper's.
+    A column whose name starts with "paper" holds values of the paper.
     """
 
     title: str
@@ -20,7 +20,7 @@ class Table:
     rows: list[list[Cell]] = field(default_factory=list)
 
     def add(self, *cells: Cell) -> None:
-        """One row more."""
+        """Append a row. Raises ValueError if the number of cells differs from the number of columns."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{self.title}: {len(self.columns)} columns, {len(cells)} cells")
         self.rows.append(list(cells))
@@ -28,7 +28,7 @@ class Table:
 
 @dataclass
 class Finding:
-    """What a claim's function returns. `files`: pictures and pages it wrote; `runs`: folders of what it trained."""
+    """The result of a claim's function. `files`: images and pages that it wrote; `runs`: folders of training runs."""
 
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Finding:
     runs: list[Path] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: each row a dictionary by column."""
+        """The finding as JSON values; each row is a dictionary with the columns as keys."""
         tables = [
             {"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in self.tables
         ]
@@ -48,44 +48,44 @@ class Finding:
         }
 
     def show(self) -> None:
-        """Print the tables and the notes."""
+        """Print the tables and the notes to standard output."""
         from rich.console import Console
         from rich.table import Table as Rich
 
-        # Wide enough for its columns even where the output is a file, which has no width.
+        # At least 110 columns: a file or pipe has no width of its own.
         console = Console(width=max(110, Console().width), highlight=False)
         for found in self.tables:
             console.print(found.title, style="bold")
             table = Rich(box=None, pad_edge=False, header_style="italic")
             for column, cells in zip(found.columns, zip(*found.rows, strict=True), strict=True):
-                words = all(isinstance(cell, str) for cell in cells)
+                is_text = all(isinstance(cell, str) for cell in cells)
                 style = "dim" if column.startswith("paper") else None
-                table.add_column(column, justify="left" if words else "right", style=style, no_wrap=words)
+                table.add_column(column, justify="left" if is_text else "right", style=style, no_wrap=is_text)
             for row in found.rows:
-                table.add_row(*map(read, row))
+                table.add_row(*map(cell_text, row))
             console.print(table)
             console.print()
         for note in self.notes:
             console.print(note)
 
 
-def read(cell: Cell) -> str:
-    """A cell to be read: four figures, a dash where there is nothing."""
+def cell_text(cell: Cell) -> str:
+    """A cell as printed text: numbers with four significant digits, None as a dash."""
     if cell is None:
         return "–"
     if isinstance(cell, str):
         return cell
     if isinstance(cell, int) or abs(cell) >= 1000:
         return f"{cell:,.0f}"
-    said = f"{cell:.4g}"
-    return said if set(said) & set(".e") else f"{said}.0"
+    text = f"{cell:.4g}"
+    return text if set(text) & set(".e") else f"{text}.0"
 
 
 def spread(mean: float, std: float | None, scale: float = 100.0, digits: int = 1) -> str:
-    """A mean with its standard deviation over seeds; an accuracy in percent unless `scale` says otherwise."""
+    """Text of a mean and its standard deviation over seeds, times `scale`; the default turns shares into percent."""
     return f"{scale * mean:.{digits}f}" + ("" if std is None else f" ± {scale * std:.{digits}f}")
 
 
 def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
+    """The names as text: "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -1,4 +1,4 @@
-"""`mnemos reproduce PAPER[/CLAIM]`: what a paper says, and what is found here, side by side."""
+"""`mnemos reproduce PAPER[/CLAIM]`: measure a paper's claims and show the results next to the paper's numbers."""
 
 import importlib
 import time
@@ -16,12 +16,11 @@ from .findings import Finding
 
 @dataclass(frozen=True)
 class Options:
-    """How a claim is reproduced.
+    """How to reproduce a claim.
 
-    out: a folder of the paper's own; data: a folder with CIFAR-10 or MNIST (None: scikit-learn's digits), of
-    recordings or of text, as the claim has it; steps: updates of each run (None: the claim's own number); run: a
-    finished run to draw, instead of a new one;
-    recipes_only: nothing is trained or timed.
+    out: the output folder, one per paper. data: a folder with the claim's data: CIFAR-10 or MNIST (None: scikit-learn's
+    digits), recordings, or text. steps: the number of updates of each run (None: the claim's own number). run: a
+    finished run to draw instead of training one. recipes_only: train and time nothing.
     """
 
     out: Path
@@ -33,29 +32,29 @@ class Options:
 
 
 def reproduce(target: str, options: Options) -> list[dict[str, Any]]:
-    """Reproduce PAPER/CLAIM, or each claim of PAPER; returns what each CLAIM.json in `options.out` says.
+    """Reproduce PAPER/CLAIM, or every claim of PAPER. Returns the contents of each CLAIM.json in `options.out`.
 
-    Every claim is printed as it is done. Runs that are finished in the folder are not trained again. Raises InputError
-    for a name that is not known, with the nearest one.
+    Each claim is printed when it is finished. Runs that are already finished in the folder are not trained again.
+    Raises InputError for an unknown name, with the most similar one, and for options out of range.
     """
     about, claims = chosen(target)
     _check(options)
     found = []
     for claim in claims:
-        print(f"{about.name}/{claim.name}: {claim.about}\n  the paper: {claim.says}", flush=True)
-        found.append(_one(about, claim, options))
+        print(f"{about.name}/{claim.name}: {claim.about}\n  The paper: {claim.says}", flush=True)
+        found.append(_reproduce_claim(about, claim, options))
     return found
 
 
 def chosen(target: str) -> tuple[Paper, tuple[Claim, ...]]:
-    """The paper and the claims that PAPER[/CLAIM] names."""
+    """The paper and the claims named by PAPER[/CLAIM]. Raises InputError for an unknown name."""
     name, slash, wanted = target.strip("/").partition("/")
     about = paper(name)
     return about, (about.claim(wanted),) if slash else about.claims
 
 
 def listing() -> str:
-    """Every paper and claim, a line each."""
+    """A list of all papers and claims, one per line."""
     lines = []
     for about in PAPERS.values():
         lines.append(f"{about.name}: {about.title}")
@@ -65,16 +64,18 @@ def listing() -> str:
 
 def _check(options: Options) -> None:
     if options.seeds < 1:
-        raise InputError(f"--seeds must be at least 1, found {options.seeds}")
+        raise InputError(f"--seeds: expected at least 1, found {options.seeds}")
     if options.steps is not None and options.steps < 1:
-        raise InputError(f"--steps must be at least 1, found {options.steps}")
+        raise InputError(f"--steps: expected at least 1, found {options.steps}")
     if options.data is not None and not options.data.exists():
-        raise InputError(f"--data {options.data}: expected a folder of data (or a file of text), found none")
+        raise InputError(
+            f"--data {options.data}: expected a folder of data or a file of text, but the path does not exist"
+        )
     if options.out.exists() and not options.out.is_dir():
-        raise InputError(f"--out {options.out}: expected a folder, found a file; name another")
+        raise InputError(f"--out {options.out}: expected a folder, found a file; choose another path")
 
 
-def _one(about: Paper, claim: Claim, options: Options) -> dict[str, Any]:
+def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> dict[str, Any]:
     module, _, function = claim.make.partition(":")
     start, origin = time.perf_counter(), provenance(0, "cpu")
     finding: Finding = getattr(importlib.import_module(module), function)(claim, options)

@@ -1,4 +1,4 @@
-"""What the claims share that train small models: which data, and what their seeds allow to conclude."""
+"""Shared by claims with small models: the choice of data, and a note on the number of seeds."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from .reproduce import Options
 
 
 def task(options: Options) -> tuple[str, dict[str, Any]]:
-    """The small task that the options choose ("digits", "mnist", "cifar"), and the fields of its data."""
+    """The small recipes that the options select ("digits", "mnist" or "cifar"), and changed fields of their data."""
     if options.data is None:
         return "digits", {}
     if not options.data.is_dir():
-        raise InputError(f"--data {options.data}: expected a folder with CIFAR-10 or MNIST, found a file")
+        raise InputError(
+            f"--data {options.data}: expected a folder with CIFAR-10 or MNIST, found a file; give the folder"
+        )
     for folder in (options.data, options.data / "mnist"):
         try:
             find_mnist(folder, "train")
@@ -25,13 +27,13 @@ def task(options: Options) -> tuple[str, dict[str, Any]]:
 
 
 def caution(options: Options, data: bool = True) -> str:
-    """What the number of seeds allows to be claimed; `data`: whether there is data that --data could name."""
+    """A note on what the number of seeds can show. `data`: whether --data could select a larger data set."""
     if options.seeds >= 5:
-        return "± is the standard deviation over seeds; smaller differences show nothing."
+        return "± is the standard deviation over seeds. A difference smaller than it is not evidence."
     more = ", and --data" if data and options.data is None else ""
-    return f"From {options.seeds} seed{'s' * (options.seeds > 1)} nothing can be claimed: give --seeds 5{more}."
+    return f"{options.seeds} seed{'s' * (options.seeds > 1)}: too few for a conclusion. Use --seeds 5{more}."
 
 
 def runs(comparison: dict[str, Any]) -> list[Path]:
-    """The folders of a comparison's runs."""
+    """The folders of all runs of a comparison."""
     return [comparison["folder"] / place for places in comparison["runs"].values() for place in places]

@@ -1,4 +1,4 @@
-"""The claims of Cached Transformers, with the paper's own numbers and nothing else."""
+"""The claims of Cached Transformers, with the paper's own numbers only."""
 
 from ..claim import Claim, Paper
 
@@ -11,27 +11,27 @@ CACHED_TRANSFORMERS = Paper(
     (
         Claim(
             "figure1",
-            "accuracy against FLOPs, cached and not",
+            "accuracy by FLOPs, with and without a cache",
             f"{_FIGURES}:figure1",
-            "the curves of cached models are above their baselines'",
+            "At equal FLOPs, cached models are more accurate than their baselines.",
         ),
         Claim(
             "figure4",
             "o_self and o_mem of a middle layer, as images",
             f"{_FIGURES}:figure4",
-            "o_mem finds what images of a class share, o_self what is particular to one",
+            "o_mem shows what the images of a class have in common, o_self what is particular to an image.",
         ),
         Claim(
             "figure5",
             "σ(λ) by layer and head",
             f"{_FIGURES}:figure5",
-            "σ(λ) > 0.5 in more than half of the layers; less in the last ones",
+            "σ(λ) > 0.5 in more than half of the layers; it is lower in the last layers.",
         ),
         Claim(
             "table1",
-            "image classification, cached and not",
+            "image classification, with and without a cache",
             f"{_TABLES}:table1",
-            "a cache adds 0.5 to 3.3 points of top-1 accuracy on ImageNet-1k",
+            "A cache adds 0.5 to 3.3 points of top-1 accuracy on ImageNet-1k.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {
                 "ViT-S": (79.9, 81.3, 95.0, 95.5),
@@ -48,7 +48,7 @@ CACHED_TRANSFORMERS = Paper(
             "table2",
             "no cache, a cache of keys and values, a gated cache",
             f"{_TABLES}:table2",
-            "keys and values of earlier batches add nothing, a gated cache 1.4 to 3.3 points",
+            "A cache of keys and values of earlier batches adds nothing; a gated cache adds 1.4 to 3.3 points.",
             ("none", "attention-based", "GRC"),
             {"ViT-S": (79.9, 80.0, 81.3), "PVT-Tiny": (75.1, 74.8, 78.4), "PVT-Small": (79.9, 79.6, 81.8)},
         ),
@@ -56,7 +56,7 @@ CACHED_TRANSFORMERS = Paper(
             "table8",
             "ImageNet-22k",
             f"{_TABLES}:table8",
-            "a cache adds 0.8 points to Swin-T",
+            "A cache adds 0.8 points to Swin-T.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {"Swin-T, 22k": (80.9, 81.7, 96.0, 96.4)},
         ),
@@ -64,7 +64,7 @@ CACHED_TRANSFORMERS = Paper(
             "table9",
             "throughput and FLOPs",
             f"{_TABLES}:table9",
-            "a cache costs 10 to 15% of FLOPs, 17 to 19% of throughput (V100)",
+            "A cache costs 10 to 15 % more FLOPs and 17 to 19 % of the throughput (V100).",
             ("train", "train cached", "test", "test cached", "G", "G cached"),
             {
                 "PVT-Tiny": (313, 257, 930, 768, 1.90, 2.15),
@@ -76,7 +76,7 @@ CACHED_TRANSFORMERS = Paper(
             "table10",
             "caching ratio",
             f"{_TABLES}:table10",
-            "accuracy rises with the ratio and gains little beyond 0.5",
+            "Accuracy rises with the ratio, but gains little above 0.5.",
             ("G", "top-1"),
             {
                 "0": (1.90, 75.1),

@@ -1,4 +1,4 @@
-"""Figures 1, 4 and 5: accuracy against FLOPs, the two branches as images, and σ(λ) by layer and head."""
+"""Figures 1, 4 and 5: accuracy by FLOPs, the two branches as images, and σ(λ) by layer and head."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,16 +28,18 @@ from .tables import PAPER, commands
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Families of Figure 1, and the depths of a small PVT that make a curve here.
+# The families of Figure 1, and the depths of the small PVTs that form our curve.
 FAMILIES = {"PVT": ("PVT-Tiny", "PVT-Small", "PVT-Medium"), "PVTv2": ("PVTv2-B2", "PVTv2-B3", "PVTv2-B4")}
 DEPTHS = (1, 2, 4)
-_BOX = (0.11, 0.02, 0.88, 0.96)  # of the images, in figure4.png
+_BOX = (0.11, 0.02, 0.88, 0.96)  # the area of the images in figure4.png, as shares of the figure
 
 
 def figure1(claim: Claim, options: Options) -> Finding:
-    """Figure 1: the paper's accuracies over FLOPs counted here, and those of small PVTs of three depths."""
+    """Figure 1: the paper's accuracies by FLOPs counted here, and accuracies of small PVTs of three depths."""
     values = paper("cached_transformers").claim("table1").values
-    table = Table("The paper's accuracies over our FLOPs", ["", "G", "G cached", "paper top-1", "paper top-1 cached"])
+    table = Table(
+        "The paper's accuracies by FLOPs counted here", ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
+    )
     curves: dict[str, list[list[tuple[float, float]]]] = {}
     for family, names in FAMILIES.items():
         curves[family] = [[], []]
@@ -67,18 +69,19 @@ def figure1(claim: Claim, options: Options) -> Finding:
 
 
 def figure4(claim: Claim, options: Options) -> Finding:
-    """Figure 4: o_self and o_mem of a cached ViT on test pictures."""
+    """Figure 4: o_self and o_mem of a cached ViT for test pictures."""
     if options.recipes_only:
         return Finding([], [commands(["ViT-S"])])
     run = _run(options, "vit")
     found = _explained(run)
     if found.pictures is None:
-        raise InputError(f"{run}: expected a run with gated caches on images, found none ({found.left})")
+        raise InputError(
+            f"{run}: expected a run with gated caches on images, found none ({found.left}); choose another run with "
+            "--run"
+        )
     mapped = [layer for layer in found.layers if layer.self_map is not None]
     middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
-    table = Table(
-        "The two branches, over the same test pictures", ["layer", "mean σ(λ)", "share by size", "correlation"]
-    )
+    table = Table("The two branches for the same test pictures", ["layer", "mean σ(λ)", "share by size", "correlation"])
     names = [layer.name for layer in found.layers]
     called = dict(zip(names, shortened(names), strict=True))
     for layer in mapped:
@@ -91,8 +94,9 @@ def figure4(claim: Claim, options: Options) -> Finding:
             sum(correlations) / len(correlations),
         )
     notes = [
-        f"{called[middle.name]} is the middle layer. Correlation: of the two maps of a picture, mean over pictures; "
-        "branches that complement each other, as the paper reads its figure, keep it below zero."
+        f"{called[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
+        "pictures. "
+        "It is negative if the branches complement each other, as the paper concludes from its figure."
     ]
     path = png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
     page = report([run], options.out / "figure4.html")
@@ -110,13 +114,13 @@ def figure5(claim: Claim, options: Options) -> Finding:
         one = _explained(run)
         name = read_run(run, run.name).recipe["name"]
         drawn.append((name, one))
-        table = Table(f"σ(λ) of {name}", ["layer", "mean", "least", "most"])
+        table = Table(f"σ(λ) of {name}", ["layer", "mean", "minimum", "maximum"])
         names = shortened([layer.name for layer in one.layers])
         for called, layer in zip(names, one.layers, strict=True):
             table.add(called, sum(layer.share) / len(layer.share), min(layer.share), max(layer.share))
         found.tables.append(table)
         above = sum(sum(layer.share) / len(layer.share) > 0.5 for layer in one.layers)
-        found.notes.append(f"{name}: σ(λ) > 0.5 in {above} of {len(one.layers)} layers; the paper: in more than half.")
+        found.notes.append(f"{name}: σ(λ) > 0.5 in {above} of {len(one.layers)} layers. The paper: in more than half.")
     found.files.append(png(options.out / "figure5.png", (10.0, 4.2), partial(_shares, drawn)))
     found.files.append(report(runs[:1], options.out / "figure5.html"))
     found.runs += runs
@@ -124,7 +128,7 @@ def figure5(claim: Claim, options: Options) -> Finding:
 
 
 def _run(options: Options, host: str) -> Path:
-    """The run to draw: the one given, or that of a host with the paper's cache, trained where that is not done yet."""
+    """The run given by --run, or a run of the host with the paper's cache, which is trained unless it exists."""
     if options.run is not None:
         return options.run
     comparison = comparisons.variants(options, host)
@@ -133,18 +137,20 @@ def _run(options: Options, host: str) -> Path:
 
 
 def _explained(run: Path) -> Explained:
-    """What explains a run's caches (`mnemos.evaluate.explain`), computed now where the run has not done so."""
+    """The recorded branches of a run's caches. They are recorded now if the run has no explain.json."""
     if not (run / "explain.json").is_file():
         _, task, model = open_run(run)
         explain(model, task, run)
     found = read_run(run, str(run)).explained
     if found is None:
-        raise InputError(f"{run}: expected a run with gated caches, found none in its model; name another with --run")
+        raise InputError(
+            f"{run}: expected a run with gated caches, found none in its model; choose another run with --run"
+        )
     return found
 
 
 def _depths(options: Options) -> list[Any]:
-    """A small PVT of each depth, without a cache and with one, alternating."""
+    """Recipes of a small PVT for each depth: without a cache, then with one."""
     found = []
     for depth in DEPTHS:
         for kind in (comparisons.PLAIN, comparisons.PAPER):
@@ -156,10 +162,10 @@ def _depths(options: Options) -> list[Any]:
 
 
 def _above(curves: Sequence[Sequence[tuple[float, float]]]) -> str:
-    """How many cached points are above the uncached curve at equal FLOPs (beyond its end: above its last point)."""
+    """A sentence: how many cached models are above the uncached curve (constant beyond its ends) at equal FLOPs."""
     plain, cached = (sorted(curve) for curve in curves)
     count = sum(accuracy > _at(plain, flops) for flops, accuracy in cached)
-    return f"Of {len(cached)} cached models {count} are above the uncached curve at equal FLOPs; the paper: all."
+    return f"{count} of {len(cached)} cached models are above the uncached curve at equal FLOPs. The paper: all."
 
 
 def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
@@ -177,7 +183,7 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
     for i, (curves, title, unit) in enumerate(zip(panels, titles, units, strict=True)):
         axes = figure.add_axes((0.06 + 0.5 * i, 0.14, 0.42, 0.74))
         if not curves:
-            nothing(axes, "nothing was trained (--recipes-only)")
+            nothing(axes, "no models were trained (--recipes-only)")
             continue
         axes.set_title(title, loc="left")
         axes.set_xlabel(unit)
@@ -189,7 +195,7 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
 
 
 def _size(found: Explained) -> tuple[float, float]:
-    """Inches of figure 4 such that each image is square: one row of pictures above two rows of maps."""
+    """The size of figure 4 in inches at which every image is square: one row of pictures and two rows of maps."""
     assert found.pictures is not None
     across = len(found.pictures) * (1 + attention_maps.GAP) - attention_maps.GAP
     down = attention_maps.TOP + 1 + attention_maps.BEFORE + 2 + attention_maps.BETWEEN

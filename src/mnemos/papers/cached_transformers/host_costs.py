@@ -1,4 +1,4 @@
-"""What the paper's models cost at their real size, with a cache and without: counted, by formula, as the paper counts.
+"""Costs of the paper's models at their real size, with and without a cache: measured, by formula, and as in the paper.
 
 G is 10⁹ multiply-adds per sample; the paper calls them FLOPs.
 """
@@ -15,7 +15,7 @@ from mnemos.measure.flops import flops_by_operation
 from mnemos.memory.grc import GRC
 from mnemos.ops.gated_cache.cost import paper_flops
 
-# The paper's names, and the recipes of the same models at their real size; cached ones end in "-cached".
+# The paper's names, and the recipes of the same models at their real size; "-cached" selects the cached variant.
 RECIPES = {
     "ViT-S": "imagenet-vit-s",
     "PVT-Tiny": "imagenet-pvt-tiny",
@@ -27,15 +27,15 @@ RECIPES = {
     "PVTv2-B4": "imagenet-pvt-v2-b4",
     "Swin-T, 22k": "imagenet-22k-swin-t",
 }
-_ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of one activation with another
+_ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of two activations
 _KEPT: dict[tuple[str, GRC | None], "Cost"] = {}
 
 
 class Cost(NamedTuple):
-    """The cost of one model: parameters, and G of a forward in training and in eval.
+    """The cost of one model: parameters, and G of a forward pass in training and in evaluation.
 
-    added: G that a cache adds to a training forward by the formula. papers: G as the paper counts: without attention
-    products, and 9·T·Dm² per cache.
+    added: G that a cache adds to a forward pass in training, by the formula of `ops.gated_cache.cost`. papers: G in the
+    paper's count, without attention products and with 9·T·Dm² per cache.
     """
 
     parameters: int
@@ -46,12 +46,12 @@ class Cost(NamedTuple):
 
 
 def config(name: str) -> Any:
-    """The configuration of a paper's model, without a cache."""
+    """The configuration of one of the paper's models, without a cache."""
     return replace(registry.load("recipe", RECIPES[name])().model, cache=None)
 
 
 def costs(name: str, grcs: Sequence[GRC]) -> list[Cost]:
-    """The cost of a paper's model without a cache, and with each of `grcs`; built once, run for one image each time."""
+    """The costs of a model without a cache and with each cache in `grcs`. It is built once and runs one image each."""
     wanted = [None, *grcs]
     if any((name, grc) not in _KEPT for grc in wanted):
         made = config(name)
@@ -73,7 +73,7 @@ def _parameters(model: torch.nn.Module) -> int:
 
 @torch.no_grad()
 def _count(model: torch.nn.Module, x: torch.Tensor) -> tuple[float, float, float]:
-    """G of a forward in training and in eval, and of the former without attention products."""
+    """G of a forward pass in training and in evaluation, and in training without attention products."""
     found = flops_by_operation(lambda: model.train()(x))
     model.eval()(x)  # a frozen cache's keys and values are projected once
     inference = flops_by_operation(lambda: model(x))

@@ -1,4 +1,4 @@
-"""The claims of "Transformers are RNNs", with the paper's own numbers and nothing else."""
+"""The claims of "Transformers are RNNs", with the paper's own numbers only."""
 
 from ..claim import Claim, Paper
 
@@ -10,21 +10,21 @@ LINEAR_TRANSFORMERS = Paper(
     (
         Claim(
             "figure1",
-            "time and memory of a forward and backward, by length",
+            "time and memory of forward and backward pass by sequence length",
             f"{_HERE}.scaling:figure1",
-            "softmax grows with the square of the length, linear attention and LSH in proportion to it",
+            "The cost of softmax grows quadratically with the length; that of linear attention and LSH grows linearly.",
         ),
         Claim(
             "figure2",
             "the copy task: loss by update",
             f"{_HERE}.copy_claim:figure2",
-            "linear attention converges smoothly to softmax's loss; LSH does not reach it",
+            "Linear attention converges smoothly to the loss of softmax; LSH does not reach it.",
         ),
         Claim(
             "table1",
             "MNIST byte by byte: bits/dim and images per second",
             f"{_HERE}.generation:table1",
-            "linear attention is within .023 bits of softmax and writes 317 times as fast",
+            "Linear attention is within 0.023 bits of softmax and generates 317 times as fast.",
             ("bits/dim", "images/s"),
             {
                 "softmax": (0.621, 0.45),
@@ -38,7 +38,7 @@ LINEAR_TRANSFORMERS = Paper(
             "cifar10",
             "CIFAR-10 byte by byte: bits/dim and images per second (Table 2)",
             f"{_HERE}.generation:cifar10",
-            "trained for as long, linear attention is ahead of softmax and writes 4,462 times as fast",
+            "After equal training time, linear attention is better than softmax and generates 4,462 times as fast.",
             ("bits/dim", "images/s"),
             {
                 "softmax": (3.47, 0.004),
@@ -50,9 +50,9 @@ LINEAR_TRANSFORMERS = Paper(
         ),
         Claim(
             "latency",
-            "seconds to write one MNIST image at batch 1 on a processor",
+            "seconds to generate one MNIST image at batch size 1 on a CPU",
             f"{_HERE}.generation:latency",
-            "linear attention needs 5.5 s where softmax needs 72.6, and 7.4 with its keys and values kept",
+            "Linear attention needs 5.5 s, softmax 72.6 s, and softmax with cached keys and values 7.4 s.",
             ("seconds",),
             {"softmax": (72.6,), "softmax, cached": (7.4,), "linear": (5.5,)},
         ),
@@ -60,7 +60,7 @@ LINEAR_TRANSFORMERS = Paper(
             "speech",
             "speech recognition with CTC (Table 3)",
             f"{_HERE}.recognition:speech",
-            "linear attention is better than an LSTM and LSH, not as good as softmax, and the quickest to train",
+            "Linear attention is better than an LSTM and LSH, worse than softmax, and the fastest to train.",
             ("error rate", "seconds per epoch"),
             {
                 "bilstm": (10.94, 1047.0),

@@ -1,4 +1,4 @@
-"""Figure 2: how fast each attention learns to copy."""
+"""Figure 2: the convergence of each attention on the copy task."""
 
 import json
 from dataclasses import replace
@@ -26,12 +26,12 @@ from ..small_runs import caution, runs
 from .attentions import attention
 
 ATTENTIONS = ("softmax", "lsh-4", "linear")
-LEARNED = 0.02  # nats a symbol, of log 10 = 2.3 at the start
+LEARNED = 0.02  # nats per symbol; the initial loss is log 10 = 2.3
 
 
 @recipe
 def copy_small() -> Recipe:
-    """Copy a word of 16 to 31 symbols, linear attention: 2 layers of width 128, some minutes."""
+    """Copy a word of 16 to 31 symbols with linear attention: 2 layers of width 128, a few minutes on two cores."""
     return Recipe(
         model=TransformerConfig(
             vocab_size=11, dim=128, layers=2, num_heads=4, mlp=256, max_length=64, attention=LinearConfig()
@@ -43,7 +43,7 @@ def copy_small() -> Recipe:
 
 
 def figure2(claim: Claim, options: Options) -> Finding:
-    """Figure 2 at a size that runs here: the loss by update, and how many symbols are right at the end."""
+    """Figure 2 with small models: the loss by update, and the share of correct symbols at the end."""
     found = Finding([], ["At the paper's size: mnemos train copy (length 128, 4 layers of width 256)."])
     if options.recipes_only:
         return found
@@ -54,7 +54,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
     comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
     table = Table(
         f"Copying words of 16 to 31 of 10 symbols: models of 2 layers, {steps:,} updates",
-        ["", "symbols right, %", "test loss, nats", f"updates to {LEARNED:g} nats", "seconds of training"],
+        ["", "symbols right, %", "test loss, nats", f"updates until {LEARNED:g} nats", "seconds of training"],
     )
     for name, trained, row in zip(ATTENTIONS, recipes, comparison["rows"], strict=True):
         places = [folder / place for place in comparison["runs"][trained.name]]
@@ -63,7 +63,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
     found.tables.append(table)
     found.notes += [
         caution(options, data=False),
-        "Loss and updates are those of the slowest seed; a dash: not reached.",
+        "Loss and updates are those of the worst seed. A dash: the loss was not reached.",
     ]
     found.runs += runs(comparison)
     page = report([folder], folder / "report.html")
@@ -81,7 +81,7 @@ def _variant(base: Recipe, name: str, steps: int) -> Recipe:
 
 
 def _learned(places: list[Path]) -> float | None:
-    """The first evaluation at which every run's validation loss is at most `LEARNED`; None where one never is."""
+    """The update by which the validation loss of every run has reached `LEARNED`; None if one run never does."""
     firsts = []
     for place in places:
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]

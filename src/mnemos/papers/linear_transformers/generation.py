@@ -1,4 +1,4 @@
-"""Table 1, Table 2 and the latencies: images byte by byte, how well they are predicted and how fast written."""
+"""Tables 1 and 2 and the latencies: likelihood of images byte by byte, and the speed of generation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,11 +25,11 @@ from .image_recipes import PAPER
 
 Time = Callable[[int, int], float]  # (rows, position) to seconds
 STEPS = 500
-BATCHES = (1, 8, 64)  # tried in order, as long as a larger batch gives a tenth more images per second
+BATCHES = (1, 8, 64)  # tried in order, until the next size yields less than 10 % more images per second
 
 
 def table1(claim: Claim, options: Options) -> Finding:
-    """Table 1: MNIST (or, without data, scikit-learn's digits)."""
+    """Table 1: MNIST from --data, or scikit-learn's digits without --data."""
     found = Finding([], [_CONVENTION])
     if not options.recipes_only:
         _bits(found, claim, options)
@@ -39,7 +39,7 @@ def table1(claim: Claim, options: Options) -> Finding:
 
 
 def cifar10(claim: Claim, options: Options) -> Finding:
-    """Table 2: CIFAR-10 (with --data; without, scikit-learn's digits)."""
+    """Table 2: CIFAR-10 from --data, or scikit-learn's digits without --data."""
     found = Finding([], [_CONVENTION])
     if not options.recipes_only:
         _bits(found, claim, options)
@@ -49,10 +49,10 @@ def cifar10(claim: Claim, options: Options) -> Finding:
 
 
 def latency(claim: Claim, options: Options) -> Finding:
-    """Seconds of one MNIST image, at batch 1, of the paper's model on this processor."""
+    """Seconds to generate one MNIST image at batch size 1 with the paper's model on this CPU."""
     table = Table(
-        f"Seconds to write one image of {PAPER.max_length} bytes at batch 1, {torch.get_num_threads()} threads",
-        ["", "seconds", "times linear's", "paper seconds", "paper times linear's"],
+        f"Seconds to generate one image of {PAPER.max_length} bytes, batch size 1, {torch.get_num_threads()} threads",
+        ["", "seconds", "relative to linear", "paper seconds", "paper relative to linear"],
     )
     found = Finding([], [_TIMED])
     if options.recipes_only:
@@ -67,13 +67,13 @@ def latency(claim: Claim, options: Options) -> Finding:
 
 
 _CONVENTION = (
-    "bits/dim: mean negative log-likelihood of a predicted byte, by ln 2; the first byte of a picture is given, not "
-    "predicted (783 predictions for MNIST, 3,071 for CIFAR-10)."
+    "bits/dim: mean negative log-likelihood per predicted byte, divided by ln 2. The first byte of a picture is given, "
+    "so there are 783 predictions for MNIST and 3,071 for CIFAR-10."
 )
 
 
 def _bits(found: Finding, claim: Claim, options: Options) -> None:
-    """Small models, trained here, that differ in their attention alone."""
+    """Train small models that differ in their attention only, and compare their bits/dim."""
     recipes = [_recipe(options, name) for name in NAMES]
     name, _ = task(options)
     steps = recipes[0].train.steps
@@ -82,38 +82,38 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
     pictures = "16 x 16 x 3" if name == "cifar" else "28 x 28" if name == "mnist" else "8 x 8"
     table = Table(
         f"Bits/dim of {name} at {pictures}: models of {recipes[0].model.layers} layers, {steps:,} updates",  # type: ignore[attr-defined]
-        ["", "bits/dim", "to linear's", "seconds of training", "paper bits/dim", "paper to linear's"],
+        ["", "bits/dim", "minus linear", "seconds of training", "paper bits/dim", "paper minus linear"],
     )
     means = {each: row["mean"] for each, row in zip(NAMES, comparison["rows"], strict=True)}
     for each, row in zip(NAMES, comparison["rows"], strict=True):
         theirs, linear = claim.values[each][0], claim.values["linear"][0]
-        said = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
-        table.add(each, said, bits(means[each] - means["linear"]), row["seconds"], theirs, theirs - linear)
+        ours = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
+        table.add(each, ours, bits(means[each] - means["linear"]), row["seconds"], theirs, theirs - linear)
     found.tables.append(table)
     found.notes += [
-        "The small models predict one of 256 classes, the paper's a mixture of logistics.",
+        "The small models predict one of 256 classes, the paper's models a mixture of logistics.",
         caution(options),
     ]
     found.runs += runs(comparison)
     found.files.append(report([folder], folder / "report.html"))
 
 
-def _recipe(options: Options, chosen: str) -> Recipe:
+def _recipe(options: Options, variant: str) -> Recipe:
     name, fields = task(options)
     found: Recipe = registry.load("recipe", "digits-pixels" if name == "digits" else f"{name}-pixels-small")()
     data: Any = found.data
     model: Any = found.model
     return replace(
         found,
-        name=f"{found.name}-{chosen}",
-        model=replace(model, attention=attention(chosen, model.max_length)),
+        name=f"{found.name}-{variant}",
+        model=replace(model, attention=attention(variant, model.max_length)),
         data=replace(data, images=replace(data.images, **fields)),
         train=replace(found.train, steps=options.steps or STEPS),
     )
 
 
 def _images(found: Finding, claim: Claim, config: TransformerConfig) -> None:
-    """Images per second of the paper's model, untrained: the weights do not change the time."""
+    """Images per second of the paper's model. It is not trained, because the weights do not change the time."""
     table = Table(
         f"Images of {config.max_length} bytes per second, {torch.get_num_threads()} threads, each at its best batch of "
         f"{', '.join(map(str, BATCHES))}",
@@ -125,7 +125,7 @@ def _images(found: Finding, claim: Claim, config: TransformerConfig) -> None:
         ratio = None if theirs is None else claim.values["linear"][1] / theirs
         table.add(name, speed, batch, best["linear"][0] / speed, theirs, ratio)
     found.tables.append(table)
-    found.notes.append(f"{_TIMED} The paper's are a GTX 1080 Ti's.")
+    found.notes.append(f"{_TIMED} The paper's values are from a GTX 1080 Ti.")
 
 
 def _fastest(time: Time, length: int) -> tuple[float, int]:
@@ -133,15 +133,15 @@ def _fastest(time: Time, length: int) -> tuple[float, int]:
     best = 0.0, 0
     for batch in BATCHES:
         found = batch / whole(partial(time, batch), length), batch
-        gains = found[0] > best[0] * 1.1
+        faster = found[0] > best[0] * 1.1
         best = max(best, found)
-        if not gains:
+        if not faster:
             break
     return best
 
 
 def _ways(config: TransformerConfig) -> dict[str, Time]:
-    """Functions that time one step with so many rows at a position, by attention and by what is kept between steps."""
+    """For each way to generate: a function that times one step, given the number of rows and the position."""
 
     def built(name: str) -> Transformer:
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def _ways(config: TransformerConfig) -> dict[str, Time]:
     return ways
 
 
-_TIMED = "Five positions of an image are timed and interpolated linearly; fused: by mnemos.fused_step."
+_TIMED = "Steps are timed at five positions of an image and interpolated linearly. Fused: mnemos.fused_step."
 
 
 def _commands(name: str) -> str:

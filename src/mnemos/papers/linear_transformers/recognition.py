@@ -1,4 +1,4 @@
-"""Table 3: speech recognition with CTC, on strings of spoken digits instead of the Wall Street Journal's sentences."""
+"""Table 3: speech recognition with CTC, on strings of spoken digits instead of Wall Street Journal sentences."""
 
 import json
 from dataclasses import replace
@@ -14,20 +14,28 @@ from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, runs
 
-MODELS = ("bilstm", "softmax", "lsh", "linear")  # as recipes' names end; LSH has four rounds, as the paper's
+MODELS = (
+    "bilstm",
+    "softmax",
+    "lsh",
+    "linear",
+)  # the endings of the recipes' names; LSH has four rounds, as in the paper
 
 
 def speech(claim: Claim, options: Options) -> Finding:
-    """Table 3: error rate and seconds per epoch, of small models on recordings that --data names."""
+    """Table 3: error rate and seconds per epoch of small models, on the recordings in --data."""
     commands = (
-        "At the paper's size, on your recordings: mnemos train speech-linear --data.path FOLDER (softmax, lsh, bilstm)."
+        "At the paper's size, on your recordings: mnemos train speech-linear --data.path FOLDER "
+        "(or speech-softmax, speech-lsh, speech-bilstm)."
     )
     found = Finding([], [commands])
     if options.recipes_only:
         return found
     if options.data is None:
         raise InputError(
-            "speech: expected --data FOLDER of LABEL_SPEAKER_TAKE.wav files, as the Free Spoken Digit Dataset has them"
+            "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "
+            "none; "
+            "add --data FOLDER"
         )
     recipes = []
     for name in MODELS:
@@ -40,7 +48,7 @@ def speech(claim: Claim, options: Options) -> Finding:
     folder = options.out / "runs" / f"speech-{steps}"
     comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
     table = Table(
-        f"Strings of spoken words, {steps:,} updates; the paper's are phonemes of another data set",
+        f"Strings of spoken words, {steps:,} updates. The paper's rates are for phonemes of another data set.",
         ["", "token error rate, %", "seconds per epoch", "paper phoneme error rate, %", "paper seconds per epoch"],
     )
     for name, recipe, row in zip(MODELS, recipes, comparison["rows"], strict=True):

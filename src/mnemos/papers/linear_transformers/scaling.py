@@ -1,4 +1,4 @@
-"""Figure 1: what a forward and backward of each attention costs, by length."""
+"""Figure 1: time and memory of a forward and backward pass of each attention, by sequence length."""
 
 import statistics
 import time
@@ -22,22 +22,22 @@ from ..reproduce import Options
 from .attentions import BUCKETS, CHUNK
 
 HEADS, WIDTH = 8, 32
-TOKENS = 2**13  # per batch: longer rows are fewer
+TOKENS = 2**13  # per batch: longer sequences mean fewer rows
 LENGTHS = tuple(2**i for i in range(9, 17))
-LIMIT = 4.0  # seconds; longer calls are left out
-ROOM = 4 * 2**30  # bytes of written-out weights; larger ones are left out
+LIMIT = 4.0  # seconds; longer calls are not made
+ROOM = 4 * 2**30  # bytes; larger N x N weight matrices are not allocated
 ROUNDS = 3
 ATTENTIONS = ("softmax, written out", "softmax", "lsh-1", "lsh-4", "lsh-8", "linear")
 Measured = dict[str, list[tuple[int, float, float | None]]]  # by attention: length, seconds and bytes per sample
 
 
 def figure1(claim: Claim, options: Options) -> Finding:
-    """Figure 1: seconds and peak memory of one sample, for N = 2⁹ … 2¹⁶ (all on this processor)."""
+    """Figure 1: time and peak memory per sample for N = 2⁹ … 2¹⁶, all on this CPU."""
     if options.recipes_only:
         return Finding([], [_ABOUT])
     found = measure(LENGTHS)
     times = Table("Milliseconds per sample, forward and backward", ["N", *ATTENTIONS])
-    memory = Table("MiB per sample, at most", ["N", *ATTENTIONS])
+    memory = Table("Peak MiB per sample", ["N", *ATTENTIONS])
     lengths = [n for n, _, _ in found["linear"]]
     by_attention = {name: {n: (seconds, size) for n, seconds, size in rows} for name, rows in found.items()}
     for n in lengths:
@@ -45,28 +45,29 @@ def figure1(claim: Claim, options: Options) -> Finding:
         times.add(str(n), *(None if cell is None else 1e3 * cell[0] for cell in cells))
         sizes = [None if cell is None or cell[1] is None else cell[1] / 2**20 for cell in cells]
         memory.add(str(n), *sizes)
-    notes = [_ABOUT, f"A dash: a call would take more than {LIMIT:g} s, or {ROOM / 2**30:g} GiB.", _growth(found)]
+    notes = [_ABOUT, f"A dash: a call would need more than {LIMIT:g} s or {ROOM / 2**30:g} GiB.", _growth(found)]
     path = png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, found=found))
     return Finding([times, memory], notes, [path])
 
 
 _ABOUT = (
-    f"Causal attention of {HEADS} heads of {WIDTH} alone, float32, in batches of {TOKENS:,} tokens or one sample; "
-    "softmax written out keeps its N x N weights, as the paper's did, the other is torch's fused one; "
-    f"LSH with chunks of {CHUNK} and {BUCKETS} buckets. Medians of {ROUNDS} rounds."
+    f"Causal attention without projections, {HEADS} heads of width {WIDTH}, float32, batches of {TOKENS:,} tokens or "
+    "one "
+    'sample. "softmax, written out" stores its N x N weights, as in the paper; "softmax" is PyTorch\'s fused kernel. '
+    f"LSH has chunks of {CHUNK} and {BUCKETS} buckets. Medians of {ROUNDS} rounds."
 )
 
 
 def measure(lengths: tuple[int, ...]) -> Measured:
-    """Every attention at every length; one ends where its next call would take longer than `LIMIT`."""
+    """Measure every attention at every length. An attention stops before a call that would take longer than `LIMIT`."""
     found: Measured = {name: [] for name in ATTENTIONS}
     for n in lengths:
         rows = max(1, TOKENS // n)
         torch.manual_seed(0)
         q, k, v = (torch.randn(rows, n, HEADS, WIDTH, requires_grad=True) for _ in range(3))
         upstream = torch.randn(rows, n, HEADS, WIDTH)
-        wanted = [name for name in ATTENTIONS if _bearable(name, found, n)]
-        calls = {name: partial(_both_ways, name, q, k, v, upstream) for name in wanted}
+        wanted = [name for name in ATTENTIONS if _affordable(name, found, n)]
+        calls = {name: partial(_forward_backward, name, q, k, v, upstream) for name in wanted}
         times: dict[str, list[float]] = {name: [] for name in calls}
         peaks = {name: peak_of(call) for name, call in calls.items()}
         for _ in range(ROUNDS):
@@ -80,8 +81,8 @@ def measure(lengths: tuple[int, ...]) -> Measured:
     return found
 
 
-def _bearable(name: str, found: Measured, n: int) -> bool:
-    """Whether a call at this length would end within the limit, judged by the length before (softmax: ×4, else ×2)."""
+def _affordable(name: str, found: Measured, n: int) -> bool:
+    """Whether a call at length n stays within the limits, estimated from length n/2 (softmax ×4, others ×2)."""
     if not found[name]:
         return True
     before, seconds, _ = found[name][-1]
@@ -93,7 +94,7 @@ def _bearable(name: str, found: Measured, n: int) -> bool:
     return seconds * growth * max(1, TOKENS // n) <= LIMIT
 
 
-def _both_ways(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, upstream: torch.Tensor) -> None:
+def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, upstream: torch.Tensor) -> None:
     if name.startswith("softmax"):
         heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         with sdpa_kernel([SDPBackend.MATH] if name != "softmax" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
@@ -111,12 +112,12 @@ def _rotations(rounds: int) -> torch.Tensor:
 
 
 def _growth(found: Measured) -> str:
-    """How time grew over the last doubling of the length, per attention."""
-    said = []
+    """A sentence: how the time of each attention grew over its last doubling of the length."""
+    ratios = []
     for name, rows in found.items():
         if len(rows) > 1:
-            said.append(f"{name} ×{rows[-1][1] / rows[-2][1]:.1f} (to N = {rows[-1][0]:,})")
-    return f"Time per sample, over the last doubling of the length: {', '.join(said)}."
+            ratios.append(f"{name} ×{rows[-1][1] / rows[-2][1]:.1f} (to N = {rows[-1][0]:,})")
+    return f"Growth of the time per sample over the last doubling of the length: {', '.join(ratios)}."
 
 
 def _lay_out(figure: Any, found: Measured) -> None:
@@ -128,6 +129,6 @@ def _lay_out(figure: Any, found: Measured) -> None:
             axes.plot([n for n, _ in rows], [y for _, y in rows], color=arm(i), marker=MARKERS[i], markersize=4)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        # The legend of both panels is above the first, and is as wide as the two.
+        # One legend above the first panel serves both.
         heading(axes, title, [] if place else [(arm(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])
         axes.set_xlabel("N, tokens")

@@ -1,4 +1,4 @@
-"""The claims of Memformer, with the paper's own numbers; and one claim of this library, the long-range recall."""
+"""The claims of Memformer, with the paper's own numbers only, and one claim of this library: long-range recall."""
 
 from ..claim import Claim, Paper
 
@@ -12,7 +12,8 @@ MEMFORMER = Paper(
             "table1",
             "MNIST byte by byte: FLOPs and perplexity, with ablations",
             f"{_HERE}.image_tables:table1",
-            "Memformer is the best of all, at a tenth of the FLOPs of the best Transformer-XL; every part contributes",
+            "Memformer is the best model, with a tenth of the FLOPs of the best Transformer-XL. Every component "
+            "contributes.",
             ("GFLOP", "perplexity"),
             {
                 "LSTM": (52.5, 1.698),
@@ -34,9 +35,10 @@ MEMFORMER = Paper(
         ),
         Claim(
             "table2",
-            "language modelling: FLOPs, perplexity, and inference against Transformer-XL",
+            "language modelling: FLOPs, perplexity, and inference compared with Transformer-XL",
             f"{_HERE}.language:table2",
-            "Memformer has the best perplexity, 3.2 times as fast as Transformer-XL, in 8.1 times less memory",
+            "Memformer has the best perplexity, and inference is 3.2 times as fast as Transformer-XL in 8.1 times "
+            "less memory.",
             ("GFLOP", "perplexity"),
             {
                 "Transformer-XL base memory=1600": (250.0, 23.95),
@@ -55,45 +57,46 @@ MEMFORMER = Paper(
             "table3",
             "back-propagation through time, gradient checkpointing and memory replay",
             f"{_HERE}.replaying:table3",
-            "replay takes less than half of the memory of back-propagation through time, at .90 of its speed",
+            "Replay needs less than half of the memory of back-propagation through time, at 0.90 of its speed.",
             ("MB", "relative speed"),
             {"BPTT": (16177.0, 1.00), "GC": (9885.0, 0.48), "MRBP": (7229.0, 0.90)},
         ),
         Claim(
             "figure4",
-            "forgetting: how a slot that no write changes drifts to its terminal state",
+            "forgetting: the drift of a slot without input to its terminal state",
             f"{_HERE}.figures:figure4",
-            "a slot near its terminal state is easily forgotten, one opposite to it hardly",
+            "A slot near its terminal state is forgotten quickly; a slot opposite to it is forgotten slowly.",
         ),
         Claim(
             "figure5",
-            "FLOPs by length, and memory by memory size",
+            "FLOPs by sequence length, and bytes by memory size",
             f"{_HERE}.figures:figure5",
-            "Memformer's FLOPs grow in proportion to the length, and its memory hardly with the slots",
+            "The FLOPs of Memformer grow linearly with the length; its bytes hardly grow with the number of slots.",
         ),
         Claim(
             "figure6",
-            "three kinds of slot: which hold, mix or overwrite",
+            "three kinds of slots: they hold, mix or are overwritten",
             f"{_HERE}.figures:figure6",
-            "in mid-document 60 to 80 % of the slots hold what they have, and 5 to 10 % are overwritten",
+            "In the middle of a document, 60 to 80 % of the slots hold their contents and 5 to 10 % are overwritten.",
         ),
         Claim(
             "figure7",
-            "which words a slot listened to",
+            "the words that a slot attends to",
             f"{_HERE}.figures:figure7",
-            "a slot that is overwritten attends to named entities and verbs",
+            "A slot that is overwritten attends to named entities and verbs.",
         ),
         Claim(
             "figure8",
             "perplexity by time horizon and by number of slots",
             f"{_HERE}.figures:figure8",
-            "a horizon of 1 is the worst, beyond 32 nothing is gained; from 1 slot to 8 most is gained",
+            "A horizon of 1 is the worst and more than 32 gains nothing; most of the gain from slots is between 1 "
+            "and 8.",
         ),
         Claim(
             "recall",
-            "a fact recalled over 32 segments (no table of the paper; a claim of this library)",
+            "recall of a fact after 32 segments (not in the paper: a claim of this library)",
             f"{_HERE}.recall_claim:recall",
-            "slots carry information from the distant past; a horizon of 1 passes no gradient through them",
+            "Slots carry information from the distant past. With a horizon of 1, no gradient passes through them.",
         ),
     ),
 )

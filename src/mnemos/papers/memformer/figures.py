@@ -1,4 +1,4 @@
-"""Figures 4 to 8, each made in a file of its own."""
+"""Figures 4 to 8. Each is implemented in its own file."""
 
 from .forgetting import figure4
 from .lengths import figure8

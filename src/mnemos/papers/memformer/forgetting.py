@@ -1,4 +1,4 @@
-"""Figure 4: how a slot that no write changes drifts to its terminal state, measured with the library's own norm."""
+"""Figure 4: a slot without input drifts to its terminal state, measured with the library's biased memory norm."""
 
 import math
 from functools import partial
@@ -16,10 +16,10 @@ from ..findings import Finding, Table
 from ..reproduce import Options
 
 WIDTH = 128  # D
-STEPS = 1024  # writes that leave the slot as it is
-NOISE = 2**-23  # of a distance in units of ρ: float32's resolution
-CIRCLE = 0.3  # ‖v_bias‖/ρ in the picture of the circle, and its writes
-TURNS = 16
+STEPS = 1024  # writes without input
+NOISE = 2**-23  # the precision of float32, as a distance in units of ρ
+CIRCLE = 0.3  # ‖v_bias‖/ρ in the drawing of the circle
+TURNS = 16  # writes in the drawing of the circle
 
 
 class Setting(NamedTuple):
@@ -46,12 +46,12 @@ _LINES: dict[str, Any] = {"near": ":", "across": "--", "opposite": "-"}
 
 
 def figure4(claim: Claim, options: Options) -> Finding:
-    """Figure 4: the drift on a circle, as the paper draws it, and distances left by write, for its lengths and ours."""
+    """Figure 4: the drift on a circle, as in the paper, and the remaining distance by write, for several ‖v_bias‖."""
     if options.recipes_only:
         return Finding([], [_ABOUT])
     table = Table(
-        f"Distance to the terminal state that a slot keeps after writes that leave it as it is (D = {WIDTH})",
-        ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32's noise"],
+        f"Remaining distance to the terminal state after writes without input (D = {WIDTH})",
+        ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32 precision"],
     )
     found: dict[tuple[str, str], list[float]] = {}
     for setting in SETTINGS:
@@ -66,15 +66,15 @@ def figure4(claim: Claim, options: Options) -> Finding:
 
 
 _ABOUT = (
-    "Each slot starts on the sphere of radius ρ, 30°, 90° or 175° from its end, and is given to biased_memory_norm "
-    "alone, write after write, in float64. Near the end the distance shrinks to 1/(1 + ‖v‖/ρ) per write; opposite the "
-    "end it first hardly moves, unless ‖v‖ is above ρ: then it jumps over the middle. Distances are straight lines, "
-    f"and {NOISE:.1e} of ρ is float32's noise; a dash: not within {STEPS} writes."
+    "Each slot starts on the sphere of radius ρ at 30°, 90° or 175° from its terminal state T. Each write applies "
+    "biased_memory_norm only, in float64. Near T, each write multiplies the distance by 1/(1 + ‖v‖/ρ). Opposite to T, "
+    "the slot hardly moves at first, unless ‖v‖ > ρ: then it jumps across the centre. Distances are Euclidean; "
+    f"{NOISE:.1e} ρ is the precision of float32. A dash: not reached within {STEPS} writes."
 )
 
 
 def drift(width: int, radius: float, length: float, angle: float, steps: int) -> Tensor:
-    """A slot after each of `steps` norms, [steps + 1, width], from `angle` (radians) off its terminal state, axis 0."""
+    """The positions [steps + 1, width] of a slot that starts at `angle` (radians) from its terminal state, axis 0."""
     bias = torch.zeros(1, width, dtype=torch.float64)
     bias[0, 0] = length
     slot = torch.zeros(1, 1, width, dtype=torch.float64)
@@ -86,14 +86,14 @@ def drift(width: int, radius: float, length: float, angle: float, steps: int) ->
 
 
 def distances(slots: Tensor, radius: float) -> list[float]:
-    """The distance of each slot of a drift to the terminal state, in units of the radius."""
+    """The distance of each position of a drift to the terminal state, in units of the radius."""
     end = torch.zeros_like(slots[0])
     end[0] = radius
     return ((slots - end).norm(dim=-1) / radius).tolist()
 
 
 def _first(values: list[float], bound: float) -> float | None:
-    """The first write after which at most `bound` is left."""
+    """The first write after which the distance is at most `bound`; None if there is none."""
     return next((n for n, value in enumerate(values) if value <= bound), None)
 
 
@@ -109,10 +109,10 @@ def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
     axes.set_ylim(NOISE / 2, 3)
     axes.set_xlim(0, 40)
     axes.axhline(NOISE, color=MUTED[0], linewidth=0.8)
-    axes.text(39.7, NOISE * 1.3, "float32's noise", ha="right", fontsize=9, color=MUTED[0])
+    axes.text(39.7, NOISE * 1.3, "float32 precision", ha="right", fontsize=9, color=MUTED[0])
     axes.grid(axis="y", color=RULE[0])
     figure.text(0.47, 0.93, "Distance to the terminal state, in ρ", fontsize=15)
-    axes.set_xlabel("empty writes")
+    axes.set_xlabel("writes without input")
     from matplotlib.lines import Line2D
 
     keys = [Line2D([], [], color=arm(i), label=setting.name) for i, setting in enumerate(SETTINGS)]
@@ -122,7 +122,7 @@ def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
 
 
 def _circle(axes: Any) -> None:
-    """Slots a and b of the paper's picture on a circle: the same writes turn b less than a."""
+    """Draw slots a and b as in the paper: the same writes turn b less than a."""
     from matplotlib.patches import Circle
 
     axes.set_axis_off()
@@ -144,4 +144,4 @@ def _circle(axes: Any) -> None:
         axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=arm(i + 1), fontsize=14)
     axes.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
     axes.text(1.14, 0, "T", va="center", fontsize=14)
-    axes.text(0, -1.32, f"{TURNS} empty writes, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0])
+    axes.text(0, -1.32, f"{TURNS} writes without input, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0])

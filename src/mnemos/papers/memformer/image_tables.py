@@ -1,4 +1,4 @@
-"""Table 1: pictures byte by byte, with Memformer, its ablations and its baselines."""
+"""Table 1: images byte by byte with Memformer, its ablations and the baselines."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from .training import shape, train
 
 
 def table1(claim: Claim, options: Options) -> Finding:
-    """Table 1: FLOPs of the paper's models; perplexities of small ones, on MNIST or scikit-learn's digits."""
+    """Table 1: FLOPs of the paper's models; perplexities of small models on MNIST or scikit-learn's digits."""
     found = Finding([_costs(claim)], [_COUNTED, _COMMANDS])
     if not options.recipes_only:
         _perplexities(found, claim, options)
@@ -28,7 +28,7 @@ def table1(claim: Claim, options: Options) -> Finding:
 
 
 _COUNTED = (
-    "GFLOP: a multiply-add counts 2; a picture is read from its first byte, with empty memories. The paper does not "
+    "GFLOP: a multiply-add counts as 2. A picture is read from its first byte, with empty memories. The paper does not "
     "say how it counts."
 )
 _COMMANDS = (
@@ -42,7 +42,7 @@ def _costs(claim: Claim) -> Table:
     table = Table("The paper's models: one picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
     for name in PICTURES:
         model, rollout = picture_variant(name, size)
-        # Memformer cuts a picture into segments itself, with the same products.
+        # Memformer divides a picture into segments itself, with the same operations.
         segment = rollout.segment_length if model.name == "transformer" else 0
         theirs = claim.values[name][0] if name in claim.values else None
         table.add(name, *_cost(model, size.length, segment), theirs)
@@ -50,7 +50,7 @@ def _costs(claim: Claim) -> Table:
 
 
 def _cost(config: ModelConfig, length: int, segment: int) -> tuple[int, float]:
-    """Parameters, and GFLOP of a forward of so many tokens, by shapes alone; an LSTM is counted as it runs."""
+    """Parameters, and GFLOP of a forward pass of `length` tokens, from shapes only; an LSTM must run to be counted."""
     with torch.device("cpu" if config.name == "lstm" else "meta"):
         model, tokens = config.build().eval(), torch.zeros(1, length, dtype=torch.int64)
         return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
@@ -62,7 +62,7 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
     trained = train(found, options, f"table1-{data}", recipes)
     table = Table(
         f"Perplexity per byte of {data}, small models",
-        ["", "here", "perplexity", "GFLOP", "seconds of training", "paper perplexity"],
+        ["", "model here", "perplexity", "GFLOP", "seconds of training", "paper perplexity"],
     )
     for name, recipe in recipes.items():
         row = trained.rows[name]
@@ -75,7 +75,9 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
 def _recipe(options: Options, name: str) -> Recipe:
     data, fields = task(options)
     if data == "cifar":
-        raise InputError(f"--data {options.data}: expected a folder with MNIST, found none; leave it out for digits")
+        raise InputError(
+            f"--data {options.data}: expected a folder with MNIST, found no MNIST files; omit --data to use digits"
+        )
     found = picture_recipe(data, name)
     pixels: Any = found.data
     return replace(found, data=replace(pixels, images=replace(pixels.images, **fields)))

@@ -1,4 +1,4 @@
-"""Table 2: text with Memformer and Transformer-XL, and what inference costs with either."""
+"""Table 2: language modelling with Memformer and Transformer-XL, and the cost of inference."""
 
 import statistics
 from functools import partial
@@ -21,12 +21,12 @@ from .training import shape, train
 
 PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
-SPEED, SPACE = 3.2, 8.1  # the paper's headline: times faster on inference, times less memory
+SPEED, SPACE = 3.2, 8.1  # the paper's ratios: speed of inference, memory
 COMPARED = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
 
 
 def table2(claim: Claim, options: Options) -> Finding:
-    """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small ones."""
+    """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small models."""
     found = Finding([_costs(claim)], [_COUNTED, _COMMANDS])
     if not options.recipes_only:
         found.tables.append(_inference())
@@ -36,14 +36,16 @@ def table2(claim: Claim, options: Options) -> Finding:
 
 
 _COUNTED = (
-    "GFLOP per segment of 128 tokens, memories full; a multiply-add counts 2. The vocabulary is 256 bytes; the paper "
-    "has words and seems to count their softmax too."
+    "GFLOP per segment of 128 tokens, with full memories; a multiply-add counts as 2. The vocabulary is 256 bytes. The "
+    "paper uses words and seems to count the softmax over them too."
 )
 _COMMANDS = "At the paper's size: mnemos train wikitext-memformer (and wikitext-xl) --data.path FOLDER, as bytes."
 _TIMED = (
-    "Batch 1, untrained (weights do not change the time). Written: 128 tokens one after the other, with the encoder "
-    "run once for them; read: one segment per call. State: bytes per stream at the start of a segment, and at most; "
-    "within a segment Memformer keeps the keys and values of its decoder too."
+    "Batch size 1, not trained (weights do not change the time). Generated: 128 tokens one by one; the encoder runs "
+    "once "
+    "for them. Read: one segment per call. State: bytes per stream at the start of a segment, and the maximum; "
+    "within a "
+    "segment Memformer also keeps the keys and values of its decoder."
 )
 
 
@@ -57,24 +59,24 @@ def _costs(claim: Claim) -> Table:
 
 
 def _gflop(model: nn.Module) -> float:
-    """GFLOP of one segment in mid-stream, by shapes alone."""
+    """GFLOP of one segment in the middle of a stream, computed from shapes without running the model."""
     segment = torch.zeros(1, PAPER.segment, dtype=torch.int64, device="meta")
     with torch.no_grad():
         if memory := getattr(getattr(model.config, "attention", None), "memory", 0):
             count = -(-memory // PAPER.segment)
             _, state = model(segment.repeat(1, count))
             return count_flops(partial(model, segment, state)) / 1e9
-        # What the second of two segments adds: the first encodes the token before it too.
+        # The cost of the second of two segments: the first one also encodes the start token.
         two = torch.cat([segment, segment], 1)
         return (count_flops(partial(model, two)) - count_flops(partial(model, segment))) / 1e9
 
 
 def _inference() -> Table:
-    """Seconds and bytes of two models of equal width, with a memory of 1,024 tokens or slots."""
+    """Time and bytes of two models of equal width, with a memory of 1,024 tokens or slots."""
     width, length = PAPER.dim, PAPER.segment
     table = Table(
         f"Inference at width {width}, memory {1024 // PAPER.shorter:,}, {torch.get_num_threads()} threads",
-        ["", "ms per token, written", "ms per token, read", "GFLOP per segment", "state MiB", "at most"],
+        ["", "ms per generated token", "ms per read token", "GFLOP per segment", "state MiB", "maximum state MiB"],
     )
     tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
     runs, found = {}, {}
@@ -85,24 +87,24 @@ def _inference() -> Table:
             state: State = None
             for _ in range(1024 // PAPER.shorter // length):
                 _, state = model(tokens, state)
-        runs[f"{name}, written"] = partial(_written, model, tokens, state)
+        runs[f"{name}, generated"] = partial(_generate, model, tokens, state)
         runs[f"{name}, read"] = partial(_read, model, tokens, state)
         with torch.device("meta"):
             flops = _gflop(language_variant(row, PAPER)[0].build().eval())
-        found[name] = [flops, state_bytes(state) / 2**20, _written(model, tokens, state) / 2**20]
+        found[name] = [flops, state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
     times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
     for name in COMPARED:
-        table.add(name, times[f"{name}, written"], times[f"{name}, read"], *found[name])
+        table.add(name, times[f"{name}, generated"], times[f"{name}, read"], *found[name])
     xl, ours = table.rows
     ratios = [a / b for a, b in zip(xl, ours, strict=True) if isinstance(a, float) and isinstance(b, float)]
-    table.add("Transformer-XL by Memformer", *ratios)
+    table.add("Transformer-XL / Memformer", *ratios)
     table.add("paper's ratio", SPEED, SPEED, SPEED, SPACE, SPACE)
     return table
 
 
 @torch.inference_mode()
-def _written(model: nn.Module, tokens: Tensor, state: State) -> int:
-    """Read token by token; returns the most bytes that the state had."""
+def _generate(model: nn.Module, tokens: Tensor, state: State) -> int:
+    """Process the tokens one by one; returns the maximum number of bytes of the state."""
     most = 0
     for token in tokens.T:
         _, state = model(token[None], state)
@@ -122,11 +124,11 @@ def _perplexities(found: Finding, claim: Claim, options: Options) -> None:
     table = Table(
         f"Perplexity per byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments of "
         f"{SMALL_LANGUAGE.segment}",
-        ["", "here", "perplexity", "GFLOP, first segment", "seconds of training", "paper perplexity"],
+        ["", "model here", "perplexity", "GFLOP, first segment", "seconds of training", "paper perplexity"],
     )
     for name, recipe in recipes.items():
         row = trained.rows[name]
         cells = (shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"])
         table.add(name, *cells, claim.values[name][1])
     found.tables.append(table)
-    found.notes += [trained.order(claim.values, 1), "The paper's perplexities are per word, of WikiText-103."]
+    found.notes += [trained.order(claim.values, 1), "The paper's perplexities are per word, on WikiText-103."]

@@ -1,4 +1,4 @@
-"""Figure 8: perplexity by how far the gradient reaches back, and by how many slots there are."""
+"""Figure 8: perplexity by the horizon of the gradient, and by the number of slots."""
 
 import json
 import math
@@ -21,13 +21,13 @@ from .text_runs import small, source
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments through which gradient flows
 SLOTS = (1, 8, 16, 32, 64)
-HORIZON = 8  # where slots are compared
+HORIZON = 8  # the horizon at which numbers of slots are compared
 STEPS = 150
-SEGMENT, READ = 32, max(HORIZONS)  # tokens per segment, and segments that an update reads, in every variant
+SEGMENT, READ = 32, max(HORIZONS)  # tokens per segment, and segments per update, in every variant
 
 
 def figure8(claim: Claim, options: Options) -> Finding:
-    """Figure 8: (a) horizons 1 to 32, (b) 1 to 64 slots; small Memformers on text, alike in all else."""
+    """Figure 8: (a) horizons 1 to 32, (b) 1 to 64 slots, with small Memformers on text that are otherwise equal."""
     found = Finding([], [_ABOUT])
     if options.recipes_only:
         return found
@@ -35,9 +35,12 @@ def figure8(claim: Claim, options: Options) -> Finding:
     scores = {kind: [_trained(found, options, *both) for both in pairs] for kind, pairs in variants.items()}
     read = _recipe(options, HORIZON, max(SLOTS))
     about = f"{source(options)}, {read.train.steps:,} updates of {read.train.batch_size} x {READ} x {SEGMENT} bytes"
-    for kind, title, values in (("horizon", "(a) the gradient's horizon", HORIZONS), ("slots", "(b) slots", SLOTS)):
+    for kind, title, values in (
+        ("horizon", "(a) horizon of the gradient", HORIZONS),
+        ("slots", "(b) number of slots", SLOTS),
+    ):
         table = Table(
-            f"Perplexity per byte by {title}: {about}", [kind, "perplexity", "least", "most", "bits per byte"]
+            f"Perplexity per byte by {title}: {about}", [kind, "perplexity", "minimum", "maximum", "bits per byte"]
         )
         for value, each in zip(values, scores[kind], strict=True):
             mean = statistics.fmean(each)
@@ -49,19 +52,21 @@ def figure8(claim: Claim, options: Options) -> Finding:
 
 
 _ABOUT = (
-    f"Every variant reads the same {READ} segments of {SEGMENT} bytes per update; they differ in how many of them the "
-    f"gradient flows through (a, {max(SLOTS)} slots), or in their slots (b, a horizon of {HORIZON}). With larger "
-    f"models: mnemos train text-memformer --train.rollout.segments {READ} --train.rollout.horizon H "
+    f"Every variant reads {READ} segments of {SEGMENT} bytes per update. Variants differ in (a) the number of segments "
+    f"that the gradient passes through, with {max(SLOTS)} slots, or (b) the number of slots, with a horizon of "
+    f"{HORIZON}. "
+    f"With larger models: mnemos train text-memformer --train.rollout.segments {READ} --train.rollout.horizon H "
     "--model.memory.slots K"
 )
 _SAYS = (
-    "The paper: worst at a horizon of 1, hardly better at 32 than before; much better with 8 slots than with 1, little "
-    "beyond. Perplexity is the test split's, read to the end of every document with the memory carried on."
+    "The paper: a horizon of 1 is the worst, and 32 is hardly better than 16. 8 slots are much better than 1; more "
+    "slots "
+    "gain little. Perplexity is on the test split, with the memory carried to the end of every document."
 )
 
 
 def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
-    """A model of one layer in each half, so small that an update of 32 segments takes a fraction of a second."""
+    """A model with one encoder and one decoder layer: an update of 32 segments takes a fraction of a second."""
     recipe = small(options, STEPS)
     model: Any = recipe.model
     data: Any = recipe.data
@@ -80,10 +85,10 @@ def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
 
 
 def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list[float]:
-    """Test perplexity of each seed. The folder is its own: `compare` refuses recipes that train differently."""
+    """The test perplexity of each seed. Each variant has its own folder: `compare` requires equal training settings."""
     recipe = _recipe(options, horizon, slots)
     folder = options.out / "runs" / f"{recipe.name}-{recipe.train.steps}"
-    print(f"  a horizon of {horizon}, {slots} slots", flush=True)
+    print(f"  horizon {horizon}, {slots} slots", flush=True)
     comparison = {**compare([recipe], folder, options.seeds, quiet=True), "folder": folder}
     found.runs += [place for place in runs(comparison) if place not in found.runs]
     return [math.exp(json.loads((place / "result.json").read_text())["test"]["loss"]) for place in runs(comparison)]
@@ -91,8 +96,8 @@ def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list
 
 def _lay_out(figure: Any, scores: dict[str, list[list[float]]]) -> None:
     panels: list[tuple[str, str, tuple[int, ...], str]] = [
-        ("horizon", "Perplexity by the gradient's horizon", HORIZONS, "segments it flows through"),
-        ("slots", "Perplexity by the size of the memory", SLOTS, "slots"),
+        ("horizon", "Perplexity by horizon of the gradient", HORIZONS, "segments that the gradient passes through"),
+        ("slots", "Perplexity by size of the memory", SLOTS, "slots"),
     ]
     for i, (kind, title, values, label) in enumerate(panels):
         axes = figure.add_axes((0.06 + 0.5 * i, 0.13, 0.42, 0.7))

@@ -1,4 +1,4 @@
-"""Figures 6 and 7: what the slots of a trained Memformer do with a document, and which words they listen to."""
+"""Figures 6 and 7: what the slots of a trained Memformer do with a document, and the words that they attend to."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from mnemos.figures.results import SlotExample, WriteAttention
 from mnemos.figures.slot_attention import (
     NAMES,
     PAPER,
-    SAID,
+    VERBS,
     about,
     colour,
     draw_shares,
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STEPS = 1000
-COLUMNS = 100  # letters of a line in figure7.png
+COLUMNS = 100  # characters per line in figure7.png
 SHOWN = 12  # words in the table
 
 
 def figure6(claim: Claim, options: Options) -> Finding:
-    """Figure 6: how many slots hold, mix or are overwritten, by segment, and one of each kind."""
+    """Figure 6: the shares of slots that hold, mix or are overwritten, by segment, and one slot of each kind."""
     if options.recipes_only:
         return Finding([], [_COMMANDS])
     run = _run(options)
-    found = _listened(run)
+    found = _write_attention(run)
     low, high = found.about["thresholds"]
     table = Table(
         f"Slots by kind, over the middle half of {found.about['documents']} test documents",
-        ["", "own weight", "share, %", "paper share, %", "slots usually so", "their ‖v_bias‖/ρ", "paper ‖v_bias‖/ρ"],
+        ["", "own weight", "share, %", "paper share, %", "slots on average", "their ‖v_bias‖/ρ", "paper ‖v_bias‖/ρ"],
     )
     bounds = {"holds": f"> {high:g}", "mixes": "between", "overwrites": f"< {low:g}"}
     for kind in KINDS:
@@ -57,43 +57,43 @@ def figure6(claim: Claim, options: Options) -> Finding:
         said = "–" if theirs is None else f"{100 * theirs[0]:.0f} to {100 * theirs[1]:.0f}"
         paper = {"holds": 1.15, "overwrites": 3.2}.get(kind)
         share = 100 * found.about["middle"][kind]
-        table.add(f"slots that {SAID[kind]}", bounds[kind], share, said, int(usual["slots"]), bias, paper)
+        table.add(f"slots that {VERBS[kind]}", bounds[kind], share, said, int(usual["slots"]), bias, paper)
     size = (10.0, 3.0 + 2.6 * ((len(found.examples) + 2) // 2 - 1))
     path = png(options.out / "figure6.png", size, partial(_panels, found=found))
-    notes = [f"{run}: {summary(found)}", f"Read: {about(found)}", explained(found)]
+    notes = [f"{run}: {summary(found)}", f"Data: {about(found)}", explained(found)]
     return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
 
 
 def figure7(claim: Claim, options: Options) -> Finding:
-    """Figure 7: the words that slots listened to in the middle of a document."""
+    """Figure 7: the words that slots attended to in the middle of a document."""
     if options.recipes_only:
         return Finding([], [_COMMANDS])
     run = _run(options)
-    found = _listened(run)
+    found = _write_attention(run)
     if found.words is None:
-        raise InputError(f"{run}: expected a run on text, found one on another task; name another with --run")
-    listeners = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
+        raise InputError(f"{run}: expected a run on text, found another task; choose a run on text with --run")
+    writers = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
     tables = []
-    for one in listeners:
-        columns = ["word", "attention a byte, times even", "% of its attention", "bytes"]
-        table = Table(f"{heading(one)}: the words it listened to most", columns)
+    for one in writers:
+        columns = ["word", "attention per byte, relative to uniform", "% of its attention", "bytes"]
+        table = Table(f"{heading(one)}: the words with most attention", columns)
         pairs = sorted(zip(word_weights(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
         for weight, (word, length) in [pair for pair in pairs if not pair[1][0].isspace()][:SHOWN]:
             table.add(word, weight * found.first, 100 * weight * length, length)
         tables.append(table)
     lines = len(_wrapped(found.words))
-    size = (10.0, 0.35 + len(listeners) * (0.55 + 0.24 * lines))
-    path = png(options.out / "figure7.png", size, partial(_texts, listeners=listeners, words=found.words))
-    notes = [f"{run}: {explained(found)} Even: as much on every byte of a segment.", _SAYS]
+    size = (10.0, 0.35 + len(writers) * (0.55 + 0.24 * lines))
+    path = png(options.out / "figure7.png", size, partial(_texts, slots=writers, words=found.words))
+    notes = [f"{run}: {explained(found)} Uniform attention is equal on every byte of a segment.", _SAYS]
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
 
-_COMMANDS = "A finished run is drawn with --run RUN, as that of: mnemos train text-memformer --data.path FOLDER"
-_SAYS = "The paper's slot attended to named entities and verbs, of words; tokens here are bytes."
+_COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
+_SAYS = "The paper's slot attended to named entities and verbs; its tokens are words. Tokens here are bytes."
 
 
 def _run(options: Options) -> Path:
-    """The run to look at: the one given, or a small one on text, trained where it has not been."""
+    """The run given by --run, or a small run on text, which is trained unless it exists."""
     if options.run is not None:
         return options.run
     recipe = small(options, STEPS)
@@ -103,19 +103,22 @@ def _run(options: Options) -> Path:
     return folder / comparison["runs"][recipe.name][0]
 
 
-def _listened(run: Path) -> WriteAttention:
-    """What a run's slots listened to; looked at now where the run did not."""
+def _write_attention(run: Path) -> WriteAttention:
+    """The write attention of a run's slots. It is recorded now if the run has no write_attention.json."""
     if not (run / "write_attention.json").is_file():
         _, task, model = open_run(run)
         record_write_attention(model, task, run)
     found = read_run(run, str(run)).listened
     if found is None:
-        raise InputError(f"{run}: expected a run of a model that writes slots, found another; name one with --run")
+        raise InputError(
+            f"{run}: expected a run of a model that writes slots, found another model; choose a Memformer run with "
+            "--run"
+        )
     return found
 
 
 def _panels(figure: Any, found: WriteAttention) -> None:
-    """The shares, and each example: two panels a row."""
+    """Draw the shares and each example, two panels per row."""
     from matplotlib.lines import Line2D
 
     count = len(found.examples) + 1
@@ -134,19 +137,19 @@ def _panels(figure: Any, found: WriteAttention) -> None:
             axes.set_xlabel("segment")
         title = heading(found.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
         axes.set_title(title, loc="left", fontsize=13)
-    keys = [Line2D([], [], color=colour(kind), label=f"slots that {SAID[kind]}", linewidth=2.5) for kind in KINDS]
+    keys = [Line2D([], [], color=colour(kind), label=f"slots that {VERBS[kind]}", linewidth=2.5) for kind in KINDS]
     figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.05, 1.0), ncol=3, frameon=False, fontsize=12)
 
 
-def _texts(figure: Any, listeners: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
-    part = 1 / len(listeners)
-    for i, one in enumerate(listeners):
+def _texts(figure: Any, slots: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
+    part = 1 / len(slots)
+    for i, one in enumerate(slots):
         axes = figure.add_axes((0.02, 1 - (i + 1) * part, 0.96, part))
         _shaded(axes, one, words)
 
 
 def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) -> None:
-    """A segment as a typewriter sets it, every word on its share of the slot's attention."""
+    """Draw a segment in a fixed-width font, each word shaded by its share of the slot's attention."""
     from matplotlib.patches import Rectangle
 
     lines, weights = _wrapped(words), word_weights(one, words)
@@ -166,7 +169,7 @@ def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) 
 
 
 def _wrapped(words: tuple[tuple[str, int], ...]) -> list[list[tuple[int, int, str]]]:
-    """Lines of at most `COLUMNS` letters: (which word, its column, its text); words are cut where a line is full."""
+    """Lines of at most `COLUMNS` characters: (index of the word, column, text). A full line divides a word."""
     lines: list[list[tuple[int, int, str]]] = [[]]
     column = 0
     for i, (text, _) in enumerate(words):

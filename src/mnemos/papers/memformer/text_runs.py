@@ -1,4 +1,4 @@
-"""The small Memformer of figures 6, 7 and 8: trained here on text, the standard library's source or --data FOLDER."""
+"""The small Memformer of figures 6, 7 and 8, trained on the text in --data or on the standard library's source."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,9 +11,9 @@ from ..reproduce import Options
 
 
 def small(options: Options, steps: int) -> Recipe:
-    """The recipe text-memformer over the options' text, for as many updates as they say, or `steps`.
+    """The recipe text-memformer on the options' text, with the options' number of updates, or `steps`.
 
-    A hundredth of the documents is held out: these models are small, and what they are scored on need not be large.
+    Only 1 % of the documents is held out: for such small models a small test split is sufficient.
     """
     recipe = text_memformer()
     data: Any = recipe.data
@@ -25,5 +25,5 @@ def small(options: Options, steps: int) -> Recipe:
 
 
 def source(options: Options) -> str:
-    """What is read, in words."""
+    """A description of the text, for titles."""
     return "the standard library's source" if options.data is None else f"the text in {options.data}"

@@ -1,4 +1,4 @@
-"""What the claims of Memformer share that train small models."""
+"""Shared by the claims of Memformer that train small models."""
 
 import json
 import statistics
@@ -21,28 +21,28 @@ from ..small_runs import caution, runs
 
 @dataclass(frozen=True)
 class Trained:
-    """The runs of a table's rows: `rows` of the comparison, by the paper's names, and the perplexity of each seed."""
+    """Trained models of a table: rows of the comparison by the paper's names, and one perplexity per seed."""
 
     rows: Mapping[str, Mapping[str, Any]]
     perplexities: Mapping[str, list[float]]
 
     def perplexity(self, name: str) -> str:
-        """Mean and standard deviation over seeds."""
+        """Text of the mean and the standard deviation over seeds."""
         found = self.perplexities[name]
         return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, 3)
 
     def order(self, theirs: Values, column: int) -> str:
-        """A sentence: our rows from the best down, and how many pairs of rows the paper has in the same order."""
+        """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
         ours = {name: statistics.fmean(found) for name, found in self.perplexities.items()}
         known = [name for name in ours if name in theirs]
         pairs = [(a, b) for a, b in combinations(known, 2) if theirs[a][column] != theirs[b][column]]
         same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
         ranked = "; ".join(sorted(ours, key=ours.__getitem__))
-        return f"From the best down: {ranked}. {same} of {len(pairs)} pairs are in the paper's order."
+        return f"From best to worst: {ranked}. {same} of {len(pairs)} pairs have the same order as in the paper."
 
 
 def train(found: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
-    """Train the recipes in options.out/runs, unless that is done; add runs, report and caution to the finding."""
+    """Train the recipes in options.out/runs, unless they are trained, and add runs, report and note to `found`."""
     recipes = {row: _prepared(recipe, options) for row, recipe in recipes.items()}
     folder = options.out / "runs" / f"{name}-{next(iter(recipes.values())).train.steps}"
     comparison = {**compare(list(recipes.values()), folder, options.seeds, quiet=True), "folder": folder}
@@ -59,7 +59,7 @@ def train(found: Finding, options: Options, name: str, recipes: Mapping[str, Rec
 
 
 def shape(recipe: Recipe) -> str:
-    """The size of the small model, in words."""
+    """A description of the small model, such as "2+4 layers, 4 slots"."""
     model: Any = recipe.model
     if model.name == "memformer":
         return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
