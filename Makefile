@@ -10,7 +10,7 @@ help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     trains a Transformer with a memory beside its twins without, about four minutes'
 	@echo 'make test     the whole test suite'
-	@echo 'make numbers  numbers of the pages from results/, and the index of log/'
+	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and two cases of each fast test, about two minutes'
 
 install: $(READY)
@@ -40,6 +40,7 @@ check: $(READY)
 numbers: $(READY)
 	$(BIN)/python tools/page_numbers.py
 	$(BIN)/python tools/log_index.py
+	$(BIN)/python tools/file_map.py
 
 clean:
 	rm -rf .venv build dist
