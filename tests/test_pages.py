@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,21 @@ def tool(name):
 @pytest.mark.parametrize("name", ["page_numbers", "log_index"])
 def test_the_pages_are_up_to_date(name, capsys):
     assert tool(name).main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_every_measured_number_is_marked(name):
+    """What is left without marks, tables that are written whole, code and links holds no number with a fraction."""
+    text = (ROOT / name).read_text()
+    for span in (
+        r"```.*?```",
+        r"<!--n [^>]*-->.*?<!--/n-->",
+        r"<!--table.*?<!--/table-->",
+        r"`[^`\n]*`",
+        r"\]\([^)]*\)",
+    ):
+        text = re.sub(span, "", text, flags=re.DOTALL)
+    assert re.findall(r"\d*[.]\d+|\d+ ?(?:ms|MiB|GFLOP|bits|seconds|times)\b", text) == []
 
 
 @pytest.fixture

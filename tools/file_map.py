@@ -1,6 +1,6 @@
 """Write the map of the package's files into docs/architecture.md: `python tools/file_map.py [--check]`.
 
-Each file has one line, the first line of its docstring; each folder has that of its `__init__.py`. The map stands between
+Each file has one line, the first line of its docstring; each folder has that of its `__init__.py`. The map is between
 `<!--files-->` and `<!--/files-->`. `--check` writes nothing and fails where the map is out of date.
 """
 
