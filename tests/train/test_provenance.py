@@ -173,7 +173,7 @@ def test_a_comparison_says_which_commit_trained_each_run_and_what_all_share(tmp_
     for name, about in runs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps(same | about))
-    assert [trained(tmp_path / name, tmp_path) for name in runs] == [
+    assert [trained(tmp_path / name, name) for name in runs] == [
         {"folder": "a", "seed": 0, "commit": "old", "dirty": True},
         {
             "folder": "b",

@@ -87,7 +87,7 @@ def _title(comparison: Comparison) -> str:
     tasks = dict.fromkeys(str(t) for run in comparison.all_runs() if (t := _field(run.recipe, "data", "is")))
     where = f" on {listed(list(tasks))}" if tasks else ""
     arms = comparison.arms
-    return f"{listed(arms) if len(arms) <= _NAMED else f'{len(arms)} arms'}{where}"
+    return f"{listed(arms) if len(arms) <= _NAMED else f'{len(arms)} variants'}{where}"
 
 
 def _byline(comparison: Comparison) -> str:
@@ -96,7 +96,7 @@ def _byline(comparison: Comparison) -> str:
     parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in comparison.rows), "run")]
     steps = list(dict.fromkeys(int(n) for run in runs if (n := _field(run.result, "steps"))))
     parts += [f"{steps[0]:,} updates each"] if len(steps) == 1 else []
-    about = [a for a in (comparison.provenance, *(run.provenance for run in runs)) if a]
+    about = [run.provenance for run in runs if run.provenance] or [comparison.provenance]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []
     commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))

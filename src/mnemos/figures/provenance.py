@@ -1,14 +1,14 @@
-"""Where the numbers come from: what every run shares, what differs between arms and runs, and the commands."""
+"""Where the numbers come from: what every run shares, what differs between variants and runs, and the commands."""
 
 import json
 import shlex
 from pathlib import PurePath
 from typing import Any
 
-from .markup import count, escape, missing, paragraph, plural, table
+from .markup import count, escape, listed, missing, paragraph, plural, table
 from .results import Comparison
 
-_PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv"}
+_PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported"}
 _MOST = 80  # characters of a value in a table
 
 
@@ -23,15 +23,16 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def section(comparison: Comparison) -> str:
-    """What the arms are, what ran where, and how to run it again."""
-    return "\n".join([_recipes(comparison), _shared(comparison), _runs(comparison), _reproduce(comparison)])
+    """What the variants are, what ran where and on which data, and how to run it again."""
+    parts = [_recipes(comparison), _shared(comparison), _data(comparison), _runs(comparison), _reproduce(comparison)]
+    return "\n".join(filter(None, parts))
 
 
 def _recipes(comparison: Comparison) -> str:
-    """The fields in which the arms' recipes differ, and every recipe in full, folded."""
+    """The fields in which the variants' recipes differ, and every recipe in full, folded."""
     recipes = {name: runs[0].recipe for name in comparison.arms if (runs := comparison.runs.get(name))}
     if not recipes:
-        return missing("No run folder is at hand, so the arms' recipes are not known.")
+        return missing("No run folder is at hand, so the variants' recipes are not known.")
     flattened = {name: flat(recipe) for name, recipe in recipes.items()}
     fields = dict.fromkeys(key for one in flattened.values() for key in one)
     skip = {"name", "about", "train.seed"}
@@ -43,10 +44,10 @@ def _recipes(comparison: Comparison) -> str:
             [f"<code>{escape(f)}</code>", *(_cell(one.get(f, absent), absent) for one in flattened.values())]
             for f in differing
         ]
-        caption = "All in which the arms' recipes differ. From recipe.json of each arm's first run."
+        caption = "Every field in which the recipes differ. From recipe.json of each variant's first run."
         parts.append(table(caption, ["field", *recipes], rows, "fields"))
     elif len(recipes) > 1:
-        parts.append(missing("The arms' recipes do not differ."))
+        parts.append(missing("The recipes do not differ."))
     for name, recipe in recipes.items():
         rolled = rollout(recipe, comparison.runs[name][0].result)
         parts += [paragraph(f"{name}: {rolled}")] if rolled else []
@@ -86,9 +87,9 @@ def _cell(value: Any, absent: object) -> str:
 def _shared(comparison: Comparison) -> str:
     """What all runs have in common, and a warning for each thing that weakens the numbers."""
     runs = comparison.all_runs()
-    known = [flat({k: v for k, v in r.provenance.items() if k not in _PER_RUN}) for r in runs if r.provenance]
+    known = [_kept(run.provenance) for run in runs if run.provenance]
     if not known and comparison.provenance:
-        known = [flat({k: v for k, v in comparison.provenance.items() if k not in _PER_RUN})]
+        known = [_kept(comparison.provenance)]
     if not known:
         return missing("No run.json is at hand: these numbers have no provenance.")
     fields = dict.fromkeys(key for one in known for key in one)
@@ -100,15 +101,52 @@ def _shared(comparison: Comparison) -> str:
     without = sum(not run.provenance for run in runs)
     if without:
         parts.append(missing(f"{plural(without, 'run')} of {len(runs)} without run.json: no provenance for those."))
-    if any(one.get("dirty") for one in known):
-        parts.append(
-            missing("The working tree had uncommitted changes: the commit alone does not give back these numbers.")
-        )
+    if changed := [run.label for run in runs if run.provenance and run.provenance.get("dirty")]:
+        which = "Every run" if len(changed) == len(runs) else listed(changed)
+        was = "was" if "Every run" in which or len(changed) == 1 else "were"
+        what = "trained from source with uncommitted changes: the commit alone does not reproduce the numbers."
+        parts.append(missing(f"{which} {was} {what}"))
     apart = [f for f in fields if f not in common]
     if apart:
         values = "; ".join(f"{f}: {', '.join(dict.fromkeys(str(o.get(f, '–')) for o in known))}" for f in apart)
         parts.append(missing(f"Not the same in every run, so compare times with care. {values}."))
     return "\n".join(parts)
+
+
+def _kept(about: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's provenance is compared with other runs', flat; of files their digest, as `_data` lists them."""
+    kept = {key: value for key, value in about.items() if key not in _PER_RUN}
+    if isinstance(kept.get("data"), dict):
+        kept["data"] = {key: value for key, value in kept["data"].items() if key != "files"}
+    return flat(kept)
+
+
+def _data(comparison: Comparison) -> str:
+    """The files that the runs read, folded: one table for each set of them."""
+    abouts = [comparison.provenance, *(run.provenance or {} for run in comparison.all_runs())]
+    sets: dict[str, dict[str, Any]] = {}
+    for about in abouts:
+        data = about.get("data")
+        if isinstance(data, dict) and isinstance(data.get("files"), list):
+            sets.setdefault(str(data.get("sha256")), data)
+    parts = []
+    for data in sets.values():
+        rows = [
+            [f"<code>{escape(one.get('name'))}</code>", count(float(one.get("bytes", 0))), escape(one.get("sha256"))]
+            for one in data["files"]
+        ]
+        listing = table("From run.json.", ["file", "bytes", "SHA-256"], rows, "files")
+        title = f"The data: {plural(len(rows), 'file')} of {count(float(data.get('bytes', 0)))} bytes"
+        parts.append(f"<details><summary>{escape(title)}</summary>{listing}</details>")
+    return "\n".join(parts)
+
+
+def _commit(about: dict[str, Any]) -> str:
+    """The commits that trained a run, the last one that resumed it last; a + where the source had changes."""
+    resumed = about.get("resumed")
+    steps = [about, *(resumed if isinstance(resumed, list) else [])]
+    said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in steps if one.get("commit")]
+    return ", ".join(dict.fromkeys(said)) or "–"
 
 
 def _runs(comparison: Comparison) -> str:
@@ -122,6 +160,7 @@ def _runs(comparison: Comparison) -> str:
                     f"<code>{escape(run.label)}</code>",
                     escape(name),
                     escape(run.seed),
+                    f"<code>{escape(_commit(about))}</code>",
                     count(float(result.get("steps") or (run.train["step"][-1] if run.train["step"].size else 0))),
                     escape(_moment(about.get("started"))),
                     escape(_moment(about.get("finished")) if run.result else "not finished"),
@@ -130,8 +169,12 @@ def _runs(comparison: Comparison) -> str:
             )
     if not rows:
         return missing("No run folder is named in comparison.json.")
-    head = ["run", "arm", "seed", "steps", "started", "finished", "resumed"]
-    return table("The runs. From run.json and result.json of each.", head, rows, "runs")
+    head = ["run", "variant", "seed", "commit", "steps", "started", "finished", "resumed"]
+    caption = (
+        "The runs, each with the commit that trained it (+: with uncommitted changes to tracked files of the package). "
+        "From run.json and result.json of each."
+    )
+    return table(caption, head, rows, "runs")
 
 
 def _moment(value: Any) -> str:
@@ -149,12 +192,13 @@ def command(value: Any) -> str:
 
 
 def _reproduce(comparison: Comparison) -> str:
-    about = [comparison.provenance, *(run.provenance or {} for run in comparison.all_runs())]
+    runs = [run.provenance for run in comparison.all_runs() if run.provenance]
+    about = [comparison.provenance, *runs]
     commands = [command(about[0]["command"])] if about[0].get("command") else []
     commands = commands or list(dict.fromkeys(command(a["command"]) for a in about if a.get("command")))
     if not commands:
         return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so it cannot be repeated here.")
-    commits = list(dict.fromkeys(str(a["commit"]) for a in about if a.get("commit")))
+    commits = list(dict.fromkeys(str(a["commit"]) for a in runs or about if a.get("commit")))
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
     note = "The same commit, versions and seeds give the same numbers on the same machine"
     return (

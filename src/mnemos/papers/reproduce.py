@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.atomic import write_json
-from mnemos.train.provenance import provenance
+from mnemos.train.provenance import provenance, trained
 from mnemos.types import InputError
 
 from .claims import PAPERS, Claim, Paper, paper
@@ -88,6 +88,7 @@ def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> dict[str, 
         "about": claim.about,
         "says": claim.says,
         **finding.to_dict(),
+        "trained": [trained(run, str(run)) for run in finding.runs if (run / "run.json").is_file()],
         "seconds": time.perf_counter() - start,
         "provenance": origin,
     }

@@ -179,7 +179,8 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
         spread = _spread([result["test"][metric] for result in results])
         cost = {key: results[0][key] for key in ("parameters", "flops")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
-        rows.append({"name": name, **spread, **cost, "runs": [trained(place, folder) for place in places]})
+        commits = [trained(place, str(place.relative_to(folder))) for place in places]
+        rows.append({"name": name, **spread, **cost, "runs": commits})
         for control in results[0].get("controls", {}):
             found = [result["controls"][control][metric] for result in results]
             controls.append({"name": name, "control": control, **_spread(found)})

@@ -91,15 +91,15 @@ def data_read(data: DataConfig) -> dict[str, Any]:
     return summary | ({"files": files} if listed else {})
 
 
-def trained(place: Path, folder: Path) -> dict[str, Any]:
-    """What trained the run in `place`: {"folder", "seed", "commit", "dirty"}, from its own run.json.
+def trained(place: Path, name: str) -> dict[str, Any]:
+    """What trained the run in `place`, from its own run.json: {"folder": name, "seed", "commit", "dirty"}.
 
     "resumed": [{"commit", "dirty"}] of each process that went on with it, where there were any.
     """
     about = json.loads((place / "run.json").read_text())
     resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.get("resumed") or []]
     own = {key: about.get(key) for key in ("seed", "commit", "dirty")}
-    return {"folder": str(place.relative_to(folder)), **own, **({"resumed": resumed} if resumed else {})}
+    return {"folder": name, **own, **({"resumed": resumed} if resumed else {})}
 
 
 def shared(places: Sequence[Path]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from mnemos import registry
 from mnemos.memory.grc import GRC
 from mnemos.train.compare import compare
-from mnemos.train.recipe import Recipe
+from mnemos.train.recipe import Recipe, unwritten
 
 from ..findings import Cell, spread
 from ..reproduce import Options
@@ -15,12 +15,24 @@ from ..small_runs import task
 
 STEPS = 500  # updates of a run, where the options do not say
 # How the recipe of a small host ends, by its cache. PAPER has preset="paper", which the claims are about.
+# The last two are their never-written baselines: what the cached branch gives without a memory.
 PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
-NAMES = {PLAIN: "none", ATTENTION: "attention-based", PAPER: "GRC, paper", CACHED: "GRC, mnemos"}
+UNWRITTEN = {PAPER: "-paper-unwritten", CACHED: "-cached-unwritten"}
+NAMES = {
+    PLAIN: "none",
+    ATTENTION: "attention-based",
+    PAPER: "GRC, paper",
+    CACHED: "GRC, mnemos",
+    UNWRITTEN[PAPER]: "GRC, paper, never written",
+    UNWRITTEN[CACHED]: "GRC, mnemos, never written",
+}
 
 
 def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
     """The small recipe of a host ("vit", "pvt", "swin") and a kind of cache, with the data and steps of the options."""
+    for written, baseline in UNWRITTEN.items():
+        if kind == baseline and (made := unwritten(recipe(options, host, written))) is not None:
+            return made
     name, fields = task(options)
     found: Recipe = registry.load("recipe", f"{name}-{host}{CACHED if kind == PAPER else kind}")()
     if kind == PAPER:
@@ -60,7 +72,7 @@ def variants(options: Options, host: str) -> dict[str, Any]:
 
 def kinds(host: str) -> tuple[str, ...]:
     """The kinds of cache that a host can have. Swin's windows leave no room for keys of other images."""
-    return (PLAIN, PAPER, CACHED) if host == "swin" else (PLAIN, ATTENTION, PAPER, CACHED)
+    return tuple(kind for kind in NAMES if host != "swin" or kind != ATTENTION)
 
 
 def accuracy(comparison: dict[str, Any], index: int) -> Cell:

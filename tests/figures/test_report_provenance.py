@@ -1,0 +1,51 @@
+"""The report's last section: the commit that trained each run, uncommitted changes, and the data's files."""
+
+import json
+import re
+
+from synthetic_runs import COMMIT, write_comparison
+
+from mnemos.figures import report
+
+OTHER = "0123456789" * 4
+
+
+def edited(folder, run, **fields):
+    path = folder / run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def rows(page, caption):
+    """The cells of the table with this caption, without its head."""
+    table = page[page.index(caption) :]
+    found = re.findall(r"<tr>.*?</tr>", table[: table.index("</table>")], re.S)[1:]
+    return [
+        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", one, re.S)] for one in found
+    ]
+
+
+def test_each_run_has_the_commit_that_trained_it(tmp_path):
+    folder = write_comparison(
+        tmp_path / "c", seeds=(0, 1), provenance={"command": "mnemos compare a b", "commit": OTHER}
+    )
+    files = [{"name": "train.tsv", "bytes": 1234567, "sha256": "a" * 64}]
+    for run in ("demo-0", "demo-1"):
+        edited(folder, run, data={"count": 1, "bytes": 1234567, "sha256": "b" * 64, "hashed": 1, "files": files})
+    edited(folder, "demo-1", resumed=[{"step": 3, "commit": OTHER, "dirty": False}])
+    edited(folder, "demo-cached-0", commit=OTHER, dirty=True)
+    page = report([folder]).read_text()
+    commits = {cells[0]: cells[3] for cells in rows(page, "The runs, each with the commit that trained it")}
+    assert commits["demo-0"] == commits["demo-wider-1"] == COMMIT[:10]
+    assert commits["demo-1"] == f"{COMMIT[:10]}, {OTHER[:10]}"
+    assert commits["demo-cached-0"] == f"{OTHER[:10]}+"
+    assert "demo-cached-0 was trained from source with uncommitted changes" in page
+    assert "git checkout" not in page, "no one commit trained all runs"
+    assert rows(page, "The data: 1 file of 1,234,567 bytes") == [["train.tsv", "1,234,567", "a" * 64]]
+
+
+def test_what_reports_is_not_what_trained(tmp_path):
+    folder = write_comparison(tmp_path / "c", provenance={"command": "mnemos compare a b", "commit": OTHER})
+    page = report([folder]).read_text()
+    assert f"git checkout {COMMIT}" in page
+    assert OTHER[:10] not in page
+    assert "uncommitted" not in page.split("The runs, each")[0]
