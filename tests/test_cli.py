@@ -116,7 +116,11 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
     from mnemos.train.recipe import Recipe
 
     assert main(["show", name, "--train.steps", "7"]) == 0
-    shown = from_dict(Recipe, json.loads(capsys.readouterr().out))
+    said = capsys.readouterr()
+    assert str(registry.places("recipe")[name]) in said.err
+    shown = from_dict(Recipe, json.loads(said.out))
+    for field in shown.from_data():
+        assert f"model.{field}" in said.err
     default = registry.load("recipe", name)()
     assert shown.train.steps == 7
     assert (shown.model, shown.data, shown.name) == (default.model, default.data, name)

@@ -101,6 +101,13 @@ def test_a_name_is_given_once(decay):
         recipe("demo")(mine)
 
 
+def test_a_name_of_ours_is_taken_before_it_is_imported(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.KINDS})
+    other = type("Other", (DecayConfig,), {"__module__": "elsewhere", "name": "lsh"})
+    with pytest.raises(InputError, match=r"elsewhere:Other.*'lsh'.*mnemos\.attention\.lsh:LSHConfig"):
+        registry.register(other)
+
+
 def test_a_recipe_from_outside():
     @recipe
     def my_demo(steps: int = 7) -> Recipe:
@@ -119,6 +126,11 @@ def test_a_recipe_from_outside():
         registry.remove("recipe", "my-demo")
     with pytest.raises(InputError, match="'my-demo'"):
         registry.load("recipe", "my-demo")
+
+
+def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
+    model = replace(demo().model, vocab_size=0, max_length=7, layers=0)
+    assert replace(demo(), model=model).from_data() == ["vocab_size"]
 
 
 def test_what_cannot_be_registered_is_refused():
