@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+import processes
 import pytest
 import torch
 from native_kernels import NAMES, VARIANTS, run_variant
@@ -27,6 +28,17 @@ def pytest_collection_modifyitems(config, items):
     kept = {cases[round(k * (len(cases) - 1) / step)] for cases in tests.values() for k in range(most)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def pytest_collection_finish(session):
+    """Start the server of processes beforehand, where a test will need one."""
+    if any("slow" in item.keywords or "forks" in item.fixturenames for item in session.items):
+        processes.serve()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Asked for by fast tests that start processes: the server has been started."""
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda i: NAMES[i])

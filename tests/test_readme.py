@@ -1,10 +1,9 @@
 """The examples of README and docs run and print what they say; the files and commands that they name exist."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 from mnemos import registry
@@ -22,10 +21,13 @@ RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "said"), RUNNABLE, ids=range(len(RUNNABLE)))
 def test_an_example_prints_what_it_says(code, said, tmp_path):
-    command = [sys.executable, "-c", PREAMBLE + code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    done = processes.run(_example, code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == said
+
+
+def _example(code: str) -> None:
+    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
 
 
 def test_there_are_examples_and_no_placeholder_is_left():

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from hosts import build, example, given, loss, open_caches
 from torch import nn
 
@@ -79,8 +79,6 @@ def distributed(own: nn.Module, how: str, **options: Any) -> nn.Module:
 
 
 def _rank(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/port", rank=rank, world_size=world)
-    torch.set_num_threads(1)
     for number, (how, name, preset, more) in enumerate(CASES):
         own = cached(name, preset, more)
         found = steps(distributed(own, how), own, name, more, rank, world)
@@ -93,7 +91,6 @@ def _rank(rank: int, world: int, folder: str) -> None:
             dist.barrier()
         dist.barrier()
     torch.save(_in_mixed_precision(), f"{folder}/half.{rank}")
-    dist.destroy_process_group()
 
 
 def _in_mixed_precision() -> list[torch.Tensor]:
@@ -112,7 +109,7 @@ def _in_mixed_precision() -> list[torch.Tensor]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(_rank, (2, str(folder)), nprocs=2)
+    processes.together(_rank, str(folder))
     return folder
 
 

@@ -2,11 +2,10 @@
 
 import copy
 import pickle
-from datetime import timedelta
 
+import processes
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.utils.checkpoint import checkpoint
 
 from mnemos import GRC, Transformer
@@ -164,12 +163,7 @@ def test_emptying_forgets():
     assert module.eval().cache.abs().max() == 0
 
 
-def _rank(rank: int, world: int, preset: str, shares: list[int], port: str, out: str) -> None:
-    minute = timedelta(minutes=1)  # a process that waits for ever is to say for what
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{port}", rank=rank, world_size=world, timeout=minute
-    )
-    torch.set_num_threads(1)
+def _rank(rank: int, world: int, preset: str, shares: list[int], out: str) -> None:
     module = layer(preset)
     model = torch.nn.parallel.DistributedDataParallel(module)
     for seed in (1, 2, 3):
@@ -182,14 +176,13 @@ def _rank(rank: int, world: int, preset: str, shares: list[int], port: str, out:
         grads = {name: p.grad for name, p in module.named_parameters()}
         torch.save({"cache": module.cache, "grads": grads}, out)
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])
 def test_two_processes_equal_one_with_the_whole_batch(preset, tmp_path):
     shares = [1, 3]  # uneven
-    mp.spawn(_rank, (2, preset, shares, str(tmp_path / "port"), str(tmp_path / "out")), nprocs=2)
+    processes.together(_rank, preset, shares, str(tmp_path / "out"))
     found = torch.load(tmp_path / "out")
     module = layer(preset)
     for seed in (1, 2, 3):

@@ -1,11 +1,10 @@
 """Tokens kept for the next batch: what is kept, when it is committed, what is refused."""
 
 import copy
-from datetime import timedelta
 
+import processes
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.utils.checkpoint import checkpoint
 
 from mnemos.memory.stored import accumulate_caches, clear_caches, hold_caches, stored
@@ -126,19 +125,15 @@ def test_other_numbers_of_images_are_refused(images):
         AttentionCache(images)
 
 
-def _rank(rank: int, port: str, out: str) -> None:
-    minute = timedelta(minutes=1)  # a process that waits for ever is to say for what
-    torch.distributed.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=2, timeout=minute)
-    torch.set_num_threads(1)
+def _rank(rank: int, world: int, out: str) -> None:
     module = cache()
     for seed in (1, 2):
         module(tokens(seed, 5).split([2, 3])[rank])
     torch.save(module.eval().cache, f"{out}{rank}")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_keep_what_one_would(tmp_path):
-    mp.spawn(_rank, (str(tmp_path / "port"), str(tmp_path / "out")), nprocs=2)
+    processes.together(_rank, str(tmp_path / "out"))
     for rank in (0, 1):
         torch.testing.assert_close(torch.load(tmp_path / f"out{rank}"), tokens(2, 5)[:2].flatten(0, 1))

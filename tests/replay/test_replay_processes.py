@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from replay_standins import Cell, agree, plain
 from torch import nn
 
@@ -58,8 +58,6 @@ def data(count: int, rows: slice) -> list[torch.Tensor]:
 
 
 def _rank(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/port", rank=rank, world_size=world)
-    torch.set_num_threads(1)
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
     scatter, counted = getattr(dist, name), []
 
@@ -98,7 +96,6 @@ def _rank(rank: int, world: int, folder: str) -> None:
         torch.save((found, list(counted), out.loss, dict(own.named_buffers())), f"{folder}/{number}.{rank}")
     torch.save(_failure(), f"{folder}/failure.{rank}")
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def _state(model: Any) -> Any:
@@ -123,7 +120,7 @@ def _failure() -> str:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(_rank, (2, str(folder)), nprocs=2)
+    processes.together(_rank, str(folder))
     return folder
 
 

@@ -2,12 +2,10 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
+import processes
 import pytest
 import torch
 from conv_standins import CLASSES, BlobsConfig, ConvConfig, recipe
@@ -23,7 +21,9 @@ from mnemos.train import checkpoint, learner
 from mnemos.train.checks import check_batch, complete
 from mnemos.train.compare import compare
 from mnemos.train.loop import train
+from mnemos.train.recipe import Recipe
 from mnemos.train.session import evaluate_run, run
+from mnemos.train.stopping import Interrupted
 from mnemos.types import InputError
 
 STILL = {"dropout": 0.0}
@@ -221,43 +221,21 @@ def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, monkeyp
     assert runs[0].model.classes == CLASSES
 
 
-DRIVER = """
-import sys
-sys.path.insert(0, {place!r})
-from conv_standins import recipe
-from mnemos.train.loop import train
-from mnemos.train.stopping import Interrupted
-import torch
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def work(folder: str, recipe: Recipe, resume: bool = False) -> None:
+    """Train in a process of its own; exit code 130 where it was interrupted."""
     try:
-        train(recipe({model}, {data}, **{train}), sys.argv[1], resume=len(sys.argv) > 2, quiet=True)
+        train(recipe, folder, resume=resume, quiet=True)
     except Interrupted:
-        raise SystemExit(130)
-"""
-
-
-def program(folder, model=None, data=None, **settings) -> list[str]:
-    path = folder / "program.py"
-    place = str(Path(__file__).parent)
-    path.write_text(DRIVER.format(place=place, model=model or {}, data=data or {}, train=settings))
-    return [sys.executable, str(path)]
+        raise SystemExit(130) from None
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 def test_two_processes_train_as_one(tmp_path):
     for name, devices in {"one": 1, "two": 2}.items():
-        command = program(tmp_path, STILL, {"soft": True}, precision="64-true", devices=devices)
-        environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
-        done = subprocess.run(
-            [*command, str(tmp_path / name)],
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stderr
+        asked = recipe(STILL, {"soft": True}, precision="64-true", devices=devices)
+        for done in processes.launched(work, str(tmp_path / name), asked, world=devices):
+            assert done.returncode == 0, done.stderr
     one, two = final(tmp_path / "one"), final(tmp_path / "two")
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-12)
@@ -269,21 +247,20 @@ def test_two_processes_train_as_one(tmp_path):
 @pytest.mark.slow
 def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
     """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
-    command = program(tmp_path, data={"workers": 2}, steps=400, log_every=5, eval_every=400, checkpoint_every=400)
-    run_it = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen([*command, str(tmp_path / "run")], **run_it)
+    asked = recipe(data={"workers": 2}, steps=400, log_every=5, eval_every=400, checkpoint_every=400)
+    process = processes.Process(work, str(tmp_path / "run"), asked)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 3):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert said == ""
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ""
     stopped = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert len(stopped) == 1
     assert 0 < stopped[0] < 400
-    assert subprocess.run([*command, str(tmp_path / "run"), "resume"], timeout=240).returncode == 0
-    alone = program(tmp_path, steps=400, log_every=5, eval_every=400, checkpoint_every=400)
-    assert subprocess.run([*alone, str(tmp_path / "alone")], timeout=240).returncode == 0
+    train(asked, tmp_path / "run", resume=True, quiet=True)
+    alone = recipe(steps=400, log_every=5, eval_every=400, checkpoint_every=400)
+    train(alone, tmp_path / "alone", quiet=True)
     assert lines(tmp_path / "run", "train") == lines(tmp_path / "alone", "train")

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import processes
 import pytest
 import torch
 from test_resume import ended, measured, result
-from train_standins import Toys
+from train_standins import Toys, work
 
 from mnemos.train import checkpoint
 
@@ -24,14 +24,25 @@ DRIVER = Path(__file__).with_name("train_driver.py")
 STILL = {"dropout": 0.0, "noise": False, "cached": True}  # nothing that two processes draw differently
 
 
-def launch(folder: Path, toys: Toys, torchrun: bool = False, **asked: Any) -> tuple[int, str]:
-    """The exit code of the first process and what was said."""
+def launch(folder: Path, toys: Toys, resume: bool = False, moment: str = "", number: int = 0) -> tuple[int, str]:
+    """The exit code of the first of two processes and what was said; at `moment` the first sends itself a signal."""
+    ended = processes.launched(_member, str(folder), toys, resume, moment, number)
+    return ended[0].returncode, "".join(end.stderr for end in ended)
+
+
+def _member(folder: str, toys: Toys, resume: bool, moment: str, number: int) -> None:
+    first = os.environ["LOCAL_RANK"] == "0"
+    work(folder, toys, resume, moment if first else "", number, quiet=False)
+
+
+def launch_program(folder: Path, toys: Toys, torchrun: bool) -> tuple[int, str]:
+    """The same by a program that torchrun, or the program itself, starts a second time."""
     program = [sys.executable]
     if torchrun:
         program += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
     done = subprocess.run(
-        [*program, str(DRIVER), str(folder), json.dumps({"toys": vars(toys), **asked})],
+        [*program, str(DRIVER), str(folder), json.dumps(vars(toys))],
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -65,7 +76,7 @@ def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, torchrun)
     one = Toys(language, STILL, data, train={"precision": "64-true"})
     two = Toys(language, STILL, data, train={"precision": "64-true", "devices": 2})
     assert run_apart(tmp_path / "one", one) == 0
-    code, said = launch(tmp_path / "two", two, torchrun)
+    code, said = launch_program(tmp_path / "two", two, torchrun)
     assert code == 0, said
     assert "Initializing" not in said
     assert "Warning" not in said

@@ -1,0 +1,17 @@
+"""What the tests' server of processes imports once, so that its forks do not."""
+
+import importlib
+
+import torch
+
+from mnemos import libraries
+
+torch.set_num_threads(1)
+libraries.transformers()
+libraries.timm()
+MODULES = "mnemos.cli mnemos.train.session mnemos.train.compare mnemos.figures processes train_standins "
+MODULES += "lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp"
+for module in MODULES.split():
+    importlib.import_module(module)
+for host in ("bert", "gpt2", "mamba", "rwkv", "vit"):
+    importlib.import_module(f"transformers.models.{host}.modeling_{host}")
