@@ -41,6 +41,14 @@ def forks():
     """Asked for by fast tests that start processes: the server has been started."""
 
 
+@pytest.fixture(scope="module")
+def forked_comparisons(forks):
+    """`compare`, called in this process, forks its runs from the tests' server instead of spawning interpreters."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mnemos.train.compare.multiprocessing.get_context", lambda _: processes.CONTEXT)
+        yield
+
+
 @pytest.fixture(params=VARIANTS, ids=lambda i: NAMES[i])
 def variant(request, monkeypatch):
     """Every kind of the native kernels that this processor can run, by number."""

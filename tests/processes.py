@@ -23,14 +23,24 @@ TESTS = Path(__file__).parent
 
 
 def serve() -> None:
-    """Start the server, which imports `serving` while the tests go on; once is enough."""
+    """Start the server, which imports `serving` while the tests go on; once is enough.
+
+    What its forks print goes nowhere, unless they are a `Process`, which keeps it.
+    """
     CONTEXT.set_forkserver_preload(["serving"])
     before = os.environ.get("PYTHONPATH")
     places = [str(TESTS), str(TESTS / "train"), *([before] if before else [])]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)  # Python 3.11's server does not take the path it is told
+    kept, nowhere = [os.dup(1), os.dup(2)], os.open(os.devnull, os.O_WRONLY)
     try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
         forkserver.ensure_running()
     finally:
+        for number, file in enumerate(kept, start=1):
+            os.dup2(file, number)
+            os.close(file)
+        os.close(nowhere)
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 

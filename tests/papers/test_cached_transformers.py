@@ -13,6 +13,8 @@ from mnemos.papers.reproduce import Options
 from mnemos.papers.small_runs import task
 from mnemos.train.session import run
 
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
 
 @pytest.mark.slow
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():

@@ -17,6 +17,8 @@ from mnemos.papers.linear_transformers.attentions import attention
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.types import InputError
 
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
 # As long as the paper's, whose positions are learned and end where a picture does.
 TINY = replace(generation.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
 

@@ -17,6 +17,8 @@ from mnemos.papers.reproduce import Options
 from mnemos.train.session import run
 from mnemos.types import InputError
 
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
 FIGURES = {f.__name__: f for f in (figure4, figure5, figure6, figure7, figure8)}
 
 

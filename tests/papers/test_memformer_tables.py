@@ -15,6 +15,8 @@ from mnemos.train import compare
 from mnemos.train.recipe import RolloutConfig
 from mnemos.types import InputError
 
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
 TABLES = ("table1", "table2", "table3", "recall")
 
 

@@ -122,7 +122,7 @@ def _hold(folder: str, ready, done) -> None:
     run.close()
 
 
-def test_one_writer_at_a_time(tmp_path):
+def test_one_writer_at_a_time(tmp_path, forks):
     RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
     context = multiprocessing.get_context("forkserver")
     ready, done = context.Event(), context.Event()

@@ -15,6 +15,8 @@ from mnemos.train.recipe import Recipe
 from mnemos.train.session import evaluate_run, run
 from mnemos.types import InputError
 
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
 RATE = "token error rate"
 
 
