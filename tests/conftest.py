@@ -6,28 +6,55 @@ import processes
 import pytest
 import torch
 from native_kernels import NAMES, VARIANTS, run_variant
+from pairwise import cover
 
 
 def pytest_addoption(parser):
-    parser.addoption("--exhaustive", action="store_true", help="every combination of settings, not every pair")
+    parser.addoption("--exhaustive", action="store_true", help="every combination of parameters, not every pair")
     parser.addoption("--cases", type=int, help="of each test's parametrised cases, so many (by default all of them)")
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has left out what is slow
 def pytest_collection_modifyitems(config, items):
-    """With `--cases`: the first of a test's cases, the last, and evenly between them, so that `make check` is quick."""
+    """Which of a test's parametrised cases run.
+
+    By default enough that every pair of parameters' values meets (see `pairwise`), with `--exhaustive` all. With
+    `--cases` the first of these, the last, and evenly between them, so that `make check` is quick.
+    """
     most = config.getoption("cases")
-    if most is None:
-        return
-    if most < 1:
+    if most is not None and most < 1:
         raise pytest.UsageError(f"--cases must be 1 or more, found {most}")
     tests = defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
-    step = max(1, most - 1)
-    kept = {cases[round(k * (len(cases) - 1) / step)] for cases in tests.values() for k in range(most)}
+    if not config.getoption("exhaustive"):
+        tests = {name: [cases[i] for i in cover([_values(case) for case in cases])] for name, cases in tests.items()}
+    if most is not None:
+        step = max(1, most - 1)
+        tests = {
+            name: [cases[round(k * (len(cases) - 1) / step)] for k in range(most)] for name, cases in tests.items()
+        }
+    kept = {case for cases in tests.values() for case in cases}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _values(item) -> list[tuple]:
+    """What a case has of each list of parameters; parameters that one list gives together are one value."""
+    given = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    values = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        values.append(tuple((name, id(given.pop(name))) for name in names if name in given))
+    fixtures = [(name, id(value)) for name, value in given.items()]
+    return [item.nodeid.partition("[")[0], *values, *fixtures]
+
+
+@pytest.fixture(scope="session")
+def exhaustive(request) -> bool:
+    """Whether the long form of a test is wanted."""
+    return request.config.getoption("exhaustive")
 
 
 def pytest_collection_finish(session):
