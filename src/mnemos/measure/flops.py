@@ -101,7 +101,7 @@ class _Unpadded(TorchFunctionMode):
         return out
 
 
-def count_flops(function: Callable[[], Any]) -> int:
+def count_flops(function: Callable[[], object]) -> int:
     """What a call multiplies and adds in matrix products, convolutions and attention; a multiply-add counts 2.
 
     The call is made, once, with all that it does.
@@ -109,7 +109,7 @@ def count_flops(function: Callable[[], Any]) -> int:
     return sum(flops_by_operation(function).values())
 
 
-def flops_by_operation(function: Callable[[], Any]) -> dict[str, int]:
+def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
     """What `count_flops` counts, by the name of torch's operation: {"addmm": …, "bmm": …}."""
     with _Unpadded(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         function()

@@ -14,15 +14,15 @@ from mnemos.types import State, leaves
 
 # A model here is a step of a rollout, `loss, state = model(segment, state)`, with `state = model.advance(segment,
 # state)`, the critical path alone. Every way adds the gradients of the mean loss to the parameters'.
-Way = Callable[[Any, Sequence[Any]], Any]
+Way = Callable[[Any, Sequence[Tensor]], Any]
 
 
-def through_time(model: Any, segments: Sequence[Any]) -> None:
+def through_time(model: Any, segments: Sequence[Tensor]) -> None:
     """Back-propagation through time: one graph over all segments."""
     _mean(model, segments)
 
 
-def checkpointed(model: Any, segments: Sequence[Any]) -> None:
+def checkpointed(model: Any, segments: Sequence[Tensor]) -> None:
     """The same with `torch.utils.checkpoint` around each segment."""
     _mean(lambda x, state: checkpoint(model, x, state, use_reentrant=False), segments)
 
@@ -36,7 +36,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-def _mean(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence[Any]) -> None:
+def _mean(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence[Tensor]) -> None:
     total, state = torch.zeros(()), None
     for segment in segments:
         loss, state = step(segment, state)
@@ -44,7 +44,7 @@ def _mean(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence
     total.backward()
 
 
-def check_ways(model: nn.Module, segments: Sequence[Any]) -> None:
+def check_ways(model: nn.Module, segments: Sequence[Tensor]) -> None:
     """Raise AssertionError where two ways give different gradients; the parameters' are emptied."""
     wanted: list[Tensor] = []
     for name, way in WAYS.items():
@@ -56,7 +56,7 @@ def check_ways(model: nn.Module, segments: Sequence[Any]) -> None:
             assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7, f"{name}: other gradients"
 
 
-def most_saved(run: Callable[[], Any]) -> int:
+def most_saved(run: Callable[[], object]) -> int:
     """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart.
 
     What torch.utils.checkpoint computes anew it keeps out of sight: of that, the process's peak alone tells.

@@ -5,14 +5,13 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def peak_of(run: Callable[[], Any], device: str = "cpu") -> int | None:
+def peak_of(run: Callable[[], object], device: str = "cpu") -> int | None:
     """Bytes that `run()` needed at its worst moment; None where the system does not tell (other than Linux or a GPU).
 
     On a processor it is the process's own size, to some dozen pages: freed memory is first handed back, or what a call

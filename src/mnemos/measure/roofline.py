@@ -38,7 +38,7 @@ class Machine(NamedTuple):
         return sum(max(work.flops / self.flops, work.bytes / self.bytes) for work in found)
 
 
-def operations(function: Callable[[], Any]) -> list[Work]:
+def operations(function: Callable[[], object]) -> list[Work]:
     """Every operation of a call, which is made once, as it runs; views cost nothing.
 
     torch's own attention is taken without its fast path, which hides what it does.
@@ -114,7 +114,7 @@ def measure(size: int = 1024, megabytes: int = 64, rounds: int = 9) -> Machine:
     return Machine(2 * size**3 / product, 2 * source.nbytes / copy)
 
 
-def _time(function: Callable[[], Any]) -> float:
+def _time(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LEAST = 0.15  # seconds a measurement lasts, for the clock and the scheduler
 
@@ -16,7 +16,7 @@ class Ratio(NamedTuple):
     high: float
 
 
-def race(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def race(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of a call of each, one measurement a round, after one call of each that is not timed.
 
     A round measures each of them once, in an order that rotates, so that a machine that slows down slows all of them

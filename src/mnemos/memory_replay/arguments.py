@@ -3,14 +3,16 @@
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from mnemos.types import InputError
 
+E = TypeVar("E")
 
-def check(step: Any, advance: Any, module: Any, verify: Any) -> None:
+
+def check(step: object, advance: object, module: object, verify: object) -> None:
     """Raise InputError for what is of the wrong kind."""
     for name, value in (("step", step), ("advance", advance)):
         if not callable(value) and not (name == "advance" and value is None):
@@ -56,7 +58,7 @@ def horizon(truncate_every: int | None, steps: int) -> int:
     return truncate_every
 
 
-def scaled(scaler: Any, backward: Callable[[Tensor], Any] | None) -> Callable[[Tensor], Any]:
+def scaled(scaler: Any, backward: Callable[[Tensor], object] | None) -> Callable[[Tensor], object]:
     """What runs a backward pass."""
     if scaler is not None and backward is not None:
         raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
@@ -65,15 +67,15 @@ def scaled(scaler: Any, backward: Callable[[Tensor], Any] | None) -> Callable[[T
     return backward or Tensor.backward
 
 
-def each(name: str, values: Iterable[Any] | None, count: int) -> list[Any]:
+def each(name: str, values: Iterable[E] | None, count: int) -> list[E | None]:
     """One for each of `count` segments."""
-    found = [None] * count if values is None else list(values)
+    found: list[E | None] = [None] * count if values is None else list(values)
     if len(found) != count:
         raise InputError(f"replay: expected {name} for {count} segments, found {len(found)}")
     return found
 
 
-def numbers(weights: Iterable[Any] | None, count: int) -> list[float]:
+def numbers(weights: Iterable[float | Tensor] | None, count: int) -> list[float]:
     """The losses' weights, as numbers."""
     found = each("weights", [1 / count] * count if weights is None else weights, count)
     if any(isinstance(weight, Tensor) and weight.requires_grad for weight in found):
@@ -81,18 +83,18 @@ def numbers(weights: Iterable[Any] | None, count: int) -> list[float]:
             "replay: expected weights without gradient, found some that require it; "
             "multiply the loss by them inside the step"
         )
-    return [float(weight) for weight in found]
+    return [float(weight) for weight in found if weight is not None]
 
 
 def owner(step: Callable[..., Any]) -> nn.Module | None:
     """The module whose step it is, if it is one's."""
-    called: Any = step
+    called: object = step
     while isinstance(called, functools.partial):
         called = called.func
     found = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
     return found if isinstance(found, nn.Module) else None
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """What something is, in a word."""
     return "None" if value is None else type(value).__name__

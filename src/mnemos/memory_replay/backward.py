@@ -27,7 +27,7 @@ class _Joint(torch.autograd.Function):
         return None, None, grads[0] * ctx.weight, *ctx.carried
 
 
-def joint(weight: float, loss: Tensor, state: list[Any], carried: list[Tensor | None], every: bool) -> Tensor | None:
+def joint(weight: float, loss: Tensor, state: list[object], carried: list[Tensor | None], every: bool) -> Tensor | None:
     """The root of one step's backward pass; None where nothing in it requires gradient.
 
     every: a part of the state that no gradient came back for gets zeros, so that every parameter takes part.
@@ -54,7 +54,7 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[Any]] | None:
+def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
     """How to keep a module's gradients from being reduced over processes; None where they are not anyway.
 
     The module, or parts of it, may be wrapped by DistributedDataParallel (or anything with a `no_sync`) or be sharded

@@ -21,13 +21,13 @@ from mnemos.types import InputError
 class Moment:
     """All that the step after it starts from. `leaves` are read with `Store.fetch`."""
 
-    leaves: Any
-    structure: Any
+    leaves: "Kept"
+    structure: object
     generators: Snapshot
-    buffers: list[Any]
+    buffers: list[object]
 
 
-_ABSENT: Any = object()
+_ABSENT: object = object()
 _LINE = 64  # bytes, of a cache line
 
 
@@ -45,7 +45,7 @@ class Buffers:
         for prefix, part in module.named_modules() if module is not None else ():
             for kind, holder in (("buffer", buffers_of(part)), ("attribute", vars(part))):
                 self._holders.append((f"{kind} {prefix}.".replace(" .", " "), holder, dict(holder)))
-        self._places: dict[tuple[int, str], tuple[str, MutableMapping[str, Any], Any]] = {}
+        self._places: dict[tuple[int, str], tuple[str, MutableMapping[str, Any], object]] = {}
         self._look()
 
     def _look(self) -> None:
@@ -57,10 +57,10 @@ class Buffers:
                     self._places[place] = called + name, holder, at_first.get(name, _ABSENT)
 
     @torch.no_grad()
-    def taken(self, before: Sequence[Any] = ()) -> list[Any]:
+    def taken(self, before: Sequence[object] = ()) -> list[object]:
         """Their values; what did not change since `before` is shared with it."""
         self._look()
-        found: list[Any] = []
+        found: list[object] = []
         for i, ((_, name), (_, holder, _)) in enumerate(self._places.items()):
             value = holder.get(name, _ABSENT)
             if i < len(before) and _same(value, before[i]):
@@ -70,7 +70,7 @@ class Buffers:
         return found
 
     @torch.no_grad()
-    def put(self, values: Sequence[Any]) -> None:
+    def put(self, values: Sequence[object]) -> None:
         """Copy the values back, into the very tensors that were there when the rollout began, where they fit."""
         self._look()  # a failing step may have made one
         for ((_, name), (_, holder, own)), value in zip(self._places.items(), self._whole(values), strict=True):
@@ -85,14 +85,14 @@ class Buffers:
                 if not torch.equal(own, value):
                     own.copy_(value)
 
-    def changed(self, values: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
+    def changed(self, values: Sequence[object]) -> Iterator[tuple[str, object, object]]:
         """(name, value now, value then) of what is not as it was when `values` were taken."""
         now = self.taken(values)
         for (called, _, _), found, then in zip(self._places.values(), now, self._whole(values), strict=True):
             if found is not then:
                 yield called, None if found is _ABSENT else found, None if then is _ABSENT else then
 
-    def _whole(self, values: Sequence[Any]) -> list[Any]:
+    def _whole(self, values: Sequence[object]) -> list[object]:
         """Values that were taken, with those of the places that held no tensor then."""
         return [*values, *(own for _, _, own in list(self._places.values())[len(values) :])]
 
@@ -102,24 +102,24 @@ def _plain(value: Tensor) -> bool:
     return not strange and not isinstance(value, nn.Parameter)
 
 
-def _kind(x: Tensor) -> tuple[Any, ...]:
+def _kind(x: Tensor) -> tuple[object, ...]:
     return x.shape, x.dtype, x.device
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return a is b
     return _kind(a) == _kind(b) and torch.equal(a, b)
 
 
-def compact(leaves: list[Any], incoming: list[Any], shelf: "Shelf | None" = None) -> list[Any]:
+def compact(leaves: list[object], incoming: list[object], shelf: "Shelf | None" = None) -> list[object]:
     """Leaves that keep alive no more than themselves: a part of an activation is copied, to the shelf if there is one.
 
     A stretch of a buffer that the incoming state lies in as well is not: such a memory is appended to, and shared.
     """
     shared = {x.untyped_storage().data_ptr() for x in incoming if isinstance(x, Tensor)}
 
-    def small(place: int, x: Any) -> Any:
+    def small(place: int, x: object) -> object:
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             return x
         storage = x.untyped_storage()
@@ -179,15 +179,15 @@ class Store:
         """Room for so many states; none where they are not to stay in memory."""
         return Shelf(count) if self._folder is None else None
 
-    def keep(self, leaves: list[Any]) -> Any:
+    def keep(self, leaves: list[object]) -> "Kept":
         """Put the leaves of a state away."""
         if self._folder is not None:
             self._count += 1
             return _File(Path(self._folder.name, f"{self._count}.pt"), leaves)
-        return [_Host(x) if self._host and _elsewhere(x) else x for x in leaves]
+        return [_Host(x) if self._host and isinstance(x, Tensor) and _elsewhere(x) else x for x in leaves]
 
     @staticmethod
-    def fetch(kept: Any) -> list[Any]:
+    def fetch(kept: "Kept") -> list[object]:
         """The leaves, on the devices that they came from."""
         if isinstance(kept, _File):
             return kept.fetch()
@@ -199,7 +199,7 @@ class Store:
             self._folder.cleanup()
 
 
-def _elsewhere(x: Any) -> bool:
+def _elsewhere(x: object) -> bool:
     return isinstance(x, Tensor) and x.device.type != "cpu"
 
 
@@ -219,14 +219,14 @@ class _Host:
 class _File:
     """One state in a file, which goes when nothing refers to it."""
 
-    def __init__(self, path: Path, leaves: list[Any]) -> None:
+    def __init__(self, path: Path, leaves: list[object]) -> None:
         self.path = path
         self.tensors = [isinstance(x, Tensor) for x in leaves]
         self.others = [None if isinstance(x, Tensor) else x for x in leaves]
         torch.save([x for x in leaves if isinstance(x, Tensor)], path)
         weakref.finalize(self, _delete, path)
 
-    def fetch(self) -> list[Any]:
+    def fetch(self) -> list[object]:
         saved = iter(torch.load(self.path, weights_only=True))
         return [next(saved) if tensor else other for tensor, other in zip(self.tensors, self.others, strict=True)]
 
@@ -234,3 +234,6 @@ class _File:
 def _delete(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+Kept = list[object] | _File  # the leaves of a state, as `Store.keep` puts them away

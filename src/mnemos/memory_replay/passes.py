@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from mnemos.types import AuxiliaryLosses, InputError, State, collect_auxiliary_l
 from . import arguments, state_checks
 from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
 from .moments import Buffers, Moment, Shelf, Store, compact
+
+Segment = TypeVar("Segment")
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,17 @@ class ReplayResult:
 class _Later:
     """What a replayed step leaves for the one before it: its state's values, their gradient, and its buffers."""
 
-    leaves: list[Any]
+    leaves: list[object]
     gradients: list[Tensor | None]
-    buffers: list[Any]
+    buffers: list[object]
 
 
 def replay(
-    step: Callable[[Any, State], tuple[Tensor, State]],
-    segments: Iterable[Any],
+    step: Callable[[Segment, State], tuple[Tensor, State]],
+    segments: Iterable[Segment],
     state: State = None,
     *,
-    advance: Callable[[Any, State], State] | None = None,
+    advance: Callable[[Segment, State], State] | None = None,
     weights: Sequence[float] | Tensor | None = None,
     resets: Sequence[Tensor | None] | Tensor | None = None,
     truncate_every: int | None = None,
@@ -56,8 +58,8 @@ def replay(
     verify: bool | float = True,
     module: nn.Module | None = None,
     scaler: Any = None,
-    backward: Callable[[Tensor], Any] | None = None,
-    no_sync: Callable[[], AbstractContextManager[Any]] | None = None,
+    backward: Callable[[Tensor], object] | None = None,
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> ReplayResult:
     """Exact gradients of Σ_t weights[t] · loss_t through all segments, with one step's graph alive at a time.
 
@@ -131,8 +133,8 @@ class _ReplayPasses:
     """One rollout on its way."""
 
     keep: Callable[[int], int]
-    backward: Callable[[Tensor], Any]
-    suspended: Callable[[], AbstractContextManager[Any]] | None
+    backward: Callable[[Tensor], object]
+    suspended: Callable[[], AbstractContextManager[object]] | None
     store: Store
 
     def __init__(
@@ -235,7 +237,7 @@ class _ReplayPasses:
         return kept
 
     def _moment(
-        self, leaves: list[Any], structure: Any, before: Moment, incoming: list[Any], shelf: Shelf | None
+        self, leaves: list[object], structure: object, before: Moment, incoming: list[object], shelf: Shelf | None
     ) -> Moment:
         return Moment(
             self.store.keep(compact(leaves, incoming, shelf)),
@@ -285,7 +287,7 @@ class _ReplayPasses:
         gradients = [x.grad if isinstance(x, Tensor) and x.requires_grad else None for x in leaves]
         return _Later(_detached(leaves), gradients, moment.buffers)
 
-    def _incoming(self, t: int, moment: Moment) -> list[Any]:
+    def _incoming(self, t: int, moment: Moment) -> list[object]:
         """The leaves that step t starts from; those that can carry gradient collect it."""
         if t == 0:
             views = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in self.given]
@@ -309,7 +311,7 @@ class _ReplayPasses:
                 error.add_note("one graph is shared by several steps: make a segment's tensors inside the step")
             raise
 
-    def _compare(self, t: int, loss: Tensor, outgoing: list[Any], later: _Later) -> None:
+    def _compare(self, t: int, loss: Tensor, outgoing: list[object], later: _Later) -> None:
         self.compared.add(t, "state", outgoing, later.leaves)
         if self.passed is not None:
             self.compared.add(t, "loss", [loss], [self.passed[t].to(loss)])  # of its own type, as of its own step
@@ -358,7 +360,7 @@ class _ReplayPasses:
         state_checks.check_advanced(found, t)
         return found
 
-    def _leaves(self, t: int, state: State, incoming: list[Any]) -> tuple[list[Any], Any]:
+    def _leaves(self, t: int, state: State, incoming: list[object]) -> tuple[list[object], object]:
         """A step's new state in parts, once it is known to be one."""
         leaves, structure = pytree.tree_flatten(state)
         state_checks.check_leaves(leaves, t)
@@ -377,9 +379,9 @@ def _with_auxiliary(loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
     return loss
 
 
-def _said(found: Any) -> str:
+def _said(found: object) -> str:
     return f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
 
 
-def _detached(leaves: list[Any]) -> list[Any]:
+def _detached(leaves: list[object]) -> list[object]:
     return [x.detach() if isinstance(x, Tensor) else x for x in leaves]

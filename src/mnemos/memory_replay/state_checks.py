@@ -16,12 +16,12 @@ _ROUNDING = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4,
 HALF = 2e-2  # and where a step computes in half precision, whatever the type of its state
 
 
-def differentiable(x: Any) -> bool:
+def differentiable(x: object) -> bool:
     """Whether a leaf of a state can carry gradient."""
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def check_leaves(leaves: list[Any], t: int) -> None:
+def check_leaves(leaves: list[object], t: int) -> None:
     """Raise InputError for a leaf that hides tensors: their graph would be kept, and their values not stored."""
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, Tensor | bool | int | float | str):
@@ -32,7 +32,7 @@ def check_leaves(leaves: list[Any], t: int) -> None:
             )
 
 
-def check_structure(found: Any, expected: Any, t: int) -> None:
+def check_structure(found: object, expected: object, t: int) -> None:
     """Raise InputError where a step returns another structure than the states before had."""
     if found != expected:
         raise InputError(
@@ -47,10 +47,10 @@ def _short(structure: Any) -> str:
     return said if len(said) <= 80 else said[:77] + "..."
 
 
-def check_rows(segment: Any, before: list[Any], after: list[Any], t: int) -> None:
+def check_rows(segment: object, before: list[object], after: list[object], t: int) -> None:
     """Raise InputError where the batch changes: leaves led with one number, and one leads with the segment's now."""
 
-    def rows(leaves: Sequence[Any]) -> set[int]:
+    def rows(leaves: Sequence[object]) -> set[int]:
         return {len(x) for x in leaves if isinstance(x, Tensor) and x.dim()}
 
     old, new = rows(before), rows(pytree.tree_leaves(segment)[:1])
@@ -61,14 +61,14 @@ def check_rows(segment: Any, before: list[Any], after: list[Any], t: int) -> Non
         )
 
 
-def check_loss(loss: Any, t: int) -> None:
+def check_loss(loss: object, t: int) -> None:
     """Raise InputError unless it is one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError(f"step {t}: expected (loss, state) with loss a scalar tensor of floats, found {found}")
 
 
-def check_advanced(found: Any, t: int) -> None:
+def check_advanced(found: object, t: int) -> None:
     """Raise InputError where `advance` returns nothing, or what `step` returns."""
     if found is None:
         raise InputError(f"step {t}: expected advance to return the new state, found None; return it")
@@ -76,7 +76,7 @@ def check_advanced(found: Any, t: int) -> None:
         raise InputError(f"step {t}: expected advance to return the new state alone, found (loss, state)")
 
 
-def check_kinds(before: list[Any], after: list[Any], t: int) -> None:
+def check_kinds(before: list[object], after: list[object], t: int) -> None:
     """Raise InputError where a tensor of the state becomes none."""
     for old, new in zip(before, after, strict=False):  # of other structures at the first step, which may be given None
         if isinstance(old, Tensor) and not isinstance(new, Tensor):
@@ -86,7 +86,7 @@ def check_kinds(before: list[Any], after: list[Any], t: int) -> None:
             )
 
 
-def check_attached(before: list[Any], after: list[Any], t: int) -> None:
+def check_attached(before: list[object], after: list[object], t: int) -> None:
     """Raise InputError where gradient came in with the state and nothing that the step made of it carries any.
 
     What is returned as it came does not count, for it carries the gradient that it came with. One part without gradient
@@ -94,7 +94,8 @@ def check_attached(before: list[Any], after: list[Any], t: int) -> None:
     """
     if any(isinstance(x, Tensor) and x.requires_grad for x in before):
         parts = {_part(x) for x in before if isinstance(x, Tensor)}
-        floats = [x for x in after if differentiable(x) and x.numel() and _part(x) not in parts]
+        tensors = [x for x in after if isinstance(x, Tensor)]
+        floats = [x for x in tensors if differentiable(x) and x.numel() and _part(x) not in parts]
         if floats and not any(x.requires_grad for x in floats):
             raise InputError(
                 f"step {t}: expected a state that carries gradient, found it detached; "
@@ -102,7 +103,7 @@ def check_attached(before: list[Any], after: list[Any], t: int) -> None:
             )
 
 
-def check_untouched(leaves: list[Any], versions: list[int | None], after: list[Any], t: int) -> None:
+def check_untouched(leaves: list[object], versions: list[int | None], after: list[object], t: int) -> None:
     """Raise InputError where a step wrote into the state that it was given.
 
     Writing behind it is no such thing: a memory that is appended to hands out longer and longer parts of one buffer,
@@ -110,19 +111,23 @@ def check_untouched(leaves: list[Any], versions: list[int | None], after: list[A
     """
     parts = {_part(x) for x in after if isinstance(x, Tensor)}
     for x, now, before in zip(leaves, versions_of(leaves), versions, strict=True):
-        if now != before and (_part(x) in parts or not any(_part(x)[0] == part[0] for part in parts)):
+        if (
+            isinstance(x, Tensor)
+            and now != before
+            and (_part(x) in parts or not any(_part(x)[0] == part[0] for part in parts))
+        ):
             raise InputError(
                 f"step {t}: expected the given state untouched, found it changed in place; "
                 "let the step work on clones of its tensors"
             )
 
 
-def _part(x: Tensor) -> tuple[Any, ...]:
+def _part(x: Tensor) -> tuple[object, ...]:
     """Which storage a tensor lies in, and where in it."""
     return x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape)
 
 
-def versions_of(leaves: list[Any]) -> list[int | None]:
+def versions_of(leaves: list[object]) -> list[int | None]:
     """How often each tensor was written."""
     return [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
 
@@ -143,7 +148,7 @@ class StateComparison:
             self._cures.append("name the module whose buffers change")
         self._unseen: list[tuple[int, str, Tensor, float]] = []  # step, what, difference, what is allowed
 
-    def add(self, t: int, what: str, found: Sequence[Any], expected: Sequence[Any]) -> None:
+    def add(self, t: int, what: str, found: Sequence[object], expected: Sequence[object]) -> None:
         """Step t's replay gave `found` where the first pass had `expected`. Raises InputError where they differ."""
         for a, b in zip(found, expected, strict=True):
             if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -193,7 +198,7 @@ def _numbers(values: list[Tensor]) -> list[float]:
     return [float(x) for x in values]
 
 
-def _kind(x: Any) -> str:
+def _kind(x: object) -> str:
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.40}"
 
 

@@ -1,14 +1,12 @@
 """Sinusoids of positions (Vaswani et al. 2017, §3.5): sines in even channels, cosines in odd ones."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mnemos.types import angle_dtype
+from mnemos.types import Device, angle_dtype
 
 
-def frequencies(dim: int, device: Any = None) -> Tensor:
+def frequencies(dim: int, device: Device = None) -> Tensor:
     """10000^(−2i/D) for the ⌈D/2⌉ pairs of channels: radians per position, in the widest float the device has."""
     return 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=angle_dtype(device)) / dim)
 

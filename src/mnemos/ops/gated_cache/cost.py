@@ -30,9 +30,43 @@ elementwise work by the other.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Mode = Literal["training", "transient", "frozen"]
+
+
+class Switches(Protocol):
+    """The switches of a `mnemos.GRC` that change the cost; the costs know no other part of it."""
+
+    @property
+    def branch(self) -> str:
+        """The attention over the slots."""
+        ...
+
+    @property
+    def candidate(self) -> str | None:
+        """The kind of candidate."""
+        ...
+
+    @property
+    def convolution(self) -> bool | None:
+        """Whether there is a positional convolution; None: where a grid is known."""
+        ...
+
+    @property
+    def inference(self) -> str | None:
+        """What eval() reads."""
+        ...
+
+    @property
+    def lift(self) -> str | None:
+        """How o_mem becomes as wide as the attention's heads."""
+        ...
+
+    @property
+    def read(self) -> str | None:
+        """Whether the batch mean is read."""
+        ...
 
 
 class Shape(NamedTuple):
@@ -79,7 +113,7 @@ class _Sizes(NamedTuple):
     out: int  # D'
 
 
-def parts(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training") -> list[CostPart]:
+def parts(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training") -> list[CostPart]:
     """The operations of one layer's branch for `batch` samples, in order. `grc` is a GRC, every switch set."""
     sizes = _sizes(shape, grc, batch, mode)
     found = [] if mode == "frozen" else _update(shape, grc, sizes, mode)
@@ -87,42 +121,42 @@ def parts(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training") -> li
     return found
 
 
-def training_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+def training_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     """Multiply-adds of a training forward of a batch; for batch=1 what the batch shares is counted for one sample."""
     return sum(part.macs for part in parts(shape, grc, batch, "training"))
 
 
-def frozen_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+def frozen_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     """Multiply-adds of an eval() forward of a batch with inference="frozen", keys and values projected before."""
     return sum(part.macs for part in parts(shape, grc, batch, "frozen"))
 
 
-def transient_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+def transient_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     """Multiply-adds of an eval() forward of a batch with inference="transient"."""
     return sum(part.macs for part in parts(shape, grc, batch, "transient"))
 
 
-def inference_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+def inference_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     """Multiply-adds of an eval() forward of a batch."""
     return (frozen_macs if grc.inference == "frozen" else transient_macs)(shape, grc, batch)
 
 
-def backward_macs(shape: Shape, grc: Any, batch: int = 1) -> int:
+def backward_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     """Multiply-adds of the backward of a training forward; a step has these and `training_macs`."""
     return sum(part.backward_macs for part in parts(shape, grc, batch, "training"))
 
 
-def forward_bytes(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training", width: int = 4) -> int:
+def forward_bytes(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training", width: int = 4) -> int:
     """Bytes that a forward of a batch reads and writes; `width` bytes a number (4: float32)."""
     return width * sum(part.moved for part in parts(shape, grc, batch, mode))
 
 
-def backward_bytes(shape: Shape, grc: Any, batch: int = 1, width: int = 4) -> int:
+def backward_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) -> int:
     """Bytes that the backward of a training forward reads and writes."""
     return width * sum(part.backward_moved for part in parts(shape, grc, batch, "training"))
 
 
-def kept_bytes(shape: Shape, grc: Any, batch: int = 1, width: int = 4) -> int:
+def kept_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) -> int:
     """Bytes that a training forward leaves for its backward: the floor of what memory a cache costs, but for weights.
 
     Four numbers a parameter come on top: itself, its gradient and AdamW's two averages.
@@ -140,7 +174,7 @@ def seconds(found: Iterable[CostPart], macs: float, moved: float, backward: bool
     return total
 
 
-def parameters(shape: Shape, grc: Any) -> int:
+def parameters(shape: Shape, grc: Switches) -> int:
     """Parameters of one layer's branch: gates, queries, keys, values, lift, norm, λ, convolution."""
     d = shape.cache_width
     sizes = _sizes(shape, grc, 1, "training")
@@ -159,7 +193,7 @@ def paper_flops(shape: Shape) -> int:
     return 9 * shape.rows * shape.tokens * shape.cache_width**2
 
 
-def _sizes(shape: Shape, grc: Any, batch: int, mode: Mode) -> _Sizes:
+def _sizes(shape: Shape, grc: Switches, batch: int, mode: Mode) -> _Sizes:
     rows = batch * shape.rows
     out = shape.out_width or shape.width
     shared = mode == "frozen" or (mode == "training" and grc.read == "mean")
@@ -176,7 +210,7 @@ def _product(name: str, n: int, k: int, m: int) -> CostPart:
     return CostPart(name, macs, moved, 2 * macs, 2 * moved + n * m)
 
 
-def _update(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[CostPart]:
+def _update(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPart]:
     d, tm = shape.cache_width, shape.length
     all_slots = sizes.rows * sizes.slots
     resampled = 0 if shape.tokens == tm else 2 * all_slots
@@ -205,7 +239,7 @@ def _again(part: CostPart) -> CostPart:
     return part._replace(backward_macs=part.backward_macs + part.macs, backward_moved=part.backward_moved + part.moved)
 
 
-def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[CostPart]:
+def _read(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPart]:
     t, tm, d, values = shape.tokens, shape.length, shape.cache_width, sizes.values
     tokens = sizes.rows * t
     found = [_product("queries", tokens, d, d)]
@@ -241,6 +275,6 @@ def _read(shape: Shape, grc: Any, sizes: _Sizes, mode: Mode) -> list[CostPart]:
     return found
 
 
-def _convolves(shape: Shape, grc: Any) -> bool:
+def _convolves(shape: Shape, grc: Switches) -> bool:
     """On where it is asked for, and where it is left open (None) and the tokens form a grid."""
     return bool(shape.grid_tokens) and grc.convolution is not False

@@ -60,7 +60,7 @@ def _transformed(tensor: Tensor) -> bool:
 
 
 def _raw(
-    places: Tensor | None, source: Tensor, cache: Tensor, *weights: Any
+    places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """S̄, g_u, g_r, g_r ⊙ C and W_c [S̄ ; g_r ⊙ C]."""
     w_u, b_u, w_r, b_r, w_c, b_c = weights
@@ -76,7 +76,7 @@ def _raw(
     return slots, g_u, g_r, gated, product(w_c, b_c).add_(F.linear(gated, w_c[:, d:]))
 
 
-def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """C_t, g_u, g_r."""
     *gates, gain, shift = weights
     _, g_u, g_r, _, new = _raw(places, source, cache, *gates)
@@ -94,7 +94,7 @@ class _Update(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
+    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple:
         places, *given = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         with full_precision(grad.device.type):  # as the forward was
@@ -109,7 +109,9 @@ class _Update(torch.autograd.Function):
             return None, *(next(found) if wants else None for wants in needed)
 
 
-def _backward(moves: bool, grad: Tensor, places: Tensor | None, source: Tensor, cache: Tensor, *weights: Any) -> tuple:
+def _backward(
+    moves: bool, grad: Tensor, places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor
+) -> tuple:
     """The gradient of all that C_t is made of, in its order; None for a cache, unless it `moves`."""
     *gates, gain, shift = weights
     w_u, _, w_r, _, w_c, _ = gates

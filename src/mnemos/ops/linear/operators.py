@@ -61,7 +61,7 @@ def register(
     derivative = derivative or getattr(torch.ops.mnemos, f"{name}_backward")
     torch.library.register_autograd(f"mnemos::{name}", differentiated(derivative), setup_context=keep)
 
-    def once(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    def once(ctx: Any, *_: object) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
             f"linear_attention is differentiable once; backend={backend!r} has no derivative of its derivative"
         )
@@ -73,7 +73,7 @@ def _tensors(count: int) -> str:
     return ", ".join(["Tensor"] * count)
 
 
-def _like_forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _like_forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: object) -> tuple[Tensor, ...]:
     return v.new_empty(v.shape), s.new_empty(v.shape[:3]), s.new_empty(s.shape), z.new_empty(z.shape)
 
 

@@ -1,15 +1,14 @@
 """The scores of distances, and what may be seen: the parts of relative attention that its paths share."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.ops.sinusoids import sinusoids as of_positions
+from mnemos.types import Device
 
 
-def sinusoids(first: int, last: int, dim: int, clamp: int = 0, device: Any = None) -> Tensor:
+def sinusoids(first: int, last: int, dim: int, clamp: int = 0, device: Device = None) -> Tensor:
     """R of distances first, first − 1 … last, [first − last + 1, dim] float32: sines in even channels, cosines in odd.
 
     clamp > 0: distances beyond ±clamp are taken for it.
@@ -34,7 +33,7 @@ def distance_scores(q: Tensor, r: Tensor, n: int) -> Tensor:
     return scores.view(g, x, length + 1, t)[:, :, 1:].view(g, x, t, length)[..., :n]
 
 
-def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | None, device: Any) -> Tensor | None:
+def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | None, device: Device) -> Tensor | None:
     """Which of N keys each of the last T places reads, [B or 1, T, N] bool; None: all of them.
 
     Valid ones (mask [B, N]) that are not after it (causal) and fewer than `window` before it, and always itself.
