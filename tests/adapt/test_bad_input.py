@@ -27,8 +27,8 @@ def refused(model: nn.Module, match: str, *args: Any, **kwargs: Any) -> str:
 
 def test_a_model_without_attention():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    refused(model, "no attention found that mnemos knows.*name modules .* with where=")
-    refused(nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 2, 16), 1), "was left .*decoder.*, and so were 1 more")
+    refused(model, "mnemos knows, found none; name modules .* with where=")
+    refused(nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 2, 16), 1), "was left .*decoder.*; 1 more were left")
 
 
 def test_attention_of_an_unknown_kind_is_named():
@@ -37,14 +37,14 @@ def test_attention_of_an_unknown_kind_is_named():
             super().__init__()
             self.projection = nn.Linear(4, 4)
 
-    refused(nn.Sequential(OddAttention()), "no self-attention .* '0' was left .no adapter for OddAttention; name it")
+    refused(nn.Sequential(OddAttention()), "found none: '0' was left .no adapter for OddAttention; name it")
 
 
 def test_two_calls():
     model = build("timm_vit")
     mnemos.cache(model, GRC(length=3))
-    refused(model, "has 2 gated caches already; mnemos.uncache")
-    refused(model.blocks[0], "has 1 gated caches already")
+    refused(model, "without gated caches, found 2; mnemos.uncache")
+    refused(model.blocks[0], "without gated caches, found 1")
     mnemos.uncache(model)
     mnemos.cache(model, GRC(length=3))
 
@@ -55,7 +55,7 @@ def test_two_calls():
         ("blocks.*.atn", "where='blocks.*.atn' names no module; the nearest is 'blocks.[01].attn'"),
         ("attn", "where='attn' names no module; the nearest is"),
         (["blocks.0.attn", "block.1.attn"], "where='block.1.attn' names no module; the nearest is 'blocks.1.attn'"),
-        (lambda name, module: False, "no self-attention to give a cache: 'blocks.0.attn' was left .not named"),
+        (lambda name, module: False, "found none: 'blocks.0.attn' was left .not named"),
     ],
 )
 def test_where_that_names_nothing(where, match):
@@ -71,8 +71,8 @@ def test_a_decoder_that_is_named_all_the_same():
 def test_a_causal_attention_that_no_adapter_knows():
     found = libraries.transformers()
     model = found.GPT2Model(found.GPT2Config(n_embd=12, n_layer=1, n_head=2, vocab_size=9))
-    assert "not causally" in refused(model, "no adapter for GPT2Attention")
-    refused(model, "h.0.attn: a causal attention.* future", where="h.*.attn")
+    assert "is not causal" in refused(model, "no adapter for GPT2Attention")
+    refused(model, "h.0.attn: .*found a causal one.* future", where="h.*.attn")
 
 
 def test_what_is_no_model_and_what_is_no_cache():
@@ -84,11 +84,11 @@ def test_what_is_no_model_and_what_is_no_cache():
 @pytest.mark.parametrize(
     ("grc", "match"),
     [
-        ({"scope": "stream"}, 'carries no state from call to call: use scope="shared"'),
+        ({"scope": "stream"}, 'found scope="stream"'),
         ({"ratio": 0.1}, "blocks.0.attn: GRC.ratio: .*3 heads, found 0.1 of dim 24"),
-        ({"length": 18}, "a cache of 18 slots is longer than the 17 tokens of 'blocks.0.attn'; use fewer"),
+        ({"length": 18}, "blocks.0.attn: expected 17 slots at most.*found 18"),
         ({"length": (3, 4)}, "one cache length for each of 1 stages, found 2"),
-        ({"convolution": True, "ratio": 0.7}, "width % cache width"),
+        ({"convolution": True, "ratio": 0.7}, "found grid=.*, dim 24 and cache width 15"),
         ({"resample": "grid", "length": 7}, "a grid of 4 x 4 cannot become 7 slots; use 6"),
         ({"length": 3, "resample": "grid", "preset": "official"}, "cannot become 3 slots"),
     ],
@@ -99,8 +99,8 @@ def test_a_cache_that_does_not_fit(grc, match):
 
 def test_lengths_of_stages():
     refused(build("hf_pvt"), "one cache length for each of 2 stages, found 3", GRC(length=(4, 4, 4)))
-    refused(build("hf_pvt"), "65 slots is longer than the 64 tokens of 'pvt.encoder.block.0.0", GRC(length=(65, 4)))
-    refused(build("hf_bert"), "81 slots is longer than the 80 tokens", GRC(length=81))
+    refused(build("hf_pvt"), "pvt.encoder.block.0.0.*expected 64 slots at most.*found 65", GRC(length=(65, 4)))
+    refused(build("hf_bert"), "expected 80 slots at most.*found 81", GRC(length=81))
     mnemos.cache(build("hf_pvt"), GRC(length=(64, 17)))
     mnemos.cache(build("hf_bert"), GRC(length=80))
 
@@ -113,7 +113,9 @@ class _Older(nn.MultiheadAttention):
 
 
 def test_a_host_whose_call_has_changed(monkeypatch):
-    refused(nn.Sequential(_Older(12, 2)), r"expected forward\(query, key, .*found \(hidden, query\).*not known")
+    refused(
+        nn.Sequential(_Older(12, 2)), r"expected forward\(query, key, .*found \(hidden, query\).*version of the library"
+    )
     vit = build("timm_vit")
     kind = type(vit.blocks[0].attn)
     monkeypatch.setattr(kind, "forward", lambda self, tokens, rope=None: tokens)
@@ -145,7 +147,7 @@ def calls_of(attention: nn.Module) -> dict[str, tuple[str, Callable[[], Any]]]:
     x = torch.randn(3, 7, 12, dtype=torch.float64)
     later = torch.ones(7, 7, dtype=torch.bool).triu(1)
     return {
-        "another key": ("not one tensor", lambda: attention(x, x.clone(), x)),
+        "another key": ("expected one tensor as query and key", lambda: attention(x, x.clone(), x)),
         "causal": ("causally", lambda: attention(x, x, x, attn_mask=later, is_causal=True)),
         "a causal mask": ("causally", lambda: attention(x, x, x, attn_mask=later)),
         "a causal mask that is added": (
@@ -153,7 +155,7 @@ def calls_of(attention: nn.Module) -> dict[str, tuple[str, Callable[[], Any]]]:
             lambda: attention(x, x, x, attn_mask=torch.zeros(7, 7).masked_fill(later, -torch.inf).double()),
         ),
         "padding of another shape": (
-            "key_padding_mask of shape",
+            "key_padding_mask",
             lambda: attention(x, x, x, key_padding_mask=torch.zeros(7, 3, dtype=torch.bool)),
         ),
     }
@@ -238,7 +240,7 @@ def test_a_nested_tensor():
 def test_uncache_of_a_model_without():
     for model in (nn.Linear(2, 2), build("timm_vit")):
         before = state(model)
-        with pytest.raises(InputError, match=r"no cache of mnemos.cache to take away"):
+        with pytest.raises(InputError, match=r"found none of its caches"):
             mnemos.uncache(model)
         assert state(model) == before
 

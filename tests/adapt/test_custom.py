@@ -116,7 +116,7 @@ def test_a_pattern_that_meets_an_attention_means_it_alone():
 @pytest.mark.parametrize(
     ("where", "example", "match"),
     [
-        ("mixers.*", None, "mixers.0: its width is not known; give cache.. an example="),
+        ("mixers.*", None, "mixers.0: expected a width D.* give cache.. an example="),
         (lambda name, module: False, None, "'attention' was left .not named by where="),
         ("mixers.2", None, "where='mixers.2' names no module; the nearest is 'mixers.[01]'"),
         ("mixers.*", torch.randn(3, 7, 11), "could not be run on the example"),

@@ -177,7 +177,7 @@ def test_uncache_leaves_nothing_behind(name, preset):
     run(model, inputs)
     assert calls or name == "torch_mha", "a hook of the user's was taken away"
     mine.remove()
-    with pytest.raises(InputError, match="no cache"):
+    with pytest.raises(InputError, match="found none of its caches"):
         mnemos.uncache(model)
     assert mnemos.cache(model, GRC(length=3)).swapped
     run(model.train(), inputs)

@@ -1,4 +1,4 @@
-"""Gated caches in models that someone else wrote: torch.nn, timm, Hugging Face."""
+"""Gated caches in existing models of torch.nn, timm and Hugging Face."""
 
 from .attach import cache, uncache
 from .branch import HostBranch

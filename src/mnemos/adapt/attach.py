@@ -1,4 +1,4 @@
-"""cache(model) and uncache(model): a gated cache beside every self-attention of a model that someone else wrote."""
+"""cache(model) and uncache(model): add a gated cache to every self-attention of an existing model, and remove it."""
 
 import difflib
 import fnmatch
@@ -26,7 +26,7 @@ _NOT_NAMED = "not named by where="
 
 
 class Known(NamedTuple):
-    """What there is to know of an attention that had a cache before: Tm, T of a call (None: it varies), D."""
+    """The sizes of an attention that had a cache when it was saved: Tm, T of a call (None: it varies), D."""
 
     length: int
     tokens: int | None
@@ -44,23 +44,26 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     """Give the self-attentions of a torch.nn, timm or Hugging Face model a gated recurrent cache, in place.
 
         report = mnemos.cache(model, mnemos.GRC(preset="paper"))      # report.swapped, report.left
-        mnemos.uncache(model)                                         # and it is the model it was
+        mnemos.uncache(model)                                         # the model is as it was
 
-    Each attention gets a child `grc` (a `HostBranch`), mixed into its output by a forward hook. Nothing of the host is
-    renamed or replaced: its own checkpoints still load, with strict=True too (one without any cache leaves the caches
-    as they are). With the gate closed (λ → −∞) the outputs are the host's; `gate_init` says how near that it starts.
+    Each attention gets a child module `grc` (a `HostBranch`). A forward hook mixes its output into the attention's.
+    The host's modules and parameters keep their names, so its own checkpoints still load, also with strict=True; a
+    checkpoint without caches leaves the caches as they are. With the gate closed (λ → −∞) the outputs are the host's;
+    `gate_init` sets the initial gate. Code that torch.compile made of this model is compiled again at its next call.
 
-    where: which attentions: a pattern or patterns of module names ("encoder.*.attn"; `*` stays within one part of a
-    name), or a function (name, module) -> bool. None: every one that is known. A pattern may also name modules of other
-    kinds that map [B, T, D] to [B, T, D] (a tensor, or a tuple that starts with it). They must not be causal, which
-    not all of them tell: a shared cache holds what all tokens of a call wrote.
-    example: an input of the model (a tensor, or a tuple or dict of its arguments), where it does not say how long its
-    sequences are. It is run once in eval mode.
-    Slots: `grc.length` is one number for all, a tuple with one a stage, or "auto": a vision host's number of patches,
-    the area of Swin's windows, the reduced length of PVT's keys; where T varies 64, or the T of an example.
+    where: the attentions that get a cache: one or several patterns of module names ("encoder.*.attn"; `*` matches
+    within one part of a name), or a function (name, module) -> bool. None: every attention of a known class. A pattern
+    may also name other modules that map [B, T, D] to [B, T, D] (a tensor, or a tuple that starts with it). These must
+    not be causal, because a shared cache holds what all tokens of a call wrote; most modules do not declare it.
+    example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
+    length of their sequences. The model is run on it once, in eval mode.
+    Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
+    vision host, the area of Swin's windows, the reduced length of PVT's keys; 64, or the T of the example, where T
+    varies.
 
-    Cost: well under a second for 86M parameters. Raises InputError, the model unchanged, where nothing is found, where
-    it has caches already, for lengths that do not fit, for a host whose attention is not as this version knows it.
+    Cost: less than a second for 86M parameters. Raises InputError, and leaves the model unchanged, if no attention is
+    found, if the model has caches already, if a length does not fit, or if a host's forward has other arguments than
+    its adapter expects.
     """
     return apply(model, grc or GRC(), where, example)
 
@@ -68,7 +71,7 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 def apply(
     model: nn.Module, grc: GRC, where: Where = None, example: Any = None, known: dict[str, Known] | None = None
 ) -> Report:
-    """What `cache` does; `known` says by name of each attention what need not be found out again."""
+    """Do the work of `cache`. known: the sizes of the attentions by name, where they are known from a saved model."""
     _check(model, grc)
     plans, left = _plan(model, grc, where, example, known)
     branches = [_branch(plan, grc) for plan in plans]
@@ -82,12 +85,14 @@ def apply(
 
 
 def uncache(model: nn.Module) -> nn.Module:
-    """Undo `cache`: the model computes what it computed before, and has the parameters it had; returns it.
+    """Undo `cache`: remove the caches and their hooks. Returns the model.
 
-    Its own parameters keep what they have learned since. Raises InputError where there is nothing to undo.
+    The host's own parameters keep their current values. Raises InputError if the model has no cache of `cache`.
     """
     if not detach_all(model):
-        raise InputError("the model has no cache of mnemos.cache to take away")
+        raise InputError(
+            "expected a model that mnemos.cache() was called on, found none of its caches; nothing to undo"
+        )
     for module in model.modules():
         if (before := module.__dict__.pop("_nested_before_cache", None)) is not None:
             module.use_nested_tensor = before
@@ -101,7 +106,9 @@ def _check(model: nn.Module, grc: GRC) -> None:
     if not isinstance(model, nn.Module) or not isinstance(grc, GRC):
         raise InputError(f"expected a torch.nn.Module and a mnemos.GRC(...), found {model!r:.60} and {grc!r:.60}")
     if found := caches(model):
-        raise InputError(f"the model has {len(found)} gated caches already; mnemos.uncache(model) takes a host's away")
+        raise InputError(
+            f"expected a model without gated caches, found {len(found)}; mnemos.uncache(model) removes those of cache()"
+        )
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
         kind = "a sharded one" if sharded else type(model).__name__
@@ -112,7 +119,7 @@ def _check(model: nn.Module, grc: GRC) -> None:
 
 
 def _sites(model: nn.Module) -> Iterable[Site]:
-    """Every module with those above it."""
+    """Every module with the modules above it; a module that several parents share is listed once."""
 
     def below(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterable[Site]:
         yield Site(name, module, above)
@@ -121,7 +128,7 @@ def _sites(model: nn.Module) -> Iterable[Site]:
 
     seen: set[int] = set()
     for site in below(model, "", ()):
-        if id(site.module) not in seen:  # shared by several layers: one cache
+        if id(site.module) not in seen:  # layers that share a module share its cache
             seen.add(id(site.module))
             yield site
 
@@ -129,7 +136,7 @@ def _sites(model: nn.Module) -> Iterable[Site]:
 def _plan(
     model: nn.Module, grc: GRC, where: Where, example: Any, known: dict[str, Known] | None
 ) -> tuple[list[_Planned], list[Left]]:
-    """What to swap and what to leave, with nothing changed yet."""
+    """Which attentions get a cache and which do not. Changes nothing."""
     sites = list(_sites(model))
     known_hosts = registered_hosts()
     hosts = {site.name: host for site in sites if (host := _host(site.module, known_hosts)) is not None}
@@ -165,10 +172,10 @@ def _host(module: nn.Module, known: Sequence[Host]) -> Host | None:
 
 
 def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
-    """The names that `where` chooses, None where no choice was made; those of modules of other kinds among them.
+    """The names that `where` selects (None: no selection), and those among them that no adapter knows.
 
-    Of what a function or one pattern chooses, these count where there is no attention that is known: "blocks.*.attn*"
-    does not mean the dropout beside it.
+    If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
+    "blocks.*.attn*" does not mean the dropout next to the attention.
     """
     if where is None:
         return None, set()
@@ -183,7 +190,7 @@ def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] |
         if not hits:
             near = difflib.get_close_matches(pattern, names, 1, 0.0)
             raise InputError(
-                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` stays within one part of it)"
+                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` matches within one part)"
             )
         found |= set(hits)
         others |= set() if hosts & set(hits) else set(hits)
@@ -196,7 +203,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
-    """Modules that call themselves attention and that no adapter knows, outside of those that one does."""
+    """Modules whose class is called attention, that no adapter knows and that are no part of a known attention."""
     left = []
     for site in sites:
         kind = type(site.module).__name__
@@ -206,7 +213,7 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
             left.append(
                 Left(
                     site.name,
-                    f"no adapter for {kind}; name it with where= if it maps [B, T, D] to it, and not causally",
+                    f"no adapter for {kind}; name it with where= if it maps [B, T, D] to [B, T, D] and is not causal",
                 )
             )
             known = known | {site.name}
@@ -216,18 +223,18 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
 def _nothing(left: list[Left], where: Where) -> str:
     if left:
         first = next((one for one in left if one.why != _NOT_NAMED), left[0])
-        more = f", and so were {len(left) - 1} more" if left[1:] else ""
-        return f"no self-attention to give a cache: {first.name!r} was left ({first.why}){more}"
+        more = f"; {len(left) - 1} more were left" if left[1:] else ""
+        return f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"
     hint = (
         "name modules that map [B, T, D] to [B, T, D] with where="
         if where is None
         else f"where={where!r} chose nothing"
     )
-    return f"no attention found that mnemos knows, of torch.nn, timm or Hugging Face; {hint}"
+    return f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}"
 
 
 def _lengths(placed: list[tuple[Site, Host, Place]], grc: GRC) -> list[int]:
-    """Tm of each: stages are runs of attentions of one width and number of tokens."""
+    """Tm of each attention. A stage is all attentions of one width and number of tokens."""
     keys = [(host.sizes(site.module)[0], place.tokens) for site, host, place in placed]
     stages = list(dict.fromkeys(keys))
     wanted = grc.length
@@ -240,7 +247,7 @@ def _lengths(placed: list[tuple[Site, Host, Place]], grc: GRC) -> list[int]:
             length = place.slots
         if place.limit is not None and length > place.limit:
             raise InputError(
-                f"a cache of {length} slots is longer than the {place.limit} tokens of {site.name!r}; use fewer"
+                f"{site.name}: expected {place.limit} slots at most, one per token, found {length}; lower GRC(length=)"
             )
         lengths.append(length)
     return lengths
@@ -259,7 +266,10 @@ def _branch(plan: _Planned, grc: GRC) -> HostBranch:
 
 
 def _stop_nesting(model: nn.Module) -> None:
-    """PyTorch's encoder packs padded batches into nested tensors for a fast path, which hooks rule out anyway."""
+    """Stop PyTorch's encoder from packing padded batches into nested tensors, which a branch cannot read.
+
+    They serve its fast path, which modules with hooks do not take anyway.
+    """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
             module._nested_before_cache = module.use_nested_tensor  # type: ignore[assignment]
@@ -285,7 +295,7 @@ def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
 
 
 def _record(model: Any, grc: GRC, report: Report) -> None:
-    """In a Hugging Face model's configuration, which is saved with it: what `from_pretrained` needs to do it again."""
+    """Record in a Hugging Face model's configuration, which is saved with it, what `from_pretrained` needs."""
     config = getattr(model, "config", None)
     if hasattr(model, "save_pretrained") and config is not None:
         found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}

@@ -1,4 +1,4 @@
-"""Attention to earlier batches' tokens in image models that someone else wrote: Table 2's attention-based cache."""
+"""Attention to the tokens of earlier batches in existing image models: the attention-based cache of Table 2."""
 
 from typing import Any
 
@@ -9,32 +9,34 @@ from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.types import InputError
 
 from .example import tokens_seen
-from .hooks import attach_root
+from .hooks import attach_root, remember
 from .host import Host, Site, tokens_in
 
-_NAME = "attention_cache"  # of the child
+_NAME = "attention_cache"  # attribute name of the cache
 _TIMM, _HF = "timm.models", "transformers.models"
-# Hosts whose keys and values have projections of their own, which may be given more tokens than the queries'.
+# Hosts with separate projections of keys and values, which accept more tokens than the queries'.
 _PROJECTED = {
     f"{_TIMM}.pvt_v2:Attention": ("kv",),
     f"{_HF}.pvt.modeling_pvt:PvtEfficientSelfAttention": ("key", "value"),
 }
-# Hosts that are given the kept tokens as tokens of their own, which costs queries that nobody wants. Without a mask
-# and without positions inside, every token's output is what it would be if they had been keys and values alone.
+# Hosts with one projection: the whole attention gets the stored tokens as tokens of its own, at the cost of unused
+# queries. As these have no mask and no positions, the outputs are the same as with additional keys and values alone.
 _WHOLE = ("timm.layers.attention:Attention", f"{_HF}.vit.modeling_vit:ViTAttention")
 
 
 def cache_attention(model: nn.Module, config: AttentionCache, example: Any) -> list[str]:
-    """Let the self-attentions of an image model look back at earlier batches, in place; the names of those that do.
+    """Let the self-attentions of an image model attend to tokens of earlier batches, in place; returns their names.
 
-    For timm's vision transformers and PVT v2 and for Hugging Face's ViT and PVT. `example`, an input of the size that
-    all will have, is run once in eval mode to see how many tokens each attention is given. Each cache (a `TokenCache`)
-    is a child `attention_cache` of the projections of keys and values, or of the whole attention where there are none
-    apart. Cost: their share of a longer attention, (1 + images)·T keys; for ViT also as many more queries.
-    Raises InputError, the model unchanged, where there is no such attention or there are caches already.
+    Works on timm's vision transformers and PVT v2, and on Hugging Face's ViT and PVT. The model is run once, in eval
+    mode, on `example`, an input of the size that all inputs will have, to find the number of tokens of each attention.
+    Each cache (a `TokenCache`) is a child `attention_cache` of the projections of keys and values, or of the whole
+    attention where these are not separate. Cost: attention to (1 + images)·T keys; for ViT also as many more queries.
+    Raises InputError, and leaves the model unchanged, if it has no such attention or has caches already.
     """
     if found := stored(model):
-        raise InputError(f"the model has {len(found)} caches already; an attention cache goes into one without")
+        raise InputError(
+            f"expected a model without caches, found {len(found)}; build a new model for an attention cache"
+        )
     projections, whole = [], []
     for name, module in model.named_modules():
         if isinstance(module, _classes(_WHOLE)):
@@ -45,8 +47,8 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: Any) -> l
     sites = [*projections, *whole]
     if not sites:
         raise InputError(
-            "no attention that an attention cache is known for: timm's ViT and PVT v2, Hugging Face's ViT and PVT; "
-            "give the model a gated cache, or none"
+            "expected an attention of timm's ViT or PVT v2 or of Hugging Face's ViT or PVT, found none; "
+            "use a gated cache"
         )
     seen = tokens_seen(model, sites, example)
     caches = []
@@ -55,21 +57,21 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: Any) -> l
         caches.append(TokenCache(config.images, tokens, width).to(device).train(site.module.training))
         setattr(site.module, _NAME, caches[-1])
     for site in projections:
-        site.module.register_forward_pre_hook(_lengthen)
+        remember(site.module, site.module.register_forward_pre_hook(_lengthen))
     for site in whole:
-        site.module.register_forward_pre_hook(_lengthen_tokens, with_kwargs=True)
-        site.module.register_forward_hook(_shorten)
+        remember(site.module, site.module.register_forward_pre_hook(_lengthen_tokens, with_kwargs=True))
+        remember(site.module, site.module.register_forward_hook(_shorten))
     attach_root(model, caches)
     return [site.name for site in sites]
 
 
 def _classes(kinds: tuple[str, ...]) -> tuple[type, ...]:
-    """Those classes whose library has been imported."""
+    """The classes among these whose library has been imported; other libraries have no models in this process."""
     found = (Host(kind, (), "", "", tokens_in("")).cls() for kind in kinds)
     return tuple(cls for cls in found if cls is not None)
 
 
-# Hooks hold no module, so that a deep copy of a model keeps its own tokens.
+# The hooks hold no module, so a deep copy of a model uses its own stored tokens.
 def _lengthen(projection: Any, args: tuple) -> tuple:
     return projection.attention_cache(args[0]), *args[1:]
 
@@ -78,7 +80,10 @@ def _lengthen_tokens(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, 
     options = {**kwargs}
     x = args[0] if args else options.pop("hidden_states" if "hidden_states" in options else "x")
     if any(value is not None and value is not False for value in (*args[1:], *options.values())):
-        raise InputError("an attention with an attention cache takes tokens alone, found a mask or an option beside")
+        raise InputError(
+            "an attention with an attention cache: expected tokens alone, found a mask or another option; "
+            "call it without"
+        )
     return (attention.attention_cache(x),), options
 
 

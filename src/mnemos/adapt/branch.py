@@ -1,4 +1,4 @@
-"""GRC beside an attention that someone else wrote: the child `grc` of a host's attention."""
+"""The cached branch in a model that `cache` was called on: the child `grc` of a host's attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,42 +17,47 @@ from .host import Host, Place
 
 
 class HostBranch(GatedBranch):
-    """The cached branch beside a host's own attention: `y = branch(x, y, mask=None)`.
+    """Mixes a gated cache into the output of a host's attention: `y = branch(x, y, mask=None)`.
 
         O^h = σ(λ_h)·(lift(o_mem))^h + (1 − σ(λ_h))·y^h        h: groups of D/H channels
 
-    x [B, T, D_in] is the attention's input, y [B, T, D] what it made of it; mask [B, T] bool, True = valid. With the
-    gate closed (λ → −∞) y is returned to the bit. Cost of a training forward a sample, in multiply-adds: the update
-    4·Tm·Dm² (and 2·Tm·Dm² once a batch), keys and values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift
-    T·Dm·D; frozen (`inference="frozen"`, eval()) only the last three: see mnemos/ops/gated_cache/cost.py.
+    x [B, T, D_in] is the attention's input, y [B, T, D] its output; mask [B, T] bool, True = valid. With the gate
+    closed (λ → −∞) the result is y, bit for bit. Cost of a training forward per sample, in multiply-adds: update
+    4·Tm·Dm² (and 2·Tm·Dm² once per batch), keys and values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift
+    T·Dm·D. Frozen (`inference="frozen"`, eval()): only the last three. See mnemos/ops/gated_cache/cost.py.
     """
 
     def __init__(self, host: Host, place: Place, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
         if grc.scope == "stream":
-            raise InputError('a host carries no state from call to call: use scope="shared"')
+            raise InputError(
+                'expected GRC(scope="shared"), found scope="stream"; a host passes no state from call to call'
+            )
         super().__init__(dim, num_heads, grc, out_dim=out_dim, grid=place.grid, prefix=place.prefix)
         self.host, self.out_dim = host, out_dim
-        if self.convolution is not None:  # the host is to start as it was
+        if self.convolution is not None:  # the initial model computes what the host computes
             nn.init.zeros_(self.convolution.weight)
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
-        self.valid: Tensor | None = None  # of the forward in progress, where the host gives its mask elsewhere
+        self.valid: Tensor | None = None  # the mask of this forward, from a host that passes it to another module
         self.register_load_state_dict_pre_hook(_keep_own)
-        self.kept: str | None = None  # under this prefix the last checkpoint had nothing, and it kept what it had
-        self.observer: Callable[[HostBranch, Tensor, Tensor], Any] | None = None  # is shown y and lift(o_mem)
+        self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
+        self.observer: Callable[[HostBranch, Tensor, Tensor], Any] | None = (
+            None  # called with the branch, y and lift(o_mem)
+        )
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """See the class."""
         if x.dim() != 3 or x.shape[-1] != self.dim or y.shape != (*x.shape[:2], self.out_dim):
             raise InputError(
-                f"the host's attention was expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
+                f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
                 f"{tuple(x.shape)} to {tuple(y.shape)}; name others with where="
             )
         if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
             raise InputError(
-                f"expected a mask of booleans {tuple(x.shape[:2])}, found {mask.dtype} {tuple(mask.shape)}"
+                f"expected a mask of booleans {tuple(x.shape[:2])}, "
+                f"found {mask.dtype} {tuple(mask.shape)}; True = valid"
             )
-        # Part of a model whose own forward has begun (see `hooks`), or called alone, as a part of it may be.
+        # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:
             mixed = self._mixed(y, self._memory(x, y, mask))
@@ -60,7 +65,7 @@ class HostBranch(GatedBranch):
                 mixed = mixed + self.convolve(x).to(y.dtype)
         except BaseException:
             if began:
-                promote([self])  # of a forward that did not end: nothing, and the next one begins afresh
+                promote([self])  # discards what the failed forward left: the next one starts anew
             raise
         if began:
             end_forward([self])
@@ -87,12 +92,12 @@ class HostBranch(GatedBranch):
         base = torch.addcmul(bias.to(y.dtype), y, rest.to(y.dtype))
         rows = o_mem.flatten(2).flatten(0, 1)
         if rows.dtype == weight.dtype == base.dtype and not autocasts(y.device.type):
-            # Into y's share, in one pass.
+            # One fused product and addition.
             return base.flatten(0, 1).addmm_(rows, weight.t()).unflatten(0, y.shape[:2])
         return base + F.linear(rows, weight).unflatten(0, y.shape[:2]).to(y.dtype)
 
     def _mixing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """σ(λ) by channel times the weights and the bias of the lift, which are few, and 1 − σ(λ)."""
+        """The lift's weights and bias scaled by σ(λ) per channel (cheaper than scaling its outputs), and 1 − σ(λ)."""
         assert self.lift is not None
         share = torch.sigmoid(self.mix).repeat_interleave(self.out_dim // self.num_heads)
         return self.lift.weight * share[:, None], self.lift.bias * share, 1 - share
@@ -103,7 +108,7 @@ class HostBranch(GatedBranch):
 
 
 def _keep_own(branch: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint of the host alone has no entry for the branch: the branch keeps its values, also if strict=True."""
+    """Keep the branch's values if a checkpoint has none, as one of the host alone; strict=True must accept it."""
     assert isinstance(branch, HostBranch)
     branch.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix
     if branch.kept is not None:

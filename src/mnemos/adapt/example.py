@@ -1,4 +1,4 @@
-"""What an example input shows of a model: the tokens that each attention is given."""
+"""Run a model on an example input, to find the sizes of each attention's input."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from .host import Site
 
 
 class Seen(NamedTuple):
-    """T and D of the tokens [B, T, D] that an attention was called with, and where they were."""
+    """T and D of the tokens [B, T, D] that an attention was called with, and their device."""
 
     tokens: int
     width: int
@@ -21,10 +21,10 @@ class Seen(NamedTuple):
 
 
 def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, Seen]:
-    """What each of the sites is first called with when the model is run on `example`.
+    """By name, what each site is first called with when the model is run on `example`; {} if that is None.
 
-    {} without an example. Run in eval mode, without gradient; modes are put back. Raises InputError where the model
-    cannot be run on it.
+    The model runs in eval mode, without gradient; its modes and the random generators are restored. Raises InputError
+    if the model fails.
     """
     if example is None:
         return {}
@@ -53,7 +53,10 @@ def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, 
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the model could not be run on the example ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"expected an example= that the model accepts, found that it could not be run on the example "
+            f"({type(error).__name__}: {error})"
+        ) from None
     finally:
         for handle in handles:
             handle.remove()

@@ -1,6 +1,7 @@
-"""How a branch takes part in a host's forward: hooks, plain functions that hold no module.
+"""The hooks through which a branch takes part in a host's forward.
 
-So a deep copy of a cached model mixes and commits into its own branches, and a cached model can be pickled.
+They are plain functions that hold no module, so a deep copy of a cached model uses its own branches, and a cached
+model can be pickled.
 """
 
 from collections.abc import Sequence
@@ -15,35 +16,37 @@ from mnemos.memory.stored import StoredCache
 
 from .branch import HostBranch
 
-_HANDLES = "_mnemos_handles"  # on a module with hooks of ours: their handles, to remove them by
-ROSTER = "gated_caches"  # on the model given to `cache`: its branches, in order
+_HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
+ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
 
 
 def attach(module: Any, branch: HostBranch) -> None:
-    """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix it in."""
+    """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix its output in."""
     carrier = module
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
-        _remember(module, module.register_forward_pre_hook(_note_mask, with_kwargs=True))
-        _remember(carrier, carrier.register_forward_pre_hook(_mix_input))
+        remember(module, module.register_forward_pre_hook(_note_mask, with_kwargs=True))
+        remember(carrier, carrier.register_forward_pre_hook(_mix_input))
     else:
-        _remember(module, module.register_forward_hook(_mix_output, with_kwargs=True))
+        remember(module, module.register_forward_hook(_mix_output, with_kwargs=True))
     carrier.grc = branch
 
 
 def attach_root(model: Any, branches: Sequence[StoredCache]) -> None:
-    """Make the model's own forward one forward of all its branches."""
+    """Begin and end the forwards of all branches with the model's own forward."""
     setattr(model, ROSTER, branches)
-    _remember(model, model.register_forward_pre_hook(_begin))
-    _remember(model, model.register_forward_hook(_end))
-    _remember(model, model.register_forward_hook(_fail, always_call=True))
-    _remember(model, model.register_load_state_dict_post_hook(_all_or_none))
+    remember(model, model.register_forward_pre_hook(_begin))
+    remember(model, model.register_forward_hook(_end))
+    remember(model, model.register_forward_hook(_fail, always_call=True))
+    remember(model, model.register_load_state_dict_post_hook(_all_or_none))
     for module in _changed(model):
         compiled_again(module)
 
 
 def detach_all(model: nn.Module) -> int:
-    """Remove every branch and hook from a model; returns how many branches there were."""
+    """Remove every branch, and all hooks, from a model; returns how many branches there were. 0: nothing is changed."""
+    if not any(isinstance(module, HostBranch) for module in model.modules()):
+        return 0
     for module in model.modules():
         compiled_as_before(module)
         for handle in module.__dict__.pop(_HANDLES, ()):
@@ -58,18 +61,18 @@ def detach_all(model: nn.Module) -> int:
     return count
 
 
-def _remember(module: nn.Module, handle: RemovableHandle) -> None:
-    """Keep a hook's handle in its module: a copy of the module has handles of its own hooks."""
+def remember(module: nn.Module, handle: RemovableHandle) -> None:
+    """Store a hook's handle in its module, so that a copy of the module has handles of its own hooks."""
     module.__dict__.setdefault(_HANDLES, []).append(handle)
 
 
 def _changed(model: nn.Module) -> list[nn.Module]:
-    """The modules that have new hooks, and all above them: compiled code that calls one of them is out of date."""
+    """The modules with our hooks, and all modules above them: compiled code that calls one of them is out of date."""
     return [m for m in model.modules() if any(_HANDLES in part.__dict__ for part in m.modules())]
 
 
 def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
-    """The host's output with the cached branch mixed in; whatever else it returns is passed on."""
+    """The host's output with the branch mixed in. What else the host returns is passed on unchanged."""
     branch: HostBranch = module.grc
     x, mask, flipped = branch.host.call(module, args, kwargs)
     y = output[0] if isinstance(output, tuple) else output
@@ -90,7 +93,7 @@ def _note_mask(module: Any, args: tuple, kwargs: dict) -> None:
 
 
 def _mix_input(carrier: Any, args: tuple) -> tuple:
-    """(o_self, x, …) as a carrier is given them, with the cached branch mixed in."""
+    """A carrier's arguments (o_self, x, …), with the branch mixed into o_self."""
     branch: HostBranch = carrier.grc
     mask, branch.valid = branch.valid, None
     return branch(args[1], args[0], mask), *args[1:]
@@ -108,14 +111,14 @@ def _end(model: Any, args: tuple, output: Any) -> None:
 
 
 def _fail(model: Any, args: tuple, output: Any) -> None:
-    """A forward that raised is over: it commits nothing, and a part of the model may be called next."""
+    """End a forward that raised: it commits nothing, and parts of the model may be called by themselves again."""
     found: list[GatedCache] = getattr(model, ROSTER)
     if model.training and not found[0].complete and not recomputing():
         promote(found)
 
 
 def _all_or_none(model: Any, incompatible: Any) -> None:
-    """A host's own checkpoint has no branch at all; one that has some of them lacks the others."""
+    """Report missing keys if a checkpoint has some of the branches: a checkpoint of the host alone has none."""
     found = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
     if any(branch.kept is None for branch in found):
         for branch in found:

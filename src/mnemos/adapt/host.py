@@ -1,4 +1,4 @@
-"""What has to be known of a host's attention to put a gated cache beside it."""
+"""What an adapter declares about a class of attention, so that a gated cache can be added to it."""
 
 import inspect
 import sys
@@ -13,11 +13,11 @@ from mnemos.types import InputError
 
 
 class Place(NamedTuple):
-    """Where in its model an attention stands, as far as the model says so.
+    """What a model declares about the input of one of its attentions.
 
-    tokens: T of a call, class tokens and all (None: it varies, and there is no example). slots: what length="auto"
-    means. limit: the most slots that make sense. grid: (height, width) of the tokens after the first `prefix`, which
-    are class tokens. rows: rows of its batch a sample, as Swin folds its windows.
+    tokens: T of a call, with class tokens (None: it varies, and there is no example). slots: the value of
+    length="auto". limit: the largest useful number of slots. grid: (height, width) of the tokens after the first
+    `prefix`, which are class tokens. rows: rows of the attention's batch per sample; Swin's windows are rows.
     """
 
     tokens: int | None = None
@@ -29,9 +29,9 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of a host's attention as a branch wants it: x [B, T, D] and mask [B, T] (bool, True = valid) or None.
+    """One call of a host's attention: x [B, T, D] and mask [B, T] (bool, True = valid) or None.
 
-    flipped: the host has time first, [T, B, D], and so has its output.
+    flipped: the host's input and output have time first, [T, B, D].
     """
 
     x: Tensor
@@ -40,18 +40,18 @@ class Call(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A module of a model under its name, and the modules above it, the model itself first."""
+    """A module of a model, its name, and the modules above it, beginning with the model."""
 
     name: str
     module: Any
     above: tuple[Any, ...]
 
 
-TEXT_SLOTS = 64  # length="auto" where T varies: the paper's, for translation
+TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
 
 
 def nowhere(site: Site, seen: int | None) -> Place:
-    """The place of an attention over sequences of any length: 64 slots, or those seen in an example."""
+    """The place of an attention over sequences of any length: 64 slots, or the number of tokens of an example."""
     limit = next((n for m in site.above if (n := _max_positions(m))), None)
     slots = seen or TEXT_SLOTS
     return Place(tokens=seen, slots=min(slots, limit or slots), limit=limit)
@@ -64,7 +64,7 @@ def _max_positions(module: Any) -> int | None:
 
 
 def never(site: Site) -> str | None:
-    """No reason to leave it."""
+    """None: there is no reason to leave an attention without a cache."""
     return None
 
 
@@ -72,11 +72,11 @@ def never(site: Site) -> str | None:
 class Host:
     """One attention class of a host library.
 
-    kind "module:Class"; signature: the first names of its forward's arguments, checked before anything is changed.
-    width, out and heads name attributes (dotted) of the module: D of its input, D of its output, H. call reads a call;
-    place(site, seen) says where it stands, `seen` the T of an example; left(site) why it is to be left alone, if it is.
-    carrier: the submodule whose *input* (o_self, x) is mixed, where the attention's own output is already past a
-    residual or norm; "" where its output is mixed.
+    kind: "module:Class". signature: the first argument names of its forward, checked before anything is changed.
+    width, out, heads: dotted attributes of the module with D of its input, D of its output, and H. call: reads the
+    arguments of a call. place(site, seen): the attention's place, where `seen` is the T of an example. left(site): why
+    it must not get a cache, or None. carrier: the submodule whose *input* (o_self, x) is mixed, for an attention whose
+    own output includes a residual or a norm; "": the output is mixed.
     """
 
     kind: str
@@ -96,21 +96,21 @@ class Host:
         return f"{module.partition('.')[0]} {cls}"
 
     def cls(self) -> Any:
-        """The class, if its library has been imported, else None: a model of it cannot exist then."""
+        """The class, or None if its library has not been imported: then no model of it exists in this process."""
         module, _, name = self.kind.partition(":")
         return getattr(sys.modules.get(module), name, None)
 
     def check(self, module: nn.Module) -> None:
-        """Raise InputError unless the module's forward takes what this adapter was written for."""
+        """Raise InputError unless the module's forward has the arguments that this adapter was written for."""
         found = tuple(inspect.signature(type(module).forward).parameters)[1:]
         if found[: len(self.signature)] != self.signature:
             raise InputError(
                 f"{self.name}: expected forward({', '.join(self.signature)}, …), found ({', '.join(found)}); "
-                "this version of the library is not known: name other modules with where="
+                "use a version of the library with that forward, or name other modules with where="
             )
 
     def sizes(self, module: nn.Module) -> tuple[int, int, int]:
-        """D of the input, D of the output and H of a module. Raises InputError where it does not say."""
+        """D of the input, D of the output and H of a module. Raises InputError if one is no positive integer."""
         found = [reach(module, path) for path in (self.width, self.out or self.width, self.heads)]
         if not all(isinstance(n, int) and n > 0 for n in found):
             raise InputError(
@@ -127,17 +127,17 @@ def reach(module: Any, path: str) -> Any:
 
 
 def argument(args: Sequence[Any], kwargs: dict[str, Any], index: int, name: str) -> Any:
-    """A call's argument by its place or its name, None where it was not given."""
+    """A call's argument by its position or its name; None if it was not given."""
     return args[index] if len(args) > index else kwargs.get(name)
 
 
 def tokens_in(name: str) -> Callable[[Any, tuple, dict], Call]:
-    """A reader of calls whose first argument is the tokens, and which have no padding."""
+    """A function that reads calls whose first argument is the tokens, without padding."""
     return _TokensIn(name)
 
 
 @dataclass(frozen=True)
-class _TokensIn:  # a class and not a closure, so that a cached model can be pickled
+class _TokensIn:  # a class and no closure, so that a cached model can be pickled
     name: str
 
     def __call__(self, module: Any, args: tuple, kwargs: dict) -> Call:
@@ -145,9 +145,9 @@ class _TokensIn:  # a class and not a closure, so that a cached model can be pic
 
 
 def valid_tokens(mask: Any, x: Tensor) -> Tensor | None:
-    """Which tokens [B, T] a host's attention mask leaves: bool (True = attend) or additive, [B, T] or [B, 1, Q, T].
+    """The valid tokens [B, T] by a host's attention mask: bool (True = attend) or additive, [B, T] or [B, 1, Q, T].
 
-    A token is valid if any query may attend to it. Raises InputError for other shapes.
+    A token is valid if at least one query may attend to it. None: no mask. Raises InputError for other shapes.
     """
     if mask is None:
         return None
@@ -165,10 +165,10 @@ def valid_tokens(mask: Any, x: Tensor) -> Tensor | None:
 
 
 def hides_the_future(mask: Tensor | None, hidden: bool) -> bool:
-    """Whether an attention mask [..., T, T] hides from each token all later ones, and shows earlier ones.
+    """Whether an attention mask [..., T, T] is causal: it hides all later tokens from each token, and not all earlier.
 
-    `hidden`: what a mask of booleans says of what is hidden, True in PyTorch's modules and False in its functions; an
-    additive one says −∞. Cost O(T²). A compiler cannot ask: there the answer is no.
+    hidden: the value by which a mask of booleans hides, True in PyTorch's modules and False in its functions; an
+    additive mask hides by −∞. Cost O(T²). False under torch.compile, where the values cannot be read.
     """
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
         return False

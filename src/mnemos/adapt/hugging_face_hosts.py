@@ -1,16 +1,16 @@
-"""Hosts of Hugging Face: ViT, DeiT, Swin, PVT, PVT v2, BERT, RoBERTa, BigBird, Reformer, Marian and BART."""
+"""Adapters for Hugging Face: ViT, DeiT, Swin, PVT, PVT v2, BERT, RoBERTa, BigBird, Reformer, Marian and BART."""
 
 from typing import Any
 
 from .host import Call, Host, Place, Site, argument, tokens_in, valid_tokens
 from .timm_hosts import pyramid, windows
 
-_DECODER = "of a decoder: a shared cache would show it the future"
-_ACROSS = "across two sequences: it has no input of its own to remember"
+_DECODER = "it is in a decoder: a shared cache would show it the future"
+_ACROSS = "it attends across two sequences: a cache needs an input of its own"
 
 
 def _config(site: Site, name: str) -> Any:
-    """The innermost configuration above a module that has a field."""
+    """A field's value in the innermost configuration that has it, from the module upwards."""
     for module in (site.module, *reversed(site.above)):
         if (value := getattr(getattr(module, "config", None), name, None)) is not None:
             return value
@@ -22,7 +22,7 @@ def _sides(size: Any) -> tuple[int, int]:
 
 
 def _patches(site: Site, seen: int | None) -> Place:
-    """ViT's and DeiT's: as many slots as patches; the class token (DeiT: and the teacher's) is left out."""
+    """ViT and DeiT: one slot per patch; the class token (DeiT: and the teacher's) is not summarised."""
     prefix = 2 if type(site.module).__name__.startswith("DeiT") else 1
     image, patch = _sides(_config(site, "image_size")), _sides(_config(site, "patch_size"))
     height, width = image[0] // patch[0], image[1] // patch[1]
@@ -32,7 +32,7 @@ def _patches(site: Site, seen: int | None) -> Place:
 
 
 def _window(site: Site, seen: int | None) -> Place:
-    """Swin's: windows are folded in the batch, so T is the window's area, and so is the cache's length."""
+    """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window."""
     # The table of relative positions has (2w − 1)² rows.
     table = site.module.relative_position_bias.relative_position_bias_table
     side = (round(table.shape[0] ** 0.5) + 1) // 2
@@ -45,7 +45,7 @@ def _stage(site: Site, path: str) -> int:
 
 
 def _pvt(site: Site, seen: int | None) -> Place:
-    """PVT's: as many slots as the layer has keys after its strided convolution; a class token is in the last stage."""
+    """PVT: one slot per key after the strided convolution; the last stage has a class token."""
     encoder = next(m for m in site.above if hasattr(m, "patch_embeddings") and hasattr(m, "block"))
     stage = _stage(site, "block")
     prefix = int(getattr(encoder.patch_embeddings[stage], "cls_token", None) is not None)
@@ -56,10 +56,10 @@ def _pvt(site: Site, seen: int | None) -> Place:
 
 
 def _pvt_v2(site: Site, seen: int | None) -> Place:
-    """PVT v2's: as many slots as the layer has keys."""
+    """PVT v2: one slot per key."""
     height, width = _sides(_config(site, "image_size"))
     for stride in _config(site, "strides")[: _stage(site, "layers") + 1]:
-        height, width = -(-height // stride), -(-width // stride)  # its patches overlap, and reach beyond the edge
+        height, width = -(-height // stride), -(-width // stride)  # its patches overlap and extend beyond the edge
     module = site.module
     return pyramid(seen, (height, width), module.spatial_reduction_ratio, keys=49 if module.linear_attention else None)
 
@@ -71,7 +71,7 @@ def _text(module: Any, args: tuple, kwargs: dict) -> Call:
 
 def _big_bird(module: Any, args: tuple, kwargs: dict) -> Call:
     x = argument(args, kwargs, 0, "hidden_states")
-    sparse = kwargs.get("to_mask")  # [B, 1, 1, T] of ones and zeros; dense attention is given the additive mask
+    sparse = kwargs.get("to_mask")  # [B, 1, 1, T] of ones and zeros; dense attention gets the additive mask
     if sparse is not None:
         return Call(x, sparse[:, 0, 0] > 0)
     return Call(x, valid_tokens(argument(args, kwargs, 1, "attention_mask"), x))
@@ -110,7 +110,7 @@ def _linear_host(kind: str, place: Any) -> Host:
 
 
 def _heads_host(kind: str, signature: tuple[str, ...], **more: Any) -> Host:
-    """An attention whose output is its heads: one projection, outside, serves both branches."""
+    """An attention that returns its heads: the projection after it applies to both branches."""
     return Host(
         kind,
         ("hidden_states", "attention_mask", *signature),

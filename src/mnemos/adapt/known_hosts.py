@@ -13,12 +13,12 @@ _registered: dict[str, Host] = {}
 
 
 def register_host(host: Host) -> Host:
-    """Let `mnemos.cache` put gated caches beside another attention class; returns the host.
+    """Let `mnemos.cache` add gated caches to another attention class; returns the host.
 
         mnemos.register_host(Host("their_library.layers:Attention", ("x",), width="dim", heads="num_heads", call=...))
 
     A plug-in of the entry-point group `mnemos.plugins` may call this function: `mnemos.cache` loads the plug-ins (see
-    `mnemos.registry`). Raises InputError where the class has an adapter already.
+    `mnemos.registry`). Raises InputError if the class has another adapter already.
     """
     before = next((known for known in _OURS if known.kind == host.kind), None) or _registered.get(host.kind)
     if before is not None and before != host:

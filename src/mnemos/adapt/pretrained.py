@@ -1,4 +1,4 @@
-"""Cached Hugging Face models on disk: `save_pretrained` writes them as they are, this reads them back."""
+"""Load Hugging Face models with caches from disk; their own `save_pretrained` saves them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,19 +15,22 @@ from .branch import HostBranch
 
 
 def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
-    """`cls.from_pretrained(folder, **options)` of a model that had caches when it was saved, caches and all.
+    """`cls.from_pretrained(folder, **options)` for a model that was saved with its caches.
 
         model.save_pretrained(folder)                                 # a model that mnemos.cache() was called on
         model = mnemos.adapt.from_pretrained(ViTForImageClassification, folder)
 
-    The class's own from_pretrained also reads the folder: it gives the host without its caches, and says that their
-    weights were not used. `cls` may be another than was saved: the base model of one with a head, or the reverse.
-    Raises InputError where the folder has no cached model, or not the weights of its caches.
+    The class's own from_pretrained also reads the folder: it returns the host without caches and warns of their unused
+    weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
+    if the folder has no cached model, or lacks the weights of its caches.
     """
     model = cls.from_pretrained(folder, **options)
     record = getattr(model.config, "mnemos", None)
     if record is None:
-        raise InputError(f"{folder}: expected a model saved with its caches, found none recorded in config.json")
+        raise InputError(
+            f"{folder}: expected a model saved with its caches, found none recorded in config.json; "
+            "use cls.from_pretrained"
+        )
     grc = from_dict(GRC, record["grc"], "config.json: mnemos.grc")
     names = [name for name, _ in model.named_modules()]
     known = {_same(name, names, folder): Known(**sizes) for name, sizes in record["caches"].items()}
@@ -40,7 +43,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
 
 
 def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """The tensors of the caches in a folder, by the name of the branch in its files and their names in it."""
+    """The tensors of the caches in a folder: {name of the branch in the files: {name in the branch: tensor}}."""
     from safetensors import safe_open
 
     found: dict[str, dict[str, Tensor]] = {}
@@ -54,19 +57,20 @@ def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def _same(name: str, names: Iterable[str], folder: str | Path) -> str:
-    """A recorded name as it is here: of a base model that was saved inside another, or the reverse."""
+    """The name in this model of a recorded module. It differs for a base model that was saved inside another."""
     found = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
     if not found:
         raise InputError(
-            f"{folder}: expected a module {name!r}, which has a cache there, found none; use the class that was saved"
+            f"{folder}: expected a module {name!r}, which has a cache in the folder, found none; "
+            "use the class that was saved"
         )
     return name if name in found else max(found, key=len)
 
 
 def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
-    """The branch in the files that is this one: files have the names of older versions of the library.
+    """The name in the files of a branch. The library writes files with names that its modules had in older versions.
 
-    What they call differently are the parts of a name; its numbers and its last parts stay.
+    Only words inside a name differ; its numbers and its last two parts are the same.
     """
     names = list(stored)
     found = [one for one in names if one == name] or [one for one in names if _place(one) == _place(name)]

@@ -1,4 +1,4 @@
-"""What `cache` says it did: what was swapped, what was left and why, and what it costs."""
+"""The report of `cache`: which attentions have a cache, which were left and why, and the cost."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
 @dataclass(frozen=True)
 class Swapped:
-    """One attention that has a cache now.
+    """One attention that got a cache.
 
-    length Tm, width D, cache_width Dm, heads H; tokens T of a call, None where it varies; out_width D of its output;
-    prefix class tokens in front; grid (height, width) of the rest; rows of its batch a sample (Swin: windows); grc with
-    every switch set.
+    length Tm, width D, cache_width Dm, heads H; tokens: T of a call, None if it varies; out_width: D of its output;
+    prefix: number of class tokens in front; grid: (height, width) of the other tokens; rows: rows of its batch per
+    sample (Swin: windows); grc: with every switch set.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Swapped:
 
     @property
     def shape(self) -> Shape:
-        """For the cost formula: T is Tm where it varies."""
+        """The sizes for the cost formula; T = Tm where T varies."""
         tokens = self.tokens or self.length
         grid = tokens - self.prefix if self.grid else 0
         sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
@@ -40,7 +40,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Left:
-    """One attention that was left as it was, and why."""
+    """One attention that got no cache, and why."""
 
     name: str
     why: str
@@ -48,10 +48,10 @@ class Left:
 
 @dataclass(frozen=True)
 class Report:
-    """swapped and left; parameters added; flops added to a training forward and to an eval() forward of one sample.
+    """Attentions swapped and left, parameters added, and FLOPs added to a training and to an eval() forward per sample.
 
-    FLOPs are 2 a multiply-add, by the formula of mnemos/ops/gated_cache/cost.py, at the T of each attention (at T = Tm
-    where it varies); what a batch shares is counted once for one sample.
+    A multiply-add is 2 FLOPs. They are computed by mnemos/ops/gated_cache/cost.py from the T of each attention (T = Tm
+    where it varies), for a batch of one sample: what a batch shares counts in full.
     """
 
     swapped: tuple[Swapped, ...]
@@ -82,8 +82,8 @@ class Report:
         lines += [f"  {count} x {key}" for key, count in kinds.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
         lines.append(
-            f"{self.parameters:,} parameters and {self.flops / 1e6:,.1f} MFLOP a training forward of a sample added"
+            f"{self.parameters:,} parameters and {self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
         )
-        lengths = "" if all(one.tokens for one in self.swapped) else "; T where it varies taken as the slots"
+        lengths = "" if all(one.tokens for one in self.swapped) else "; a T that varies counts as the number of slots"
         lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval{lengths})")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Hosts of timm: `Attention` of its vision transformers, Swin's `WindowAttention`, PVT v2's `Attention`."""
+"""Adapters for timm: `Attention` of its vision transformers, Swin's `WindowAttention`, PVT v2's `Attention`."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from mnemos.types import InputError
 
 from .host import Call, Host, Place, Site, argument, hides_the_future, nowhere, tokens_in, valid_tokens
 
-IMAGE = (224, 224)  # of a model that does not say
+IMAGE = (224, 224)  # of a model that does not declare it
 
 
 def image_size(above: tuple[Any, ...]) -> tuple[int, int]:
@@ -21,15 +21,18 @@ def image_size(above: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def _masked(module: Any, args: tuple, kwargs: dict) -> Call:
-    """Attention of images of several sizes is given what is padding as a mask [B, 1, T or 1, T]."""
+    """A model of images of several sizes passes a padding mask [B, 1, T or 1, T]."""
     x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, 1, "attn_mask")
     if argument(args, kwargs, 2, "is_causal") or hides_the_future(mask, hidden=False):
-        raise InputError("a cached Attention was called causally, where a shared cache would show the future")
+        raise InputError(
+            "a cached Attention: expected a call without a causal mask, found that it was called causally; "
+            "a shared cache would show it the future: leave it out with where="
+        )
     return Call(x, valid_tokens(mask, x) if mask is not None and mask.dim() == 4 else None)
 
 
 def _patches(site: Site, seen: int | None) -> Place:
-    """A vision transformer's: as many slots as patches; class and register tokens are left out."""
+    """A vision transformer: one slot per patch; class and register tokens are not summarised."""
     for module in reversed(site.above):
         patches = getattr(getattr(module, "patch_embed", None), "num_patches", None)
         if isinstance(patches, int):
@@ -41,20 +44,20 @@ def _patches(site: Site, seen: int | None) -> Place:
 
 
 def windows(site: Site, window: tuple[int, int]) -> int:
-    """How many windows a sample has in the Swin block around an attention, padded ones too; 1 if it does not say."""
+    """The number of windows per sample in the Swin block around an attention, with padded ones; 1 if unknown."""
     size = getattr(site.above[-1], "input_resolution", None) if site.above else None
     return -(-size[0] // window[0]) * -(-size[1] // window[1]) if size else 1
 
 
 def _window(site: Site, _: int | None) -> Place:
-    """Swin's: windows are folded in the batch, so T is the window's area, and so is the cache's length."""
+    """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window."""
     height, width = site.module.window_size
     area = height * width
     return Place(area, area, 0, (height, width), area, windows(site, (height, width)))
 
 
 def _pyramid(site: Site, seen: int | None) -> Place:
-    """PVT v2's: as many slots as the layer has keys, the length its convolution or pooling reduces to."""
+    """PVT v2: one slot per key, of which its convolution or pooling determines the number."""
     stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
     height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))
     attention = site.module
@@ -63,9 +66,9 @@ def _pyramid(site: Site, seen: int | None) -> Place:
 
 
 def pyramid(seen: int | None, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None) -> Place:
-    """Of PVT's: as many slots as `keys`, or as a convolution of stride `reduction` leaves of the tokens.
+    """PVT: `keys` slots, or as many as a convolution of stride `reduction` makes of the tokens.
 
-    They form the `grid` of a stage, unless an example has shown another number of them: then a square, if they can.
+    The tokens form the `grid` of a stage, unless an example showed another number: then a square, if possible.
     """
     count = grid[0] * grid[1] if seen is None else seen - prefix
     found: tuple[int, int] | None = grid

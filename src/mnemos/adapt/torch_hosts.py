@@ -1,4 +1,4 @@
-"""Hosts of PyTorch itself: `torch.nn.MultiheadAttention`, in encoder layers or alone."""
+"""The adapter for `torch.nn.MultiheadAttention`, in encoder layers or alone."""
 
 from typing import Any
 
@@ -14,25 +14,30 @@ def _call(module: Any, args: tuple, kwargs: dict) -> Call:
     query, key = (argument(args, kwargs, i, name) for i, name in enumerate(("query", "key")))
     if key is not query:
         raise InputError(
-            "a cached MultiheadAttention was called with a query and a key that are not one tensor; where they are two "
-            "sequences, leave it out with where="
+            "a cached MultiheadAttention: expected one tensor as query and key, found two; an attention across two "
+            "sequences cannot have a cache: leave it out with where="
         )
     if argument(args, kwargs, 7, "is_causal") or hides_the_future(argument(args, kwargs, 5, "attn_mask"), hidden=True):
-        raise InputError("a cached MultiheadAttention was called causally, where a shared cache would show the future")
+        raise InputError(
+            "a cached MultiheadAttention: expected a call without a causal mask, found that it was called causally; a "
+            "shared cache would show it the future: leave it out with where="
+        )
     if query.is_nested:
-        raise InputError("a cached MultiheadAttention takes no nested tensors; pad them")
+        raise InputError("a cached MultiheadAttention: expected padded tensors, found nested tensors; pad them")
     padding = argument(args, kwargs, 3, "key_padding_mask")
     if query.dim() == 2:  # no batch
         return Call(query[None], None if padding is None else _valid(padding)[None], flipped=False)
     x = query if module.batch_first else query.transpose(0, 1)
     mask = None if padding is None else _valid(padding)
     if mask is not None and mask.shape != x.shape[:2]:
-        raise InputError(f"expected a key_padding_mask of shape {tuple(x.shape[:2])}, found {tuple(mask.shape)}")
+        raise InputError(
+            f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(mask.shape)}; pass one value per token"
+        )
     return Call(x, mask, flipped=not module.batch_first)
 
 
 def _valid(padding: Tensor) -> Tensor:
-    """PyTorch says True, or −∞, of what is padding."""
+    """The valid tokens: PyTorch marks padding by True, or by −∞."""
     return ~padding if padding.dtype == torch.bool else padding > -1
 
 
@@ -40,8 +45,8 @@ def _left(site: Site) -> str | None:
     parent = site.above[-1] if site.above else None
     if isinstance(parent, nn.TransformerDecoderLayer):
         if site.name.endswith("self_attn"):
-            return "of a decoder: a shared cache would show it the future"
-        return "across two sequences: it has no input of its own to remember"
+            return "it is in a decoder: a shared cache would show it the future"
+        return "it attends across two sequences: a cache needs an input of its own"
     return None
 
 

@@ -1,1 +1,1 @@
-"""Writing with a model: streams, sampling and the fused step."""
+"""Decoding: streams of tokens, sampling, and the fused step."""

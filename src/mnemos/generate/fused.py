@@ -1,8 +1,8 @@
-"""Decoding with linear attention at the cost of reading the weights: a token through the whole model in one call.
+"""The fused decoding step: one token through all layers of a linear transformer in one call of a C++ kernel.
 
-Token by token, `model(x, state)` waits for its operations to be started one after the other: at width 256 and 8 layers
-that takes several times as long as to read the weights, which is the least there is to do. Here the kernels
-(mnemos/native/decode.cpp) go through all layers at once, and the state is the model's own.
+Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
+times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decode.cpp) computes all
+layers in one call. The state is the model's own.
 """
 
 import ctypes
@@ -29,31 +29,30 @@ from mnemos.ops.sinusoids import frequencies
 from mnemos.types import Output
 
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
-_KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
-ROWS = 64  # beyond, a matrix product's own threads and tiles are faster
+_KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
+ROWS = 64  # for more rows PyTorch's matrix products are faster
 
 
 def fused_step(model: nn.Module) -> "FusedStep":
-    """`step = fused_step(model)`; then `logits, state = step(x, state)` is `model(x, state)`, faster, without gradient.
+    """A faster `model(x, state)` for single tokens, without gradient: `logits, state = fused_step(model)(x, state)`.
 
-    x [B, 1] int64, state of the model or of a step before (None: fresh rows); logits and state are those of the model
-    to rounding, and a stream may change between the two at any token. The state given is never changed.
+    x [B, 1] int64; state: of the model or of an earlier step (None: new sequences), never changed. Logits and state
+    equal the model's to rounding, so a stream may change between the two at any token.
 
-    Where a fused kernel serves, which is a `mnemos.Transformer` with linear attention (maps "elu" and "relu") in
-    float32 on the CPU, `step.fused` is True, and a token costs one reading of the weights and of the state, by
-    `torch.get_num_threads()` threads, however many tokens came before. Elsewhere `step.why` says in a line why not, and
-    the step is the model's own. So it is, at any time, for more than one token or `ROWS` rows, under autocast, and in
+    A fused kernel exists for a `mnemos.Transformer` with linear attention (feature maps "elu" and "relu") in float32 on
+    the CPU: then `step.fused` is True. It uses `torch.get_num_threads()` threads. Cost per token: reading the weights
+    and the state once, however many tokens came before. For other models `step.why` says why there is no kernel, and
+    the step calls the model. It also calls the model for several tokens, more than `ROWS` rows, under autocast, and in
     training with dropout.
 
-    Weights may change in place, or be moved, between steps. The modules are looked at once: for a model in which
-    modules or hooks have been put since, make a new decoder.
-    Raises InputError for what the model refuses.
+    Weights may change in place, or move, between steps. Modules and hooks are checked when the step is made: make a new
+    one after changing them. Raises InputError for inputs that the model refuses.
     """
     return FusedStep(model)
 
 
 class FusedStep:
-    """See `fused_step`. fused: whether the kernel serves; why: in one line, why it does not ("" where it does)."""
+    """See `fused_step`. fused: whether the kernel computes the step; why: if not, the reason in one line."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -61,18 +60,18 @@ class FusedStep:
         self._pointers: list[int] | None = None
         if not self.why:
             self._plan(model)
-            self._look()
+            self._locate()
 
     @property
     def fused(self) -> bool:
-        """Whether the kernel serves."""
+        """Whether the kernel computes the step."""
         return not self.why
 
     @torch.no_grad()
     def __call__(self, x: Tensor, state: TransformerState | None = None) -> Output:
-        """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after."""
+        """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after it."""
         if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= ROWS:
-            self._look()
+            self._locate()
             if not self.why and _takes(x) and not (self._drops and self.model.training):
                 found = self._step(x, state)
                 if found is not None:
@@ -80,7 +79,7 @@ class FusedStep:
         return self.model(x, state)
 
     def _plan(self, model: Any) -> None:
-        """Where the parameters are found, and the sizes, in the order of `Stack` and `Layer` of native/decode.h."""
+        """Find the parameters and the sizes, in the order of `Stack` and `Layer` of native/decode.h."""
         c, attention = model.config, model.blocks[0].attention
         self._drops = c.dropout > 0
         self._shape = (c.num_heads, c.dim // c.num_heads, c.dim // c.num_heads)
@@ -102,16 +101,16 @@ class FusedStep:
         sizes = (c.layers, c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0, outputs)
         self._sizes = (*sizes, *map(int, kinds), c.max_length)
 
-    def _look(self) -> None:
-        """Where the weights are now; only where one has moved is there more to do."""
-        # A transposed weight lies where it lay: -1 has it looked at.
+    def _locate(self) -> None:
+        """Read the addresses of the weights; check and store them again if one has changed."""
+        # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
         pointers = [
             0 if (p := found[name]) is None else p.data_ptr() if p.is_contiguous() else -1
             for found, name in self._where
         ]
         if pointers == self._pointers:
             return
-        # Kept, so that no other tensor can come to lie where one of these was, unnoticed.
+        # References keep the memory from reuse: another tensor at an old address would pass for the weight.
         self._held = [None if (p := found[name]) is None else p.detach() for found, name in self._where]
         self._pointers = pointers
         self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
@@ -125,7 +124,7 @@ class FusedStep:
         self._layers = (ctypes.c_int64 * len(layers))(*layers)
 
     def _step(self, x: Tensor, state: TransformerState | None) -> Output | None:
-        """The kernel's answer, or None for what the model itself had better answer."""
+        """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
         b, layers = x.shape[0], self._sizes[0]
         h, d, m = self._shape
         if state is None:
@@ -153,7 +152,7 @@ class FusedStep:
 
 
 def _takes(x: Tensor) -> bool:
-    """Plain tokens on the CPU, and nobody who looks on or stands in for tensors."""
+    """Whether x is a plain tensor of tokens on the CPU, without autocast, function transforms or modes."""
     return (
         type(x) is Tensor
         and x.dtype == torch.int64
@@ -166,7 +165,7 @@ def _takes(x: Tensor) -> bool:
 
 
 def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:
-    """Whether the state's tensors are as the kernel reads them."""
+    """Whether the state's tensors have the shapes, types and layout that the kernel reads."""
     seen = state.seen
     if seen is None or seen.shape != shape[:1] or seen.dtype != torch.int64 or not _plain(seen):
         return False
@@ -184,60 +183,60 @@ def _plain(x: Tensor) -> bool:
 
 def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
     if p is None or shape is None:
-        return "" if p is shape else "a bias has come or gone"
+        return "" if p is shape else "a bias was added or removed"
     if p.dtype != torch.float32 or p.device.type != "cpu":
-        return f"its weights are {p.dtype} on {p.device.type}; the kernel takes torch.float32 on cpu"
+        return f"the kernel needs torch.float32 on cpu, found weights of {p.dtype} on {p.device.type}"
     if p.shape != shape or not p.is_contiguous():
-        return f"a weight of shape {tuple(shape)} is {tuple(p.shape)} now, or not contiguous"
+        return f"expected a contiguous weight of shape {tuple(shape)}, found {tuple(p.shape)}, strides {p.stride()}"
     return ""
 
 
 def _why_not(model: nn.Module) -> str:
-    """Why the kernel cannot serve this model, in one line; empty where it can."""
+    """Why the kernel cannot compute this model, in one line; empty if it can."""
     if library() is None:
         return why_not()
     if type(model) is not Transformer:
-        return f"the kernel knows mnemos.Transformer, found {type(model).__name__}"
+        return f"the kernel needs a mnemos.Transformer, found {type(model).__name__}"
     if has_global_forward_hooks():
-        return "there are hooks on all modules"
+        return "there are hooks on the forward of all modules, which the kernel would skip"
     for name, part in model.named_modules():
         if has_forward_hooks(part):
-            return f"there is a hook on {name or 'the model'}"
+            return f"there is a hook on {name or 'the model'}, which the kernel would skip"
     return next((why for block in model.blocks if (why := _attends(block, model.blocks[0]))), "") or _differs(model)
 
 
 def _attends(block: nn.Module, first: Any) -> str:
     attention: Any = block.attention
     if type(attention) is not LinearAttention:
-        return f"its attention is {type(attention).__name__}; the kernel knows LinearAttention"
+        return f"the kernel needs LinearAttention, found {type(attention).__name__}"
     if not attention.causal:
-        return "its attention is not causal, and keeps no state"
+        return "its attention is not causal, so it has no state"
     if _map(attention) is None:
-        return f"the kernel's feature maps are {' and '.join(MAPS)}, found {attention.feature_map!r}"
+        return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
     if attention.compensated:
-        return "its state is compensated"
+        return "its state is compensated, for which there is no kernel"
     settings = [(a.num_heads, a.eps, _map(a)) for a in (attention, first.attention)]
     return "" if settings[0] == settings[1] else "its layers' attention differs in heads, eps or feature map"
 
 
 def _map(attention: LinearAttention) -> int | None:
-    """The kernel's number of a feature map."""
+    """The kernel's code of a feature map, None if it has none."""
     found = attention.feature_map
     return next((codes.FEATURE_MAPS[name] for name in MAPS if found in (name, FEATURE_MAPS[name])), None)
 
 
 def _differs(model: Any) -> str:
-    """What of its parts is not as its configuration makes them; the head may have any number of outputs."""
+    """The first part that is not as the configuration builds it; the head may have another number of outputs."""
     expected = _bare(model).named_modules()
     found = dict(model.named_modules())
     for name, part in expected:
         other = found.pop(name, None)
         if type(part) is not type(other) or (part.extra_repr() != other.extra_repr() and not name.startswith("head")):
-            return f"{name} is {other}, where its configuration says {part}"
-    return f"{next(iter(found))} is more than its configuration says" if found else ""
+            return f"{name}: its configuration says {part}, found {other}"
+    return f"{next(iter(found))}: a module that its configuration does not have" if found else ""
 
 
 def _bare(model: Transformer) -> Transformer:
-    """A model of the same configuration, without numbers."""
+    """A model of the same configuration on the meta device, without values."""
     with torch.device("meta"):
         return Transformer(model.config)

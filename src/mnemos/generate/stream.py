@@ -1,4 +1,4 @@
-"""Reading and writing streams of tokens at the cost that the model's state has: constant, for a memory of one size."""
+"""Streams of tokens: a model's state after a prompt, and decoding from it at the cost of one step per token."""
 
 import hashlib
 import json
@@ -18,21 +18,21 @@ from mnemos.types import InputError, Output, State, join, leaves, map_state, sel
 from .fused import fused_step
 from .sampling import draw
 
-Step = Callable[[Tensor, State], Output]  # tokens [B, 1] and a state to outputs [B, 1, V] and the new one
+Step = Callable[[Tensor, State], Output]  # tokens [B, 1] and a state -> outputs [B, 1, V] and the new state
 
 
 class Stream:
-    """A model's place in some streams of tokens. Never changed: read and write give new ones, so any may be forked.
+    """A model and its state after some tokens, for B streams. Immutable: every method returns a new Stream.
 
         stream = Stream(model).prefill(prompt)               # prompt [B, T] int64
         tokens, stream = stream.generate(100)                # tokens [B, 100]
-        two = stream.select(torch.tensor([0, 0]))         # fork: the same stream twice
-        all_of_them = Stream.join([two, other])           # batch
+        two = stream.select(torch.tensor([0, 0]))            # fork: the same stream twice
+        batch = Stream.join([two, other])
         stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
 
-    state: the model's, after all tokens but the last; last [B, 1]: that one, which is fed when more is asked for. Both
-    None before anything is read. The model is used in eval mode and without gradient, a token at a time through
-    `mnemos.fused_step(model)`, which is fused where it can be; `step`, where given, stands in for that.
+    state: the model's state after all tokens but the last. last [B, 1]: the last token, which the next step reads. Both
+    are None before the first `prefill`. The model runs in eval mode and without gradient. Single tokens go through
+    `step`, by default `mnemos.fused_step(model)`. Cost per token: one step, constant if the state has a constant size.
     """
 
     __slots__ = ("last", "model", "state", "step")
@@ -42,16 +42,16 @@ class Stream:
 
     @property
     def rows(self) -> int:
-        """B, the number of streams; 0 before anything is read."""
+        """B, the number of streams; 0 before the first `prefill`."""
         return 0 if self.last is None else len(self.last)
 
     def prefill(self, tokens: Tensor, chunk: int = 1024) -> "Stream":
-        """The stream after these tokens [B, T] too, taken in by `chunk` at a time: memory O(B·chunk).
+        """The stream after the tokens [B, T], which are read `chunk` at a time: memory O(B·chunk).
 
-        Cost: that of a forward of T tokens. Raises InputError for a model that keeps no state.
+        Cost: a forward of T tokens. Raises InputError for tokens that do not fit, and for a model without a state.
         """
         if chunk < 1:
-            raise InputError(f"chunk must be at least 1, found {chunk}")
+            raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
         self._check(tokens)
         state = self.state
         if self.last is None:
@@ -71,14 +71,15 @@ class Stream:
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, "Stream"]:
-        """`length` tokens drawn one after the other, [B, length] int64, and the stream that ends with them.
+        """Draw `length` tokens one after the other: tokens [B, length] int64, and the stream after them.
 
-        temperature 0: always the likeliest. top_k > 0: among the k likeliest alone; top_p < 1: among the fewest that
-        have that share. The same generator state gives the same tokens. Cost: a step of the model a token.
+        temperature 0: the most probable token. top_k > 0: draw from the k most probable; top_p < 1: draw from the
+        fewest tokens that have this probability together. The same state of `generator` draws the same tokens. Cost:
+        one step of the model per token. Raises InputError before the first `prefill` and for settings out of range.
         """
         last, state = self._begun("generate"), self.state
         if length < 0:
-            raise InputError(f"length must be at least 0, found {length}")
+            raise InputError(f"generate: expected a length of at least 0, found {length}")
         tokens = torch.empty(length, len(last), 1, dtype=torch.int64, device=last.device)
         likelihood = getattr(self.model, "likelihood", None)
         with torch.no_grad(), evaluating(self.model):
@@ -89,19 +90,19 @@ class Stream:
         return tokens[..., 0].T, Stream(self.model, self.step, state, last.clone())
 
     def predict(self) -> Tensor:
-        """What the model says of the next token: its outputs [B, V]."""
+        """The model's outputs [B, V] for the next token."""
         last = self._begun("predict")
         with torch.no_grad(), evaluating(self.model):
             return self.step(last, self.state)[0][:, -1]
 
     def select(self, rows: Tensor) -> "Stream":
-        """The streams of the given rows: indices [R], of which repeats fork a stream, or a mask [B]."""
+        """The streams of the given rows: indices [R], where a repeated index forks a stream, or a mask [B]."""
         self._begun("select")
         return Stream(self.model, self.step, *select((self.state, self.last), rows))
 
     @staticmethod
     def join(streams: Sequence["Stream"]) -> "Stream":
-        """Streams of one model as one batch; they may have read different lengths."""
+        """Streams of one model as one batch, in order; they may have read different numbers of tokens."""
         if not streams:
             raise InputError("join: expected at least one stream, found none")
         for stream in streams:
@@ -111,11 +112,11 @@ class Stream:
         return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
 
     def save(self, file: str | Path) -> None:
-        """Write the stream as safetensors, whole or not at all; `restore` goes on from there, bit for bit."""
+        """Write the stream to a safetensors file, atomically; `restore` reads it, bit for bit."""
         from safetensors.torch import save_file
 
         tensors = {"last": self._begun("save")} | {f"state.{i}": x for i, x in enumerate(leaves(self.state))}
-        # A copy each: tensors of a file may not share memory, and those of a state may.
+        # Copies: the tensors of a file may not share memory, and those of a state may.
         tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         file = Path(file)
         if not file.parent.is_dir():
@@ -125,7 +126,7 @@ class Stream:
             save_file(tensors, str(temporary), about)
 
     def _check(self, tokens: Tensor) -> None:
-        """All of them, and now: the last is held back, and would be complained of too late."""
+        """Check all tokens now: the model would refuse the last one only at the next step."""
         fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and not tokens.is_floating_point() and tokens.numel()
         if not fits or len(tokens) != (self.rows or len(tokens)):
             found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -134,34 +135,44 @@ class Stream:
         if size is not None and tokens.device.type == "cpu":
             low, high = torch.aminmax(tokens)
             if low < 0 or high >= size:
-                raise InputError(f"token ids must be 0 to {size - 1}, found {int(low)} to {int(high)}")
+                raise InputError(
+                    f"expected token ids 0 to {size - 1}, found {int(low)} to {int(high)}; use the model's vocabulary"
+                )
 
     def _begun(self, verb: str) -> Tensor:
         if self.last is None:
-            raise InputError(f"{verb}: the stream must read something first; give it a prompt")
+            raise InputError(
+                f"{verb}: expected a stream that has read tokens, found a new one; call prefill(prompt) first"
+            )
         return self.last
 
     @classmethod
     def restore(cls, model: nn.Module, file: str | Path, step: Step | None = None) -> "Stream":
-        """The stream that `save` wrote. Raises InputError for a file that is missing, damaged or another model's."""
+        """Read a stream that `save` wrote. Raises InputError for a missing or damaged file, or one of another model."""
         from safetensors import SafetensorError, safe_open
 
         file = Path(file)
         if not file.is_file():
-            raise InputError(f"{file}: expected a saved stream, found no such file")
+            raise InputError(f"{file}: expected a saved stream, found no such file; Stream.save writes one")
         try:
             with safe_open(str(file), "pt") as opened:
                 said = opened.metadata() or {}
                 about = said.get("mnemos.stream")
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{file}: expected a saved stream, cannot be read ({error})") from None
+            raise InputError(
+                f"{file}: expected a saved stream, found a file that cannot be read ({error}); save it again"
+            ) from None
         if about is None or "last" not in tensors:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
         if about != _signature(model):
-            raise InputError(f"{file}: is the stream of a model of another configuration; restore it with its own")
+            raise InputError(
+                f"{file}: expected a stream of this model, found one of another configuration; load its own model"
+            )
         if said.get("weights") != _fingerprint(model):
-            raise InputError(f"{file}: is the stream of a model with other weights, to which its state means nothing")
+            raise InputError(
+                f"{file}: expected a stream of this model, found one of other weights; load its own weights"
+            )
         last = tensors.pop("last")
         device = next(model.parameters()).device
         state = _like(_fresh(model, len(last)), list(tensors), file)
@@ -181,21 +192,21 @@ def _fresh(model: nn.Module, rows: int) -> State:
 
 
 def _like(fresh: State, names: list[str], file: Path) -> State:
-    """The structure of a fresh state with the names of the tensors in it that a file holds."""
+    """A state with the structure of `fresh`, whose leaves are the names of the file's tensors."""
     found, structure = pytree.tree_flatten(fresh)
     if sum(isinstance(x, Tensor) for x in found) != len(names):
-        raise InputError(f"{file}: expected a state of {len(found)} tensors, found {len(names)}")
+        raise InputError(f"{file}: expected a state of {len(found)} tensors, found {len(names)}; save it again")
     count = iter(range(len(names)))
     return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
 
 
 def _fingerprint(model: nn.Module) -> str:
-    """Tells the weights of a model from others: a hash of each one's sum in float64. Cost: reading them once."""
+    """A hash that identifies the weights of a model: of each tensor's sum in float64. Cost: reading them once."""
     sums = [p.detach().double().sum().item() for p in model.state_dict().values() if p.is_floating_point()]
     return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 def _signature(model: nn.Module) -> str:
-    """What a stream's file says of its model: its configuration, or its class for a model that has none."""
+    """What a stream's file records of its model: its configuration, or its class if it has none."""
     config: Any = getattr(model, "config", None)
     return json.dumps(to_dict(config)) if config is not None else type(model).__qualname__

@@ -1,1 +1,1 @@
-"""What a program costs: seconds, bytes, multiply-adds, and the limits of the machine."""
+"""Measurements of programs: seconds, bytes, FLOPs, and the rates of the machine."""

@@ -1,4 +1,4 @@
-"""How fast a model writes: seconds a token at any place of a sequence, and a whole sequence from a few of them."""
+"""The speed of decoding: seconds per token at any position, and seconds per sequence from a few positions."""
 
 import statistics
 import time
@@ -11,14 +11,14 @@ from mnemos.generate.stream import Step
 from mnemos.modes import evaluating
 from mnemos.types import State, select
 
-STEPS = 5  # timed up to a place, of which the median counts
+STEPS = 5  # timed steps per position; their median is the result
 
 
 def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: Step | None = None) -> float:
-    """Seconds of a step that reads token `place` (from 0) of `batch` rows, with everything before it in the state.
+    """Seconds of a decoding step at position `place` (from 0) of `batch` rows; the state holds all earlier tokens.
 
-    Timed are the last `STEPS` steps up to it; one more goes before them, as the first after a long read makes room.
-    What is before them is read once, by one row, whose state all rows then go on from.
+    The median of the last `STEPS` steps up to it. One more step before them is not timed, because the first step after
+    a long prefill allocates memory. The tokens before are read once, for one row; all rows continue from its state.
     """
     step = step or model
     with torch.inference_mode(), evaluating(model):
@@ -33,7 +33,7 @@ def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: 
             start = time.perf_counter()
             _, state = step(tokens[:, i, None], state)
             times.append(time.perf_counter() - start)
-        if not place:  # the very first has none before it; it is read again
+        if not place:  # the first position has no earlier steps: it is repeated
             for _ in range(STEPS):
                 start = time.perf_counter()
                 step(tokens, None)
@@ -42,7 +42,7 @@ def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: 
 
 
 def without_state(model: nn.Module, batch: int, place: int, vocab_size: int) -> float:
-    """Seconds of a step that computes everything before it anew: a forward of place + 1 tokens."""
+    """Seconds of a decoding step without a state: a forward of all place + 1 tokens."""
     with torch.inference_mode(), evaluating(model):
         tokens = _tokens(batch, place + 1, vocab_size)
         times = []
@@ -56,7 +56,7 @@ def without_state(model: nn.Module, batch: int, place: int, vocab_size: int) -> 
 
 
 def whole(seconds: Callable[[int], float], length: int, places: int = 5) -> float:
-    """Seconds to write `length` tokens: a step's seconds at a few places, and straight lines between them."""
+    """Seconds to decode `length` tokens, by linear interpolation between the steps at a few positions."""
     at = sorted({round(i * (length - 1) / (places - 1)) for i in range(places)})
     found = [seconds(place) for place in at]
     spans = zip(at, at[1:], found, found[1:], strict=False)

@@ -1,7 +1,7 @@
-"""Floating-point operations of a call, counted, attention on the CPU included.
+"""Count the floating-point operations (FLOPs) of a call, with those of attention on the CPU.
 
-The convention: a multiply-add is 2 operations; matrix products, convolutions and attention are counted, elementwise
-work, norms and softmax are not; fused causal attention counts as if nothing were masked, as torch counts it.
+The convention: a multiply-add is 2 FLOPs. Matrix products, convolutions and attention are counted; elementwise
+operations, norms and softmax are not. Fused causal attention counts as if nothing were masked, as PyTorch counts it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-import mnemos.ops  # noqa: F401 - declares the operations of ours that are counted
+import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
 from mnemos._compat import operators
 from mnemos.data.batch import Batch, pieces
@@ -29,19 +29,19 @@ def _product(_: Any, a: torch.Size, b: torch.Size, **__: Any) -> int:
 
 
 def _convolution_backward(g: Any, x: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """One product for each gradient that is wanted; torch forgets the groups in that of the weights."""
+    """One product per gradient that is needed. PyTorch's own formula ignores groups in the weights' gradient."""
     transposed, wanted = rest[4], rest[7]
     each = 2 * math.prod(x if transposed else g) * math.prod(weight[1:])
     return each * (wanted[0] + wanted[1])
 
 
 def _linear_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """S takes a product in and is read out; z is read out. q [B, T, H, D], v [B, T, H, M]."""
+    """Per token a product is added to S, and S and z are multiplied by q. q [B, T, H, D], v [B, T, H, M]."""
     return 2 * math.prod(q) * (2 * v[-1] + 1)
 
 
 def _linear_attention_backward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """The same three times, for dq, dk and dv; in the first two z is one more column."""
+    """The same three times, for dq, dk and dv; z is an additional column in the first two."""
     return 2 * math.prod(q) * (4 * (v[-1] + 1) + 2 * v[-1])
 
 
@@ -50,7 +50,7 @@ def _lstm(x: Any, w_in: Any, w_hidden: Any, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
 
 
-# torch counts these as nothing, or wrongly.
+# PyTorch does not count these operators, or counts them wrongly.
 COUNTED: dict[Any, Any] = {
     **dict.fromkeys(
         operators("_scaled_dot_product_flash_attention_for_cpu"), lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
@@ -72,7 +72,7 @@ COUNTED: dict[Any, Any] = {
 
 @contextlib.contextmanager
 def no_fast_path() -> Iterator[None]:
-    """Inside, torch.nn's attention in eval mode is made of operations that can be seen."""
+    """Inside, torch.nn's attention in eval mode calls operators that can be counted."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -82,15 +82,15 @@ def no_fast_path() -> Iterator[None]:
 
 
 class _Unpadded(TorchFunctionMode):
-    """Computes fused attention without the zeros that its queries and keys were padded with, so counts the formula's.
+    """Compute fused attention without the zeros that its queries and keys were padded with, to count the formula's.
 
-    A caller may pad their width to that of the values, because the CPU's kernel needs equal widths; the zeros change no
-    score. Only this counter knows: what it counts runs the same code as ever.
+    Callers pad them to the width of the values, because the CPU's kernel needs equal widths; zeros change no score.
+    This mode is active while FLOPs are counted, so the code that is counted needs no switch for it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what was padded with zeros, and how wide it was
+        self.before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # padded tensor: its width before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention and args[0] in self.before and args[1] in self.before:
@@ -102,15 +102,15 @@ class _Unpadded(TorchFunctionMode):
 
 
 def count_flops(function: Callable[[], object]) -> int:
-    """What a call multiplies and adds in matrix products, convolutions and attention; a multiply-add counts 2.
+    """FLOPs of a call in matrix products, convolutions and attention; a multiply-add is 2.
 
-    The call is made, once, with all that it does.
+    The function is called once, with all its side effects.
     """
     return sum(flops_by_operation(function).values())
 
 
 def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
-    """What `count_flops` counts, by the name of torch's operation: {"addmm": …, "bmm": …}."""
+    """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
     with _Unpadded(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         function()
     return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts()["Global"].items()}
@@ -119,8 +119,8 @@ def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
 def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, segment: int = 0) -> int:
     """FLOPs of `model(inputs, None, mask)`, without gradient, in the mode the model is in.
 
-    segment: tokens [B, T] are read so many at a time, with the state handed on; 0: all at once.
-    A copy of the model runs, and torch's random numbers stand where they stood: no cache, norm or draw is moved.
+    segment: tokens [B, T] are read in segments of this length, each from the state of the one before; 0: all at once.
+    A copy of the model runs and the random generators are restored: caches and running statistics do not change.
     """
 
     def forward() -> None:
@@ -133,7 +133,7 @@ def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, 
 
 
 def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:
-    """FLOPs of `forward_flops`' forward with its backward: a training step but for the loss and the optimiser."""
+    """FLOPs of a forward and its backward: a training step without the loss and the optimiser."""
 
     def step() -> None:
         copy.deepcopy(model)(inputs, None, mask)[0].float().sum().backward()

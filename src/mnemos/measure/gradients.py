@@ -1,4 +1,4 @@
-"""Ways to take the gradient of a rollout, and what autograd keeps for it: what replay is measured against."""
+"""Ways to compute the gradient of a rollout, and the bytes that autograd keeps: the baselines of replay."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from mnemos.memory_replay import replay
 from mnemos.types import State, leaves
 
-# A model here is a step of a rollout, `loss, state = model(segment, state)`, with `state = model.advance(segment,
-# state)`, the critical path alone. Every way adds the gradients of the mean loss to the parameters'.
+# The model is one step of a rollout, `loss, state = model(segment, state)`; `state = model.advance(segment, state)`
+# computes its state alone. Every way adds the gradient of the mean loss to the parameters' gradients.
 Way = Callable[[Any, Sequence[Tensor]], Any]
 
 
@@ -23,7 +23,7 @@ def through_time(model: Any, segments: Sequence[Tensor]) -> None:
 
 
 def checkpointed(model: Any, segments: Sequence[Tensor]) -> None:
-    """The same with `torch.utils.checkpoint` around each segment."""
+    """Back-propagation through time with `torch.utils.checkpoint` around each segment."""
     _mean(lambda x, state: checkpoint(model, x, state, use_reentrant=False), segments)
 
 
@@ -45,7 +45,7 @@ def _mean(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence
 
 
 def check_ways(model: nn.Module, segments: Sequence[Tensor]) -> None:
-    """Raise AssertionError where two ways give different gradients; the parameters' are emptied."""
+    """Raise AssertionError if two ways compute different gradients. Clears the parameters' gradients."""
     wanted: list[Tensor] = []
     for name, way in WAYS.items():
         way(model, segments)
@@ -57,9 +57,9 @@ def check_ways(model: nn.Module, segments: Sequence[Tensor]) -> None:
 
 
 def most_saved(run: Callable[[], object]) -> int:
-    """The most bytes of distinct storages that autograd held in saved tensors at once, parameters apart.
+    """The largest number of bytes that autograd held in saved tensors at once: distinct storages, without parameters.
 
-    What torch.utils.checkpoint computes anew it keeps out of sight: of that, the process's peak alone tells.
+    Tensors that torch.utils.checkpoint recomputes are not seen here; the peak of the process includes them.
     """
     held: dict[int, int] = {}
     sizes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The most memory that a call takes, beyond what was there before it."""
+"""The peak memory of a call, beyond what the process used before it."""
 
 import ctypes
 import gc
@@ -12,10 +12,10 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_of(run: Callable[[], object], device: str = "cpu") -> int | None:
-    """Bytes that `run()` needed at its worst moment; None where the system does not tell (other than Linux or a GPU).
+    """Peak bytes of `run()` beyond those in use before it; None on systems other than Linux or a GPU.
 
-    On a processor it is the process's own size, to some dozen pages: freed memory is first handed back, or what a call
-    before it left behind would hide what this one takes.
+    On the CPU this is the resident size of the process, exact to some dozen pages. Freed memory is first returned to
+    the system; memory that an earlier call left to the allocator would hide what this call needs.
     """
     gc.collect()
     if device == "cuda":
@@ -31,7 +31,7 @@ def peak_of(run: Callable[[], object], device: str = "cpu") -> int | None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    _CLEAR.write_text("5")  # forgets the largest size so far
+    _CLEAR.write_text("5")  # resets VmHWM, the peak of the resident size
     before = _size("VmRSS")
     run()
     return max(0, _size("VmHWM") - before)

@@ -1,8 +1,8 @@
-"""What a call asks of a machine, operation by operation, and how long a roofline says that takes.
+"""The FLOPs and bytes of each operation of a call, and the time that a roofline model predicts from them.
 
-Operations of a model run one after another, and none overlaps with the next: the time is the sum over operations of
-the longer of two, its arithmetic at the machine's rate of products and its traffic at the machine's bandwidth. Products
-are bound by the one and elementwise work by the other, so neither total alone would do.
+The operations of a model run one after another without overlap. So the predicted time is the sum over operations of the
+larger of two times: FLOPs divided by the machine's rate of products, and bytes divided by its bandwidth. Matrix
+products are bound by the first and elementwise operations by the second.
 """
 
 import math
@@ -20,7 +20,7 @@ from .flops import COUNTED, no_fast_path
 
 
 class Work(NamedTuple):
-    """One operation: FLOPs (a multiply-add is 2) and bytes read and written, each tensor once."""
+    """One operation: FLOPs (a multiply-add is 2), and bytes read and written, each tensor once."""
 
     name: str
     flops: int
@@ -28,20 +28,20 @@ class Work(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Rates that were measured: FLOPs a second of a large product, bytes a second of a large copy."""
+    """Measured rates: FLOPs per second of a large product, bytes per second of a large copy."""
 
     flops: float
     bytes: float
 
     def seconds(self, found: Iterable[Work]) -> float:
-        """The roofline's time for operations that follow one another."""
+        """The predicted seconds of operations that run one after another."""
         return sum(max(work.flops / self.flops, work.bytes / self.bytes) for work in found)
 
 
 def operations(function: Callable[[], object]) -> list[Work]:
-    """Every operation of a call, which is made once, as it runs; views cost nothing.
+    """The operations of a call, in order. The function is called once. Views cost nothing and are left out.
 
-    torch's own attention is taken without its fast path, which hides what it does.
+    torch.nn's attention runs without its fast path, whose operations cannot be seen.
     """
     with no_fast_path(), _Recorder() as recorder:
         function()
@@ -59,7 +59,7 @@ class _Recorder(DispatchMode):
         packet = operator_of(func)
         if packet not in self.formulas:
             with self:
-                parts = func.decompose(*args, **kwargs)  # what is made of other operations is not one itself
+                parts = func.decompose(*args, **kwargs)  # a composite operation counts as its parts
             if parts is not NotImplemented:
                 return parts
         out = func(*args, **kwargs)
@@ -71,7 +71,7 @@ class _Recorder(DispatchMode):
 
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes read and written: every tensor given, every one made, and once more what is written in place."""
+    """Bytes read and written: every input, every output, and again every input that is written in place."""
     packet = operator_of(func)
     if packet in _FREE:
         return 0
@@ -88,14 +88,14 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     return read + written + (0 if aliases else _size(out))
 
 
-# Views that are not declared as such, and memory that is asked for and not touched.
+# Views that are not declared as views, and allocations that are not written.
 _FREE = {*operators("_unsafe_view"), torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided}
 _FREE |= {torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided}
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_}
 
 
 def _size(value: Any) -> int:
-    """Bytes of the tensors in a value; what is expanded is stored once."""
+    """Bytes of the tensors in a value; expanded axes count once."""
     total = 0
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor):
@@ -105,7 +105,7 @@ def _size(value: Any) -> int:
 
 
 def measure(size: int = 1024, megabytes: int = 64, rounds: int = 9) -> Machine:
-    """This machine's rates on the CPU with torch's threads: the best of a few products and copies, about a second."""
+    """Measure the CPU's rates with PyTorch's threads: the best of `rounds` products and copies. Cost: a second."""
     a, b, c = (torch.randn(size, size) for _ in range(3))
     source = torch.randn(megabytes * 2**18)
     target = torch.empty_like(source)

@@ -1,15 +1,15 @@
-"""Timing that can be trusted: everything that is to be compared runs in turn, in one process."""
+"""Timing for comparisons: the functions that are compared run alternately, in one process."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-LEAST = 0.15  # seconds a measurement lasts, for the clock and the scheduler
+LEAST = 0.15  # seconds per measurement, long compared with the clock's and the scheduler's resolution
 
 
 class Ratio(NamedTuple):
-    """The median of ratios of times of one round, and their quartiles (low, high)."""
+    """The median over rounds of the ratio of two times of one round, and its quartiles (low, high)."""
 
     median: float
     low: float
@@ -17,10 +17,10 @@ class Ratio(NamedTuple):
 
 
 def race(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call of each, one measurement a round, after one call of each that is not timed.
+    """Seconds per call of each function, one measurement per round, after one call of each that is not timed.
 
-    A round measures each of them once, in an order that rotates, so that a machine that slows down slows all of them
-    down. A measurement is as many calls as last `LEAST` seconds.
+    A round measures each function once, in an order that rotates: when the machine slows down, it affects all of them.
+    A measurement repeats the call for at least `LEAST` seconds.
     """
     for run in runs.values():
         run()
@@ -38,7 +38,7 @@ def race(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, lis
 
 
 def ratio(times: Mapping[str, list[float]], name: str, base: str) -> Ratio:
-    """How many times as long `name` took as `base` in the same round, over the rounds."""
+    """The time of `name` divided by that of `base` in the same round, over all rounds."""
     found = [a / b for a, b in zip(times[name], times[base], strict=True)]
     if len(found) == 1:
         return Ratio(found[0], found[0], found[0])

@@ -1,6 +1,6 @@
-"""Kernels in C++ with a plain C interface, built where a compiler is; everything has a PyTorch path beside it.
+"""C++ kernels with a C interface. They are built at installation, if there is a compiler; each has a PyTorch fallback.
 
-The library is loaded at the first question for it. `python -m mnemos.native.build` builds it by hand.
+The library is loaded when it is first needed. `python -m mnemos.native.build` builds it by hand.
 """
 
 import ctypes
@@ -13,7 +13,10 @@ REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    from .build import LIBRARY, fingerprint  # not above: `python -m` would find it imported already
+    from .build import (
+        LIBRARY,
+        fingerprint,
+    )  # here: `python -m mnemos.native.build` warns of a module that is imported already
 
     if not LIBRARY.exists():
         return None, f"the native kernels were not built: {REMEDY}"
@@ -35,12 +38,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where they were not built (then `why_not()` says why)."""
+    """The loaded kernels, or None if there are none; then `why_not()` says why."""
     return _load()[0]
 
 
 def why_not() -> str:
-    """Why there are no kernels here and what to do, in one line; empty where there are."""
+    """Why there are no kernels and what to do, in one line; empty if there are."""
     return _load()[1]
 
 

@@ -1,7 +1,7 @@
-"""Builds the native kernels beside this file: `python -m mnemos.native.build`. Needs a C++ compiler and nothing else.
+"""Build the native kernels next to this file: `python -m mnemos.native.build`. Needs only a C++ compiler.
 
-The install runs it as well (hatch_build.py), where neither torch nor mnemos can be imported yet: the standard library
-alone. $CXX, or the first of c++, g++ and clang++, compiles one source once for every kind of processor.
+The installation runs it too (hatch_build.py), when torch and mnemos cannot be imported yet, so it uses the standard
+library only. $CXX, or the first of c++, g++ and clang++, compiles the same sources once per kind of processor.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "libmnemos.so"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
-# Name, floats a vector, flags. Values do not depend on -ffast-math, nor the library on the machine that builds it.
+# Name, floats per vector, flags. No -ffast-math: it changes results. No -march=native: the library must run elsewhere.
 BASELINE: tuple[str, int, list[str]] = ("baseline", 4, [])
 X86 = [
     ("avx2", 8, ["-mavx2", "-mfma"]),
@@ -30,7 +30,7 @@ class BuildError(RuntimeError):
 
 
 def fingerprint() -> str:
-    """Of the sources and of how they are compiled: a library of another one is not loaded."""
+    """A hash of the sources and the compiler's flags. A library with another one is not loaded."""
     found = hashlib.sha256(repr((FLAGS, BASELINE, X86)).encode())
     for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -38,7 +38,7 @@ def fingerprint() -> str:
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler. Raises BuildError where there is none."""
+    """The command of the C++ compiler. Raises BuildError if there is none."""
     if platform.system() == "Windows":
         raise BuildError("the kernels are not ported to Windows")
     given = os.environ.get("CXX", "").split()
@@ -49,7 +49,7 @@ def compiler() -> list[str]:
 
 
 def build() -> Path:
-    """Compile and link, in seconds; returns the library. Raises BuildError where that is impossible."""
+    """Compile and link the kernels; returns the library's path. Raises BuildError if a step fails. Cost: seconds."""
     command = compiler()
     variants = [BASELINE, *(X86 if platform.machine().lower() in ("x86_64", "amd64") else [])]
     with tempfile.TemporaryDirectory(dir=HERE, prefix=".build") as folder:
@@ -63,7 +63,7 @@ def build() -> Path:
             _run([*command, *FLAGS, *given, "-c", str(source), "-o", str(out)])
             objects.append(str(out))
         _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *_libraries()])
-        # Another process may have the old one open: replaced, not overwritten.
+        # Replaced and not overwritten: another process may have the old library open.
         os.replace(Path(folder, LIBRARY.name), LIBRARY)
     return LIBRARY
 
