@@ -1,18 +1,19 @@
-"""Decoding token by token: `mnemos.fused_step` beside the model itself, softmax with a cache, a peer, and bare reading.
+"""Decoding token by token: `mnemos.fused_step` compared with the plain model, softmax, a peer, and reading weights.
 
     python benchmarks/decoding.py [--batches 1 16 64 256] [--rounds 9] [--stream 10000] [--out FILE]
 
-8 layers of 8 heads x 32, width 256, feed-forward 1024. All that claim to compute the same must agree before anything is
-timed. A round times each of them once, in an order that rotates. Two tables:
+The model has 8 layers with 8 heads of width 32, width 256 and feed-forward width 1024. First, all implementations of
+the same computation must agree. A round times each of them once, in an order that rotates. There are two tables:
 
-- a token's time at several batches, with the time of reading the weights once (adding up all parameters);
-- flat or not: a token after 1, 1,000 .. 1,000,000 others. The states up to `--stream` tokens come from a stream of that
-  length; those beyond are the last of them with its sums, and the count of tokens, scaled up (--stream 1000000: none).
+- the time per token at several batch sizes, and the time to read the weights once (the sum of all parameters);
+- the time per token after 1, 1,000 … 1,000,000 tokens. The states up to `--stream` tokens come from a real stream;
+  later ones are its last state with sums and token count scaled up (none with --stream 1000000).
 
-Whole images a second, beside softmax with a cache and without: mnemos reproduce linear_transformers/table1.
+For whole images per second, compared with softmax with and without a cache, use
+mnemos reproduce linear_transformers/table1.
 
-The peer, pytorch-fast-transformers, takes part where it is installed: its recurrent encoder alone, without the
-embedding, the positions and the head that ours are timed with.
+The peer, pytorch-fast-transformers, is included if it is installed. Only its recurrent encoder is timed, without
+embedding, positions and head; our times include them.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def tokens(rows: int, count: int = 1) -> Tensor:
 
 
 def peer(ours: Transformer | None = None) -> nn.Module:
-    """Its recurrent encoder, with the weights of ours (whose norms come after the sums, as its do)."""
+    """The recurrent encoder of fast-transformers, with the weights of `ours`, which must be a post-norm model."""
     from fast_transformers.builders import RecurrentEncoderBuilder
 
     sizes = {"n_layers": LAYERS, "n_heads": HEADS, "query_dimensions": WIDTH // HEADS}
@@ -74,7 +75,7 @@ def peer(ours: Transformer | None = None) -> nn.Module:
 
 
 def check() -> None:
-    """The fused step against the model in float64, with both norms; the peer against the model it was copied from."""
+    """Compare the fused step with the model in float64, for both norms, and the peer with the model it copies."""
     for norm, rows in itertools.product(("pre", "post"), (1, 16)):
         model = build(LinearConfig(), norm)
         exact = build(LinearConfig(), norm).double()
@@ -93,7 +94,7 @@ def check() -> None:
 
 
 def streaming(step: Callable[..., Any], rows: int) -> Run:
-    """One token more of a stream that goes on."""
+    """A function that decodes the next token of a stream."""
     x, state = tokens(rows), None
 
     def run() -> None:
@@ -114,7 +115,7 @@ def recurrent(encoder: nn.Module, rows: int) -> Run:
 
 
 def cached(model: Transformer, rows: int, length: int) -> Run:
-    """A token with about `length` before it: every 32 tokens the stream starts again, 16 before (and copies once)."""
+    """A function that decodes a token after about `length` tokens; every 32 tokens it restarts from length − 16."""
     x, (_, start) = tokens(rows), model(tokens(rows, max(1, length - 16)))
     state, steps = start, 0
 
@@ -133,14 +134,16 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
 
 
 def token(rows: int, rounds: int) -> dict[str, Any]:
-    """A token's time at one batch."""
+    """The time per token at one batch size."""
     model, softmax = build(LinearConfig()), build(SoftmaxConfig())
     parameters = list(model.parameters())
     runs = {"fused": streaming(mnemos.fused_step(model), rows), "plain": streaming(model, rows)}
     runs["reading the weights"] = lambda: [p.sum() for p in parameters]
     if importlib.util.find_spec("fast_transformers"):
         runs["fast-transformers"] = recurrent(peer(), rows)
-    for length in CACHED if rows <= 16 else ():  # beyond, memory is what the caches would measure
+    for length in (
+        CACHED if rows <= 16 else ()
+    ):  # with larger batches the time is dominated by memory traffic of the caches
         runs[f"softmax, {length} cached"] = cached(softmax, rows, length)
     times = race(runs, rounds)
     row = {"batch": rows, "ms": medians(times)}
@@ -153,7 +156,7 @@ def token(rows: int, rounds: int) -> dict[str, Any]:
 
 
 def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
-    """A token's time after so many others."""
+    """The time per token after different numbers of tokens."""
     step, x, state, states = mnemos.fused_step(build(LinearConfig())), tokens(rows), None, {}
     for age in range(1, min(stream, max(AGES)) + 1):
         _, state = step(x, state)
@@ -168,7 +171,7 @@ def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
     row = {"batch": rows, "streamed up to": last, "ms": medians(times)}
     row["of the first's time"] = {name: ratio(times, name, "1")._asdict() for name in times if name != "1"}
     cells = "  ".join(f"after {name} {ms:.3f} ms" for name, ms in row["ms"].items())
-    print(f"batch {rows:4}  {cells}  (streamed up to {last}, larger sums beyond)", flush=True)
+    print(f"batch {rows:4}  {cells}  (streamed up to {last}; scaled sums beyond)", flush=True)
     return row
 
 
@@ -176,8 +179,10 @@ def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64, 256])
-    parser.add_argument("--flat", type=int, nargs="*", default=[1, 16], help="batches of the table of ages")
-    parser.add_argument("--stream", type=int, default=10_000, help="tokens that are really streamed for it")
+    parser.add_argument(
+        "--flat", type=int, nargs="*", default=[1, 16], help="batch sizes for the table by number of tokens"
+    )
+    parser.add_argument("--stream", type=int, default=10_000, help="tokens that are really decoded for it")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path)
@@ -185,7 +190,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     check()
     if not importlib.util.find_spec("fast_transformers"):
-        print("fast-transformers is not installed and takes no part")
+        print("fast-transformers is not installed and is left out")
     size = sum(p.numel() for p in build(LinearConfig()).parameters())
     found: dict[str, Any] = {"rounds": options.rounds, "parameters": size}
     found["token"] = [token(rows, options.rounds) for rows in options.batches]

@@ -1,18 +1,18 @@
-"""How fast does the stored cache forget, and what initial bias of the update gate makes it remember longer?
+"""How fast does the stored cache forget, and which initial bias of the update gate makes it remember longer?
 
-    nice python benchmarks/forgetting.py --out results/forgetting.json       some five minutes of one core
+    nice python benchmarks/forgetting.py --out results/forgetting.json       about five minutes on one core
 
-Every preset at default initialisation but for a number added to the update gate's bias, under N(0, 1) inputs, five
-initialisations each, at the size of benchmarks/stability.py. Two half-lives, in updates:
+Every preset is measured at default initialisation, with a number added to the update gate's bias, for N(0, 1) inputs
+and five initialisations, at the size of benchmarks/stability.py. There are two half-lives, in updates:
 
-  of the influence: two caches with different pasts get the same inputs; when is their distance half of what it was?
-  of the correlation: of what moves in the cache (each entry less its mean over time), when is the correlation of
-  C_t with C_{t−k} down to one half?
+  influence: two caches with different pasts read the same inputs; after how many updates has their distance halved?
+  correlation: after how many updates k has the correlation of C_t with C_{t−k} fallen to one half, where each entry is
+  taken minus its mean over time?
 
-The correlation of the cache as it is ("raw", over all entries) falls to a level above zero and stays there: what the
-biases alone write is always the same, and no memory ("constant_share": of the cache's mean square; it grows with the
-batch, over which what differs is averaged away: "dilution"). If the candidate took nothing from the cache, a mean gate
-g would leave (1 − g)^k after k updates: half-life log 2 / −log(1 − g), bias logit(1 − 2^(−1/h)).
+The correlation of the whole cache ("raw") falls to a constant level above zero, because the biases always write the
+same values. This part is not memory. "constant_share" is its share of the cache's mean square; it grows with the batch
+size, because the mean over a batch averages differences away ("dilution"). If the candidate did not depend on the
+cache, a mean gate g would leave (1 − g)^k after k updates: half-life h = log 2 / −log(1 − g), bias logit(1 − 2^(−1/h)).
 """
 
 import argparse
@@ -38,7 +38,7 @@ LANES = len(BIASES) * SEEDS
 
 
 def half_life(share: Tensor) -> Tensor:
-    """Where share [K, L] (1 at k = 0) first falls to 1/2, [L], its logarithm taken as straight; nan: it never does."""
+    """The k at which share [K, L] (1 at k = 0) first falls to 1/2, [L], interpolated in its logarithm; nan if never."""
     log = share.clamp(min=1e-12).log2()
     below = log <= -1
     k = below.int().argmax(0).clamp(min=1)
@@ -47,18 +47,18 @@ def half_life(share: Tensor) -> Tensor:
 
 
 def autocorrelation(seen: Tensor, most: int) -> Tensor:
-    """Of seen [N, L, E] less its mean over time, over all entries: [most + 1, L]."""
+    """The autocorrelation of seen [N, L, E] minus its mean over time, over all entries: [most + 1, L]."""
     n = seen.shape[0]
     lanes = []
     for moving in (seen - seen.mean(0)).unbind(1):
-        power = torch.fft.rfft(moving, 2 * n, dim=0).abs().square()  # zeros behind: nothing wraps around
+        power = torch.fft.rfft(moving, 2 * n, dim=0).abs().square()  # zero padding prevents wrap-around
         lanes.append(torch.fft.irfft(power.sum(1))[: most + 1] / (n - torch.arange(most + 1)))
     total = torch.stack(lanes, 1)
     return total / total[0]
 
 
 def bias_for(wanted: float, halves: list[float | None]) -> float | None:
-    """The bias whose half-life is `wanted`, between the measured ones, straight in its logarithm; None outside."""
+    """The bias with half-life `wanted`, interpolated in the logarithm of measured half-lives; None outside them."""
     for (b0, h0), (b1, h1) in itertools.pairwise(zip(BIASES, halves, strict=True)):
         if h0 is not None and h1 is not None and h0 <= wanted <= h1:
             return round(b0 + (b1 - b0) * math.log(wanted / h0) / math.log(h1 / h0), 2)
@@ -73,20 +73,20 @@ def measure(
         for i, made in enumerate(layers):
             made.update_gate.bias += BIASES[i // SEEDS]
     p, attention = stacked(layers), layers[0]
-    entries = torch.arange(0, 17 * 64, 17) % layers[0].cache.numel()  # of many slots and channels
+    entries = torch.arange(0, 17 * 64, 17) % layers[0].cache.numel()  # a sample of slots and channels
 
     def feed(n: int, start: int, seed: int) -> Tensor:
         x = sources(attention, tokens("normal", n, start, SIZE, seed))
         return x[:, None].expand(-1, LANES, -1, -1, -1).contiguous()
 
-    twins = []
-    for other in (1, 2):  # different pasts
+    caches = []
+    for past in (1, 2):
         cache = torch.zeros(LANES, *layers[0].cache.shape)
         for start in range(0, updates // 5, 100):
-            for source in feed(100, start, 1000 * other + seed):
+            for source in feed(100, start, 1000 * past + seed):
                 cache, _ = advance(source, cache, *p)
-        twins.append(cache)
-    left, right = twins
+        caches.append(cache)
+    left, right = caches
     apart, seen, start_cache, raw, gate = [(left - right).flatten(1).norm(dim=1)], [], left, {}, torch.zeros(LANES)
     for start in range(0, updates, 100):
         for t, source in enumerate(feed(100, start, seed)):
@@ -108,7 +108,7 @@ def measure(
     found = {"influence": half_life(influence), "correlation": half_life(correlation)}
 
     def middle(x: Tensor) -> list[Any]:
-        """The median over the seeds; None where most of them have no value."""
+        """The median over the seeds; None if most of them have no value."""
         x = torch.where(x.isnan(), torch.inf, x).view(-1, SEEDS)
         return [float(f"{v:.4g}") if math.isfinite(v) else None for v in x.median(1).values.tolist()]
 
@@ -134,7 +134,7 @@ def measure(
 
 
 def dilution(preset: str, seed: int, updates: int) -> list[dict[str, Any]]:
-    """Of the stored cache's mean square at default initialisation, the share that never moves, by batch size."""
+    """The constant share of the stored cache's mean square at default initialisation, by batch size."""
     rows = []
     for batch in BATCHES:
         size = SIZE._replace(batch=batch)

@@ -1,19 +1,19 @@
-"""What a gated cache costs a model that someone else wrote: each host beside itself with caches, in one process.
+"""The cost of a gated cache in models of other libraries: each host is compared with its cached variant in one process.
 
     python benchmarks/host_cost.py [--hosts pvt_tiny vit_s ...] [--rounds 7] [--quick] [--out results/host_cost.json]
 
-Checked first: with the gates closed each cached twin computes what its host computes, and the operations that torch
-counts are the host's and those of the hand formula (mnemos/ops/gated_cache/cost.py).
+First, it checks that a cached variant with closed gates computes the same as its host, and that the operations counted
+by PyTorch are those of the host plus those of the formula (mnemos/ops/gated_cache/cost.py).
 
-Timed, interleaved, in an order that rotates: a training step (forward, backward, AdamW) and a forward in eval mode
-without gradient, of the host, of its twin with preset="paper" (whose cache is frozen in eval) and of its twin with the
-default preset. Meanwhile the process keeps the memory that it frees, as with jemalloc: pages fresh from the kernel cost
-more than the arithmetic, and fall on one arm or the other by chance. Beside each measured ratio stands what a roofline
-of this machine predicts, from products and copies measured in the same run.
+It then times, interleaved in an order that rotates, a training step (forward, backward, AdamW) and a forward pass in
+evaluation mode without gradients: of the host, of its variant with preset="paper" (whose cache is frozen in evaluation)
+and of its variant with the default preset. Meanwhile the process keeps freed memory, as with jemalloc: new pages from
+the kernel cost more than the arithmetic, and would affect models at random. Each measured ratio is printed next to the
+prediction of a roofline model of this machine, from matrix products and copies measured in the same run.
 
-Peak memory: by how much the resident memory of a process of its own, forked before anything ran and with the allocator
-as it is, grows over three training steps; also at four times the batch, because a cache's parameters cost the same at
-any batch and what is kept for the backward grows with it.
+Peak memory is the growth of the resident memory of a separate process over three training steps. The process is forked
+before anything else runs and uses the default allocator. It is also measured at four times the batch size, because a
+cache's parameters cost the same at every batch size, while the tensors kept for the backward pass grow with it.
 """
 
 import argparse
@@ -49,13 +49,13 @@ MODES = ("training", "inference")
 
 @dataclass(frozen=True)
 class HostModel:
-    """A model, what it is fed, and the cache it is given."""
+    """A host model, the shape of its inputs, and the length of its cache."""
 
     name: str
     build: Callable[[], nn.Module]
     batch: int
     length: Any = "auto"
-    tokens: int = 0  # of a text; 0: images of 224²
+    tokens: int = 0  # per row of text; 0 means images of 224²
 
     @property
     def fed(self) -> str:
@@ -68,9 +68,9 @@ class HostModel:
         return torch.randn(times * self.batch, 3, 224, 224)
 
     def cached(self, host: nn.Module, preset: str) -> tuple[nn.Module, Any]:
-        """A twin of the host with caches, and the report."""
-        twin = copy.deepcopy(host)
-        return twin, mnemos.cache(twin, GRC(length=self.length, preset=preset))
+        """A copy of the host with caches, and the report of `mnemos.cache`."""
+        model = copy.deepcopy(host)
+        return model, mnemos.cache(model, GRC(length=self.length, preset=preset))
 
 
 def _pvt_tiny() -> nn.Module:
@@ -97,8 +97,8 @@ HOSTS = {
         HostModel("bert_base", _bert, 4, tokens=128),
     )
 }
-# (host, figure, at most)
-BARS = (
+# (host, figure, limit)
+LIMITS = (
     ("pvt_tiny", "flops", 1.13),
     ("pvt_tiny", "training", 1.18),
     ("pvt_tiny", "inference", 1.10),
@@ -114,9 +114,9 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def work(model: nn.Module, x: Tensor, mode: str) -> Callable[[], None]:
-    """One training step, or one forward in eval mode; the model is put in that mode, once, and is to stay in it."""
+    """A function that runs one training step or one forward pass in evaluation. It sets the model's mode once, here."""
     if mode == "inference":
-        model.eval()  # again and again, it would forget the frozen cache's keys and values
+        model.eval()  # set once, because eval() discards the frozen cache's keys and values
 
         def infer() -> None:
             with torch.no_grad():
@@ -135,9 +135,9 @@ def work(model: nn.Module, x: Tensor, mode: str) -> Callable[[], None]:
     return step
 
 
-def check(host: nn.Module, twin: nn.Module, x: Tensor) -> float:
-    """The largest difference in a logit between a host and its twin with closed gates, in eval and in training."""
-    closed = copy.deepcopy(twin)
+def check(host: nn.Module, cached: nn.Module, x: Tensor) -> float:
+    """The largest difference in a logit between a host and its cached variant with closed gates, in both modes."""
+    closed = copy.deepcopy(cached)
     worst = 0.0
     with torch.no_grad():
         for cache in caches(closed):
@@ -153,12 +153,12 @@ def check(host: nn.Module, twin: nn.Module, x: Tensor) -> float:
 
 
 def shape_of(one: Any, x: Tensor) -> cost.Shape:
-    """The sizes of a cached attention; a text's is as long as the text."""
+    """The sizes of a cached attention; for text, the number of tokens is that of the input."""
     return one.shape._replace(tokens=one.tokens or x.shape[1])
 
 
 def counted(model: nn.Module, x: Tensor, what: str) -> int:
-    """FLOPs of a forward in training ("training"), of one with its backward ("step"), or in eval ("inference")."""
+    """FLOPs of a forward pass in training ("training") or evaluation ("inference"), or with its backward ("step")."""
     model.train(what != "inference")
     if what == "step":
         found = count_flops(lambda: logits(model, x).sum().backward())
@@ -169,8 +169,8 @@ def counted(model: nn.Module, x: Tensor, what: str) -> int:
         return count_flops(lambda: logits(model, x))
 
 
-def flops(host: nn.Module, twin: nn.Module, report: Any, x: Tensor) -> dict[str, Any]:
-    """Counted forwards and steps of both; what was added must be what the formula says."""
+def flops(host: nn.Module, cached: nn.Module, report: Any, x: Tensor) -> dict[str, Any]:
+    """Count the FLOPs of both models. Their difference must equal the formula."""
     added = {"training": 0, "step": 0, "inference": 0}
     for one in report.swapped:
         shape, grc = shape_of(one, x), one.grc
@@ -179,7 +179,7 @@ def flops(host: nn.Module, twin: nn.Module, report: Any, x: Tensor) -> dict[str,
         added["inference"] += 2 * cost.inference_macs(shape, grc, len(x))
     found: dict[str, Any] = {}
     for name in added:
-        counts = [counted(model, x, name) for model in (host, twin)]
+        counts = [counted(model, x, name) for model in (host, cached)]
         found[name] = {
             "host": counts[0],
             "cached": counts[1],
@@ -191,15 +191,15 @@ def flops(host: nn.Module, twin: nn.Module, report: Any, x: Tensor) -> dict[str,
 
 
 def keep_memory() -> None:
-    """From here on this process keeps what it frees, where its libc is glibc."""
+    """Make this process keep the memory that it frees, if its C library is glibc."""
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)  # M_MMAP_MAX: nothing comes from the kernel alone
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: nothing goes back
+        mallopt(-4, 0)  # M_MMAP_MAX: no allocation gets its own mapping
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: no memory returns to the kernel
 
 
 def peak(name: str, times: int, preset: str | None, threads: int, answer: Any) -> None:
-    """In a process of its own: by how many bytes it grows over three training steps."""
+    """Run in a separate process: put the growth of its resident memory over three steps, in bytes, in `answer`."""
     torch.set_num_threads(threads)
     host = HOSTS[name]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -213,8 +213,8 @@ def peak(name: str, times: int, preset: str | None, threads: int, answer: Any) -
 
 
 def peaks(name: str, times: int, threads: int, repeats: int) -> dict[str, int]:
-    """The smallest of a few measurements: what else a process holds only adds."""
-    context = multiprocessing.get_context("fork")  # nothing has run in this one: its child has no threads to miss
+    """The smallest of a few measurements, because disturbances only add memory."""
+    context = multiprocessing.get_context("fork")  # safe, because this process has not started threads yet
     found: dict[str, list[int]] = {}
     for _ in range(repeats):
         for preset in (None, *PRESETS):
@@ -232,14 +232,14 @@ def assess(host: HostModel, machine: Machine, rounds: int) -> dict[str, Any]:
     models = {"host": plain}
     row: dict[str, Any] = {"host": host.name, "fed": host.fed, "presets": {}}
     for preset in PRESETS:
-        twin, report = host.cached(plain, preset)
-        models[preset] = twin
+        model, report = host.cached(plain, preset)
+        models[preset] = model
         row["presets"][preset] = {
-            "closed gate differs by": check(plain, twin, x),
+            "closed gate differs by": check(plain, model, x),
             "parameters": {"host": sum(p.numel() for p in plain.parameters()), "added": report.parameters},
             "slots": sorted({one.length for one in report.swapped}),
-            "flops": flops(plain, twin, report, x),
-            # What the backward needs, and AdamW's four numbers a parameter: a floor under what memory it takes.
+            "flops": flops(plain, model, report, x),
+            # A lower bound on memory: tensors for the backward pass, and 16 bytes per parameter.
             "kept": sum(cost.kept_bytes(shape_of(one, x), one.grc, len(x)) for one in report.swapped)
             + 16 * report.parameters,
         }
@@ -266,7 +266,7 @@ def assess(host: HostModel, machine: Machine, rounds: int) -> dict[str, Any]:
 
 
 def cache_seconds(rounds: int) -> dict[str, Any]:
-    """How long mnemos.cache() itself takes on models of about 86 and 110 million parameters."""
+    """The time of mnemos.cache() on models with about 86 and 110 million parameters."""
     found = {}
     for name, build in {"vit_base_patch16_224": _timm("vit_base_patch16_224"), "bert_base": _bert}.items():
         model, times = build(), []
@@ -291,7 +291,7 @@ def figure(row: dict[str, Any], name: str, preset: str) -> float:
 def judge(rows: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for row in rows:
-        for name, what, limit in BARS:
+        for name, what, limit in LIMITS:
             if name == row["host"]:
                 for preset in PRESETS:
                     value = figure(row, what, preset)
@@ -301,14 +301,14 @@ def judge(rows: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, An
     return [{**bar, "met": bar["found"] <= bar["at most"]} for bar in found]
 
 
-def say(row: dict[str, Any]) -> None:
+def show(row: dict[str, Any]) -> None:
     base = row["training"]["host"]["seconds"], row["inference"]["host"]["seconds"], row["memory"]["host"] / 2**20
     print(f"{row['host']} ({row['fed']}): step {base[0]:.3f} s, forward {base[1]:.3f} s, peak {base[2]:.0f} MiB")
     for preset in PRESETS:
         counted = row["presets"][preset]["flops"]["training"]["ratio"]
         kept = 1 + row["presets"][preset]["kept"] / row["memory"]["host"]
         line = f"  {preset:7} FLOPs x{counted:.3f}  memory x{figure(row, 'memory', preset):.3f}"
-        line += f" (what is kept: {kept:.3f}; 4 x batch: {figure(row, 'memory, 4 x batch', preset):.3f})"
+        line += f" (by formula at least {kept:.3f}; 4 x batch: {figure(row, 'memory, 4 x batch', preset):.3f})"
         for mode in MODES:
             one = row[mode][preset]
             line += f"  {mode} x{one['measured']:.3f} ({one['quartiles'][0]:.3f} to {one['quartiles'][1]:.3f};"
@@ -321,12 +321,12 @@ def main() -> None:
     parser.add_argument("--hosts", nargs="+", default=list(HOSTS), choices=list(HOSTS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--quick", action="store_true", help="one round, memory once: figures that mean little")
+    parser.add_argument("--quick", action="store_true", help="one round, memory once: only a rough check")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     libraries.timm(), libraries.transformers()
-    torch.set_num_threads(1)  # until the children have been forked
+    torch.set_num_threads(1)  # until the child processes have been forked
     memory = {
         name: {
             "memory": peaks(name, 1, options.threads, 1 if options.quick else 2),
@@ -341,11 +341,11 @@ def main() -> None:
     rows = []
     for name in options.hosts:
         rows.append({**assess(HOSTS[name], machine, rounds), **memory[name]})
-        say(rows[-1])
+        show(rows[-1])
     made = cache_seconds(1 if options.quick else 5)
     bars = judge(rows, made)
     for bar in bars:
-        print(f"{'met    ' if bar['met'] else 'NOT MET'} {bar['bar']}: {bar['found']:.3f} (at most {bar['at most']})")
+        print(f"{'met    ' if bar['met'] else 'NOT MET'} {bar['bar']}: {bar['found']:.3f} (limit {bar['at most']})")
     if options.out:
         result = {
             "rounds": rounds,

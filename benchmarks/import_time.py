@@ -1,4 +1,4 @@
-"""What `import mnemos` adds to `import torch`, and how long `mnemos --help` takes, each in processes of their own.
+"""The time that `import mnemos` adds to `import torch`, and the time of `mnemos --help`, each in a new process.
 
 python benchmarks/import_time.py [--out results/import_time.json]
 """
@@ -31,7 +31,7 @@ def main() -> None:
         for name, arguments in RUNS.items():
             start = time.perf_counter()
             subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-            if i:  # the first round finds the files not in memory yet
+            if i:  # the first round reads the files from disk
                 times[name].append(time.perf_counter() - start)
     base = times["import torch"]
     rows = []

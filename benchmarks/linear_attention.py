@@ -1,14 +1,14 @@
-"""Causal linear attention, forward and backward: the C++ kernels beside the PyTorch path, softmax and a peer.
+"""Causal linear attention, forward and backward: the C++ kernels compared with the PyTorch path, softmax and a peer.
 
     python benchmarks/linear_attention.py [--tokens 1024 4096 …] [--widths 32 64] [--rounds 9] [--out FILE.json]
-    python benchmarks/linear_attention.py --peers softmax --tokens 32 64 128 256 512      # where softmax is overtaken
+    python benchmarks/linear_attention.py --peers softmax --tokens 32 64 128 256 512   # when is it faster than softmax?
     python benchmarks/linear_attention.py --peers none --tokens 4096 16384 65536 262144   # is time linear in N?
 
-All must agree before anything is timed. A round times each of them once, in an order that rotates, and with them a
-product of two square matrices, whose rate is what the machine can do at that moment. pytorch-fast-transformers takes
-part where it is installed; softmax is PyTorch's own (scaled_dot_product_attention, causal). Useful operations are
-14·D·M a token and head: S summed and read, and then S, dq, R, dk, dv. "Kept" is what lasts from native's forward to its
-backward beside inputs and output, in floats a token and head.
+First, all implementations must agree. A round times each of them once, in an order that rotates, together with a
+product of two square matrices, which measures the machine's rate at that moment. pytorch-fast-transformers is included
+if it is installed; softmax is PyTorch's scaled_dot_product_attention, causal. The useful operations are 14·D·M per
+token and head: S summed and read, then S, dq, R, dk and dv. "Kept" is the memory between native's forward and backward
+pass in addition to inputs and output, in floats per token and head.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from mnemos.ops import linear_attention
 from mnemos.train.run import provenance
 
 BATCH, HEADS, SQUARE = 2, 8, 1024
-SOFTMAX_UP_TO = 4096  # beyond it, its square takes all the time there is
+SOFTMAX_UP_TO = 4096  # longer sequences take too long, as the cost is quadratic
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -38,13 +38,13 @@ def ours(backend: str) -> Attention:
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, T, H, D] as everywhere here."""
+    """Causal softmax attention; q, k and v are [B, T, H, D], as in all functions here."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def fast_transformers() -> Attention:
-    """Its causal product with the feature map and normaliser of its own layer."""
+    """The causal product of fast-transformers with the feature map and the normaliser of its own layer."""
     from fast_transformers.causal_product import causal_dot_product
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def draw(tokens: int, width: int, batch: int = BATCH, heads: int = HEADS) -> tup
 
 
 def kept(given: list[Tensor]) -> int:
-    """Bytes that native keeps for its backward beside inputs and output: denominators, and the first state."""
+    """Bytes that native keeps for its backward pass besides inputs and output: denominators and the first state."""
     found: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def kept(given: list[Tensor]) -> int:
 
 
 def check(width: int) -> None:
-    """Values and gradients of all that claim to compute the same, against float64."""
+    """Compare values and gradients of all implementations of linear attention with float64."""
     given, upstream = draw(333, width)
     exact = [x.detach().double().requires_grad_() for x in given]
     y = linear_attention(*exact)[0]
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--heads", type=int, default=HEADS)
-    parser.add_argument("--peers", "--only", nargs="+", help="beside native (sdpa is softmax); or none")
+    parser.add_argument("--peers", "--only", nargs="+", help="compared with native (sdpa means softmax); or none")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)

@@ -1,14 +1,14 @@
-"""How far linear attention's float32 sums are off after a million tokens, against float64.
+"""The error of linear attention in float32 after a million tokens, compared with float64.
 
     python benchmarks/linear_attention_error.py [--tokens 1000000] [--out FILE.json]    ten minutes of one core
 
-B = 1, H = 2, D = M = 32, φ = elu + 1; values of mean 0 and of mean 1, and inputs scaled by 1e4 and 1e-4; single steps
-with values of mean 1, whose sums grow most. An error is the largest of the last 4,096 tokens over the largest float64
-output among them; "half way" is the same up to N/2, and shows what grows. bfloat16: float64 gets the rounded inputs,
-and the bar is on the final sums (s and z, each over its largest), for y's own rounding hides everything else; "drift"
-is y's error at the end over that half way.
+B = 1, H = 2, D = M = 32, φ = elu + 1. Values have mean 0 or mean 1, and inputs are scaled by 1, 1e4 and 1e-4. Single
+steps use values of mean 1, whose sums grow most. An error is the maximum over the last 4,096 tokens, divided by the
+largest float64 output among them. "half way" is the error at N/2; the difference shows growth. For bfloat16, float64
+reads the rounded inputs. The limit then applies to the final sums s and z, each divided by its largest value, because
+the rounding of y hides all other errors; "drift" is the error of y at the end divided by that half way.
 
-Bars, float32: 1e-5 in chunks, 5e-5 in single steps, 1e-5 in single steps with the compensated state.
+Limits for float32: 1e-5 in chunks, 5e-5 in single steps, 1e-5 in single steps with the compensated state.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def draw(tokens: int, mean: float, scale: float) -> Given:
 
 
 def exact(given: Given, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """y, s and z in float64 by the equations' running sums, BLOCK tokens at a time."""
+    """y, s and z in float64, from the running sums of the equations, BLOCK tokens at a time."""
     s, z = torch.zeros(1, HEADS, WIDTH, WIDTH).double(), torch.zeros(1, HEADS, WIDTH).double()
     parts = []
     for a in range(0, given[0].shape[1], BLOCK):
@@ -50,7 +50,7 @@ def exact(given: Given, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def run(given: Given, length: int, backend: str, compensated: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """y and the sums of calls of `length` tokens."""
+    """y and the final sums, computed in calls of `length` tokens."""
     y, state = torch.empty_like(given[2]), None
     for a in range(0, y.shape[1], length):
         here = slice(a, a + length)
@@ -107,8 +107,8 @@ def main() -> None:
                         rows.append({"inputs": name, **row})
                         print(
                             f"{name:15} {row['type']:9} {backend:8} {row['way']:18} y {row['at the end']:.1e} "
-                            f"(half way {row['half way']:.1e})  sums {row['sums']:.1e}  bar {row['bar']:.0e} "
-                            f"{'holds' if row['holds'] else 'MISSED'}",
+                            f"(half way {row['half way']:.1e})  sums {row['sums']:.1e}  limit {row['bar']:.0e} "
+                            f"{'met' if row['holds'] else 'NOT MET'}",
                             flush=True,
                         )
     if options.out:

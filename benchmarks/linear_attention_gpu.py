@@ -1,13 +1,13 @@
-"""Causal linear attention on a GPU: the Triton kernels beside a peer, softmax, our PyTorch path, and a plain copy.
+"""Causal linear attention on a GPU: the Triton kernels compared with a peer, softmax, our PyTorch path and a copy.
 
     python benchmarks/linear_attention_gpu.py [--tokens 1024 …] [--widths 32 64 128] [--types bfloat16 float32]
                                               [--budget 65536] [--rounds 9] [--out FILE.json]
 
-All that claim to compute the same must agree before anything is timed. A round times each of them once, in an order
-that rotates, by CUDA events around a few calls; the median over the rounds is printed. "copy" copies, on the device,
-as many bytes as the kernels must move at the least (forward: q, k, v in, y out; backward: those and y's gradient in,
-three gradients out): what the memory allows. flash-linear-attention takes part where it is installed, with the paper's
-feature map and its own normaliser; softmax is PyTorch's flash attention. Batch times tokens is kept at --budget.
+First, all implementations of linear attention must agree. A round times each of them once, in an order that rotates,
+with CUDA events around a few calls; the median over the rounds is printed. "copy" copies on the device the minimum
+number of bytes that the kernels must move (forward: q, k, v in, y out; backward: these and the gradient of y in, three
+gradients out); it is the limit set by memory bandwidth. flash-linear-attention is included if it is installed, with the
+paper's feature map and its own normaliser; softmax is PyTorch's flash attention. Batch size times tokens is --budget.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from mnemos.ops import linear_attention
 from mnemos.ops.linear import triton
 from mnemos.train.run import provenance
 
-HEADS, LEAST_MS = 16, 5.0  # a measurement lasts as many calls as take LEAST_MS
+HEADS, LEAST_MS = 16, 5.0  # a measurement repeats calls for at least LEAST_MS
 SOFTMAX_UP_TO, CHUNKED_UP_TO = 65536, 65536
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -39,13 +39,13 @@ def ours(backend: str) -> Attention:
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, T, H, D] as everywhere here."""
+    """Causal softmax attention; q, k and v are [B, T, H, D], as in all functions here."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def flash_linear_attention() -> Attention:
-    """Its chunked product and its normaliser, after the feature map of the paper."""
+    """The chunked product and the normaliser of flash-linear-attention, with the paper's feature map."""
     from fla.ops.linear_attn import chunk_linear_attn
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def flash_linear_attention() -> Attention:
 
 
 def linear() -> dict[str, Attention]:
-    """What claims to compute the same."""
+    """All implementations of linear attention."""
     found = {"triton": ours("triton"), "chunked": ours("chunked")}
     if importlib.util.find_spec("fla"):
         found["flash-linear-attention"] = flash_linear_attention()
@@ -75,7 +75,7 @@ def draw(tokens: int, width: int, batch: int, dtype: torch.dtype, heads: int = H
 
 
 def check(width: int, dtype: torch.dtype) -> dict[str, float]:
-    """The largest error of each, values and gradients, as a part of the largest number; ours must be small."""
+    """The largest relative error of values and gradients per implementation. Exits if that of Triton is too large."""
     given, upstream = draw(1111, width, 2, dtype, 4)
     exact = [x.detach().double().requires_grad_() for x in given]
     y = linear_attention(*exact, backend="chunked")[0]
@@ -90,7 +90,9 @@ def check(width: int, dtype: torch.dtype) -> dict[str, float]:
         )
     allowed = 1e-4 if dtype == torch.float32 else 2e-2
     if not errors["triton"] < allowed:
-        raise SystemExit(f"triton is wrong: {errors['triton']:.1e} off at D = M = {width}, {dtype}; {allowed} allowed")
+        raise SystemExit(
+            f"triton: expected an error below {allowed} at D = M = {width}, {dtype}, found {errors['triton']:.1e}"
+        )
     return errors
 
 
@@ -110,7 +112,7 @@ def step(attention: Attention, given: list[Tensor], upstream: Tensor) -> Callabl
 
 
 def copy(tensors: int, like: Tensor) -> Callable[[], None]:
-    """Moves as many bytes as reading and writing so many tensors takes, half of them read and half written."""
+    """A function that copies as many bytes as `tensors` tensors have; half of them are read and half are written."""
     source = torch.empty(tensors * like.numel() // 2, dtype=like.dtype, device=like.device)
     target = torch.empty_like(source)
 
@@ -121,7 +123,7 @@ def copy(tensors: int, like: Tensor) -> Callable[[], None]:
 
 
 def race(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a call of each, a measurement a round: `mnemos.measure.timing.race` by the GPU's clock."""
+    """Milliseconds per call of each function, one measurement per round, like `mnemos.measure.timing.race` on a GPU."""
     calls = {}
     for name, run in runs.items():
         calls[name] = max(1, int(LEAST_MS / max(timed(run, 3), 1e-3)))
@@ -176,15 +178,15 @@ def main() -> None:
     parser.add_argument(
         "--types", nargs="+", choices=["bfloat16", "float16", "float32"], default=["bfloat16", "float32"]
     )
-    parser.add_argument("--budget", type=int, default=65536, help="tokens of all rows together")
+    parser.add_argument("--budget", type=int, default=65536, help="tokens per batch, over all rows")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("this benchmark needs a GPU, and PyTorch sees no CUDA device; on a CPU: benchmarks/linear_attention.py")
+        print("expected a GPU, but PyTorch sees no CUDA device; on a CPU use benchmarks/linear_attention.py")
         sys.exit(2)
     if not triton.runs_here():
-        print(f"this benchmark times the Triton kernels: {triton.why_not()}")
+        print(f"expected working Triton kernels: {triton.why_not()}")
         sys.exit(2)
     rows, errors = [], []
     for name in options.types:

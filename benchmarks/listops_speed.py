@@ -1,8 +1,8 @@
-"""Distinct accepted ListOps samples a minute at Long Range Arena's lengths, with one and with two processes.
+"""Distinct accepted ListOps samples per minute at Long Range Arena's lengths, with one and two processes.
 
     python benchmarks/listops_speed.py --out results/listops_speed.json
 
-Before it times anything it holds labels against an evaluator that shares no code with the generator.
+First, labels are compared with an evaluator that shares no code with the generator.
 """
 
 import argparse
@@ -11,23 +11,23 @@ import time
 from pathlib import Path
 
 from mnemos.data.listops_generate import Rules
-from mnemos.data.listops_stream import Stream
+from mnemos.data.listops_stream import SampleStream
 from mnemos.data.listops_text import evaluate, to_text
 from mnemos.train.run import provenance
 
 
 def check(seed: int) -> None:
-    with Stream(Rules(), seed) as stream:
+    with SampleStream(Rules(), seed) as stream:
         rows = stream.take(300)
     for i in range(len(rows)):
         if evaluate(to_text(rows.row(i))) != rows.labels[i]:
-            raise SystemExit(f"sample {i} of seed {seed} has a wrong label: nothing was timed")
+            raise SystemExit(f"sample {i} of seed {seed} has a wrong label; nothing was timed")
 
 
 def measure(workers: int, seconds: float, seed: int) -> dict[str, float]:
-    """Samples a minute once the processes run, and how long starting them took."""
+    """Samples per minute after the processes have started, and the time to start them."""
     begun = time.perf_counter()
-    with Stream(Rules(), seed, workers) as stream:
+    with SampleStream(Rules(), seed, workers) as stream:
         stream.take(1)
         start = time.perf_counter()
         samples, tokens = 0, 0
@@ -48,16 +48,16 @@ def measure(workers: int, seconds: float, seed: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each measurement takes")
+    parser.add_argument("--seconds", type=float, default=10.0, help="the duration of each measurement")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     check(options.seed)
     rows = [measure(workers, options.seconds, options.seed) for workers in (1, 2)]
     for row in rows:
-        print(f"{row['workers']} process(es): {row['samples_per_minute']:,} samples a minute")
+        print(f"{row['workers']} process(es): {row['samples_per_minute']:,} samples per minute")
     result = {
         "benchmark": "listops_speed",
-        "metric": "distinct accepted samples a minute",
+        "metric": "distinct accepted samples per minute",
         "rules": Rules()._asdict(),
         "seed": options.seed,
         "rows": rows,

@@ -1,10 +1,10 @@
-"""What a Memformer's step is made of: the critical path's share, and a token's time and a state's bytes in a stream.
+"""Costs of a Memformer: the critical path's share of a training step, and time and state bytes per token of a stream.
 
     python benchmarks/memformer_cost.py --out results/memformer_cost.json
 
-The shape is the paper's language model, 4 encoder and 16 decoder layers, narrower; its FLOPs at the full width are
-counted too, which takes no time. Before it times anything it holds `advance` against the forward's state, and a
-stream token by token against the whole.
+The model is the paper's language model with 4 encoder and 16 decoder layers, at a smaller width. FLOPs at the full
+width are counted without running it. First, the state of `advance` is compared with that of a forward pass, and a
+stream read token by token with the same stream read at once.
 """
 
 import argparse
@@ -39,17 +39,17 @@ def check(model: Memformer) -> None:
     whole, _ = model(x)
     logits, state = model(x[:, :256])
     if not all(torch.equal(a, b) for a, b in zip(leaves(model.advance(x[:, :256])), leaves(state), strict=True)):
-        raise SystemExit("advance and the forward give different states: nothing was timed")
+        raise SystemExit("advance and forward return different states; nothing was timed")
     parts = [logits]
     for token in x[:, 256:].T:
         y, state = model(token[None], state)
         parts.append(y)
     if not torch.allclose(torch.cat(parts, 1), whole, atol=1e-4):
-        raise SystemExit("token by token differs from the whole: nothing was timed")
+        raise SystemExit("reading token by token differs from reading at once; nothing was timed")
 
 
 def share(model: Memformer, rows: int, rounds: int) -> dict[str, Any]:
-    """f: what encoder and writer take of a step's forward, in time and in FLOPs; and the step with its backward."""
+    """The share f of encoder and writer in a forward pass, in time and FLOPs; the share of the forward in a step."""
     x = torch.randint(256, (rows, PAPER["segment"]))
     with torch.no_grad():
         _, state = model(x)
@@ -80,7 +80,7 @@ def calls(model: Memformer) -> dict[str, Any]:
 
 @torch.no_grad()
 def token(model: Memformer, rounds: int) -> dict[str, Any]:
-    """A token of a stream of one row, over whole segments: the encoder runs once in each."""
+    """Time and state bytes per token of a stream with one row, over whole segments (one encoder call per segment)."""
     length = PAPER["segment"]
     x = torch.randint(256, (1, length))
     _, start = model(x)
@@ -103,7 +103,7 @@ def token(model: Memformer, rounds: int) -> dict[str, Any]:
 
 
 def full_size(slots: int) -> dict[str, float]:
-    """FLOPs of a segment at the paper's width, counted without computing: all, and the critical path's share."""
+    """FLOPs of a segment at the paper's width, counted from shapes: the total, and the share of the critical path."""
     with torch.device("meta"):
         model = build(512, slots)
         x = torch.zeros(1, PAPER["segment"], dtype=torch.int64)

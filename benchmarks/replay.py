@@ -1,15 +1,15 @@
-"""Memory and speed of replay beside back-propagation through time and torch.utils.checkpoint.
+"""Memory and speed of replay compared with back-propagation through time and torch.utils.checkpoint.
 
     python benchmarks/replay.py [--rounds 15] [--out results/replay.json]
     python benchmarks/replay.py --million [--out results/replay_million.json]     a million tokens in one rollout
 
-A recurrent Transformer with the shape of Memformer's language model, smaller: an encoder that reads and makes anew K
-slots of memory (the critical path), and a decoder four times as deep that reads what the encoder made of the segment.
-Gradients must agree before anything is measured; a round times every way once, in an order that rotates.
+The model is a small recurrent Transformer in the shape of Memformer's language model: an encoder that reads and
+replaces K slots of memory (the critical path), and a decoder four times as deep that reads the encoder's output for the
+segment. First, the gradients of all ways must agree. A round times every way once, in an order that rotates.
 
-Limits, with a forward of 1 and a backward of 2: 3T/(4T − 1) of the speed of back-propagation without `advance`,
-3T/(3T + f(T − 1)) with one that is a share f of a forward; and, since a backward is not 2 exactly, the same from the
-forward, backward and advance timed here.
+Upper limits of the speed relative to back-propagation through time over T segments, if a forward pass costs 1 and a
+backward pass 2: 3T/(4T − 1) without `advance`, and 3T/(3T + f(T − 1)) with an `advance` that costs a share f of a
+forward pass. The same limits are also computed from the forward, backward and advance times measured here.
 """
 
 import argparse
@@ -66,8 +66,8 @@ class Recurrent(nn.Module):
         return nn.functional.cross_entropy(self.head(y).flatten(0, 1), x.flatten()), memory
 
 
-class Pieces:
-    """Segments made when asked for: inputs take no memory."""
+class Segments:
+    """A sequence of segments that are generated on access, so that inputs take no memory."""
 
     def __init__(self, count: int, batch: int, tokens: int) -> None:
         self.count, self.shape = count, (batch, tokens)
@@ -81,8 +81,8 @@ class Pieces:
         return torch.randint(VOCABULARY, self.shape, generator=torch.Generator().manual_seed(t))
 
 
-def truncated(model: Recurrent, pieces: Pieces) -> None:
-    """A loop that keeps nothing from one segment to the next, a first pass before it: what the allocator does alone."""
+def truncated(model: Recurrent, pieces: Segments) -> None:
+    """Two passes that keep nothing between segments: the memory that any loop of this form needs."""
     for learns in (False, True):
         state = None
         for x in pieces:
@@ -101,19 +101,21 @@ def memory(
         for count in counts:
             if name in ("through time", "torch.utils.checkpoint") and count > longest:
                 continue
-            pieces = Pieces(count, batch, tokens)
+            pieces = Segments(count, batch, tokens)
             run = functools.partial(way, model, pieces)
             if not rows:
-                run()  # gradients, and what a process takes once
-            saved = None if "checkpoint" in name else most_saved(run)  # whose second forward keeps by hooks of its own
-            peaks = sorted(peak_of(run) or 0 for _ in range(rounds))  # they differ by some percent
+                run()  # gradients, and memory that is allocated only once
+            saved = (
+                None if "checkpoint" in name else most_saved(run)
+            )  # checkpointing saves tensors through its own hooks
+            peaks = sorted(peak_of(run) or 0 for _ in range(rounds))  # they differ by a few percent
             peak = statistics.median(peaks)
             kept = count if "sqrt" not in name else 2 * int(count**0.5 + 1)
             states = kept * batch * model.start.numel() * 4
             rows.append({"way": name, "segments": count, "saved": saved, "peak": peak, "peaks": peaks})
             rows[-1]["states"] = states if "replay" in name else 0
             print(f"{name:24} {count:4} segments: saved {(saved or 0) / 2**20:8.2f} MiB, peak "
-                  f"{peak / 2**20:8.2f} MiB, of it stored states {rows[-1]['states'] / 2**20:6.2f}",
+                  f"{peak / 2**20:8.2f} MiB, stored states {rows[-1]['states'] / 2**20:6.2f} MiB",
                   flush=True)  # fmt: skip
     return rows
 
@@ -124,7 +126,7 @@ def timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def speed(model: Recurrent, pieces: Pieces, rounds: int) -> dict[str, Any]:
+def speed(model: Recurrent, pieces: Segments, rounds: int) -> dict[str, Any]:
     x, state = pieces[0], model.advance(pieces[1], None).detach()
 
     def whole_forward() -> None:
@@ -144,7 +146,7 @@ def speed(model: Recurrent, pieces: Pieces, rounds: int) -> dict[str, Any]:
         for name in names[i % len(names) :] + names[: i % len(names)]:
             seconds = timed(lambda name=name: WAYS[name](model, pieces))  # type: ignore[misc]
             model.zero_grad()
-            if i:  # the first round is the allocator's
+            if i:  # the first round warms up the allocator
                 times[name].append(seconds)
     f, b, n, a = (statistics.median(parts[k]) for k in parts)
     steps, share = len(pieces), a / n
@@ -172,12 +174,13 @@ def speed(model: Recurrent, pieces: Pieces, rounds: int) -> dict[str, Any]:
             row |= {"limit": limits[name][0], "limit from these parts": measured}
         found["ways"].append(row)
         own = row["speed of through time"]["median"]
-        said = f"{name:24} {row['seconds']:.3f} s, {own:.3f} of through time, "
-        said += f"{row['speed of torch.utils.checkpoint']['median']:.3f} of checkpoint"
+        line = f"{name:24} {row['seconds']:.3f} s, speed {own:.3f} relative to through time, "
+        line += f"{row['speed of torch.utils.checkpoint']['median']:.3f} to checkpoint"
         if name in limits:
-            said += f"; limit {row['limit']:.3f}: {own / row['limit']:.3f} of it; "
-            said += f"from the parts {row['limit from these parts']:.3f}: {own / row['limit from these parts']:.3f}"
-        print(said, flush=True)
+            line += f"; limit {row['limit']:.3f} ({own / row['limit']:.3f} of it), "
+            parts_limit = row["limit from these parts"]
+            line += f"from measured parts {parts_limit:.3f} ({own / parts_limit:.3f} of it)"
+        print(line, flush=True)
     return found
 
 
@@ -192,33 +195,33 @@ def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -
         logits, state = model(x[:, :-1], state)
         return nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten()), state
 
-    def gradients(way: Callable[[Pieces], Any]) -> list[Tensor]:
-        way(Pieces(12, 1, segment + 1))
+    def gradients(way: Callable[[Segments], Any]) -> list[Tensor]:
+        way(Segments(12, 1, segment + 1))
         found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         return found
 
-    def plain(pieces: Pieces) -> None:
+    def plain(pieces: Segments) -> None:
         total, state = torch.zeros(()), None
         for x in pieces:
             loss, state = step(x, state)
             total = total + loss / len(pieces)
         total.backward()
 
-    def replayed(pieces: Pieces) -> mnemos.State:
+    def replayed(pieces: Segments) -> mnemos.State:
         return mnemos.replay(step, pieces, module=model, checkpoints=checkpoints, offload=offload)
 
     for a, b in zip(gradients(replayed), gradients(plain), strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7
-    pieces = Pieces(-(-tokens // segment), 1, segment + 1)
+    pieces = Segments(-(-tokens // segment), 1, segment + 1)
     losses: list[Tensor] = []
     start = time.perf_counter()
     peak = peak_of(lambda: losses.append(replayed(pieces).loss))
     seconds = time.perf_counter() - start
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     total = len(pieces) * segment
-    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB beyond what "
-          f"was there, weights of {weights / 2**20:.1f} MiB among it")  # fmt: skip
+    print(f"{total:,} tokens in {len(pieces)} segments, {checkpoints}: peak {(peak or 0) / 2**20:.1f} MiB in "
+          f"addition to that before; weights {weights / 2**20:.1f} MiB")  # fmt: skip
     print(f"{seconds:.0f} s, {total / seconds:,.0f} tokens/s, loss {losses[0]:.4f}")
     return {"tokens": total, "segment": segment, "checkpoints": checkpoints, "offload": bool(offload), "peak": peak,
             "weights": weights, "seconds": seconds, "loss": float(losses[0])}  # fmt: skip
@@ -227,10 +230,10 @@ def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--segments", type=int, default=16, help="of a timed rollout")
+    parser.add_argument("--segments", type=int, default=16, help="segments of a timed rollout")
     parser.add_argument("--counts", type=int, nargs="+", default=[8, 64, 512])
-    parser.add_argument("--peaks", type=int, default=5, help="measurements of a peak, of which the median counts")
-    parser.add_argument("--only", choices=["speed", "memory"], help="of the two")
+    parser.add_argument("--peaks", type=int, default=5, help="measurements per peak; their median is reported")
+    parser.add_argument("--only", choices=["speed", "memory"], help="run only this part")
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--segment", type=int, default=1000)
@@ -248,13 +251,13 @@ def main() -> None:
         if options.only != "memory":
             shape, batch, tokens = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}, 4, 64
             model = Recurrent(**shape)
-            check_ways(model, Pieces(5, batch, tokens))
+            check_ways(model, Segments(5, batch, tokens))
             result["speed"] = {"shape": {**shape, "batch": batch, "tokens": tokens}}
-            result["speed"] |= speed(model, Pieces(options.segments, batch, tokens), options.rounds)
+            result["speed"] |= speed(model, Segments(options.segments, batch, tokens), options.rounds)
         if options.only != "speed":
             shape, batch = {"width": 64, "encoders": 1, "decoders": 6, "slots": 4}, 8
             model = Recurrent(**shape)
-            check_ways(model, Pieces(3, batch, 64))
+            check_ways(model, Segments(3, batch, 64))
             result["memory"] = {"shape": {**shape, "batch": batch, "tokens": 64}}
             result["memory"]["ways"] = memory(model, batch, 64, options.counts, 32, options.peaks)
     if options.out:

@@ -1,25 +1,27 @@
-"""Does the stored cache stay finite? 100,000 updates of every preset, under hostile inputs and hostile weights.
+"""Does the stored cache stay finite? 100,000 updates of every preset with extreme inputs and extreme weights.
 
-    nice python benchmarks/stability.py --out results/stability.json       under ten minutes of one core
+    nice python benchmarks/stability.py --out results/stability.json       less than ten minutes on one core
 
-A lane is one preset's cache under one kind of input and one kind of weights: float32, Tm = 16 slots, Dm = 32 channels,
-batch 4, zero at the start, the mean over the batch stored. Lanes run together (vmap of `gated_update`, compiled), and
-before anything is measured a few updates are held against the layer itself: its training forward and `promote`.
+A lane is the cache of one preset with one kind of input and one kind of weights: float32, Tm = 16 slots, Dm = 32
+channels, batch size 4. It starts at zero and stores the mean over the batch. Lanes run together (vmap of
+`gated_update`, compiled). First, a few updates are compared with the layer itself: its training forward pass and
+`promote`.
 
-What theory says, per slot, with b_t = W_cS·S̄ + b_c and R = diag(g_r):
+Theory, per slot, with b_t = W_cS·S̄ + b_c and R = diag(g_r):
 
   LN(GELU): bounded. A layer norm's z has Σz = 0 and Σz² ≤ Dm, so |z_i| ≤ √(Dm − 1) and |C̃| ≤ √(Dm − 1)·|gain| +
-  |shift|; C_t is a convex mixture of C_{t−1} and C̃, and the stored cache a mean of those, so by induction every
-  channel has |C_t| ≤ max(|C_0|, √(Dm − 1)·|gain| + |shift|), whatever the inputs and the weights of the gates and of
-  W_c are. In float32 the norm's own squares must not overflow (see "limits").
+  |shift|. C_t is a convex mixture of C_{t−1} and C̃, and the stored cache is a mean of such mixtures. By induction
+  every channel has |C_t| ≤ max(|C_0|, √(Dm − 1)·|gain| + |shift|), for all inputs and all weights of the gates and of
+  W_c. In float32 the squares inside the norm must not overflow (see "limits").
 
   linear: C_t = A_t·C_{t−1} + diag(g_u)·b_t with A_t = diag(1 − g_u) + diag(g_u)·W_cC·R. The max norm of A_t is at most
-  max_i (1 − g_u,i + g_u,i·Σ_j |W_cC,ij|·g_r,j), so rows of W_cC that sum to q < 1 in absolute value suffice:
-  |C_t| ≤ max(|C_0|, max|b|/(1 − q)). Gates that stand still leave it unstable exactly where A has an eigenvalue outside
-  the unit circle; with g_u the same in all channels, where an eigenvalue z of W_cC·R has |1 − g_u + g_u·z| > 1: a
-  real z > 1 for every g_u, however small, while the complex z of the same size is damped by it. Default initialisation
-  (uniform, ±1/√(2·Dm)) puts the eigenvalues of W_cC in a disc of radius 1/√6 = 0.41 whatever Dm is: it is unstable from
-  W_c × 4.9 with g_r = 1/2 everywhere, × 3.5 with half the g_r at 1 and half at 0, × 2.4 with all at 1.
+  max_i (1 − g_u,i + g_u,i·Σ_j |W_cC,ij|·g_r,j). It is therefore sufficient that the absolute row sums of W_cC are at
+  most q < 1: then |C_t| ≤ max(|C_0|, max|b|/(1 − q)). With constant gates the cache is unstable exactly if A has an
+  eigenvalue outside the unit circle. If g_u is equal in all channels, this is the case if an eigenvalue z of W_cC·R has
+  |1 − g_u + g_u·z| > 1. A real z > 1 is unstable for every g_u > 0; a complex z of the same size is damped by a small
+  g_u. Default initialisation (uniform, ±1/√(2·Dm)) puts the eigenvalues of W_cC in a disc of radius 1/√6 = 0.41 for
+  every Dm. It is unstable from W_c × 4.9 with all g_r = 1/2, × 3.5 with half of the g_r at 1 and half at 0, and × 2.4
+  with all at 1.
 """
 
 import argparse
@@ -42,8 +44,8 @@ from mnemos.train.run import provenance
 PRESETS = ("paper", "official", "mnemos")
 INPUTS = {
     "normal": "N(0, 1)",
-    "constant": "1 everywhere, always",
-    "repeated": "one N(0, 1) batch, again and again",
+    "constant": "1 everywhere, in every update",
+    "repeated": "the same N(0, 1) batch in every update",
     "x100": "100·N(0, 1)",
     "x1e4": "1e4·N(0, 1)",
     "tiny": "1e-4·N(0, 1)",
@@ -51,13 +53,13 @@ INPUTS = {
     "one token": "N(0, 1), T = 1 resampled to all slots",
     "alternating": "+1e4 everywhere, then −1e4",
     "bf16": "N(0, 1) rounded to bfloat16",
-    "spikes": "0 but for one 1e4 a sample, anywhere",
+    "spikes": "0 except for one entry of 1e4 per sample, at a random position",
 }
 WEIGHTS = {
     "default": "as initialised",
     "candidate x2": "W_c × 2",
     "candidate x4.5": "W_c × 4.5",
-    "gates open": "g_u = g_r = 1, whatever comes",
+    "gates open": "g_u = g_r = 1 for all inputs",
     "edge": "W_cC scaled: the largest real part among the eigenvalues of W_cC·diag(mean g_r) is 1.05",
 }
 SCALES = (2.0, 2.25, 2.5, 3.0, 3.5, 3.75, 4.0, 4.25, 4.5, 5.0, 6.0)
@@ -65,7 +67,7 @@ SEEDS = 5
 
 
 class Size(NamedTuple):
-    """Batch rows, tokens = slots, model width (the cache has half of it), heads."""
+    """Rows of a batch, slots (as many as tokens), model width (the cache has half of it), and heads."""
 
     batch: int = 4
     slots: int = 16
@@ -78,7 +80,7 @@ LARGER = Size(batch=8, slots=49, width=128, heads=4)
 
 
 def layer(preset: str, weights: str = "default", seed: int = 0, size: Size = SIZE) -> GatedCacheAttention:
-    """A layer of the library with its gates and candidate changed as WEIGHTS says."""
+    """A layer of the library, with its gates and candidate changed according to WEIGHTS."""
     torch.manual_seed(seed)
     made = GatedCacheAttention(size.width, size.heads, grc=GRC(length=size.slots, preset=preset))  # type: ignore[arg-type]
     d = made.cache_dim
@@ -101,14 +103,14 @@ def layer(preset: str, weights: str = "default", seed: int = 0, size: Size = SIZ
 
 @functools.lru_cache(maxsize=2)
 def noise(shape: tuple[int, ...], seed: int) -> Tensor:
-    """N(0, 1), drawn once for all the kinds of input that are made of it."""
+    """N(0, 1) noise, cached because several kinds of input use it."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def tokens(kind: str, n: int, start: int, size: Size, seed: int) -> Tensor:
-    """x [n, B, T, D] of updates start … start + n − 1, or [1, B, T, D] where all are alike.
+    """The inputs x [n, B, T, D] of updates start … start + n − 1; [1, B, T, D] if all are equal.
 
-    The same numbers whenever they are asked for in the same pieces.
+    A pure function of its arguments: the same calls return the same numbers.
     """
     draw = 10**9 * seed + start + 1
     n = 1 if kind in ("constant", "repeated", "zero") else n
@@ -131,7 +133,7 @@ def tokens(kind: str, n: int, start: int, size: Size, seed: int) -> Tensor:
 
 
 def sources(made: GatedCacheAttention, x: Tensor) -> Tensor:
-    """S̄ [n, B, Tm, Dm] of x [n, B, T, D], as the layer summarises: its input, or its attention's output."""
+    """The summary S̄ [n, B, Tm, Dm] that the layer computes from x [n, B, T, D] or from its attention's output."""
     shape, x = x.shape[:2], x.flatten(0, 1)
     if made.grc.source == "output":
         x = made.inner.project(made.inner.heads(x)[0])
@@ -139,7 +141,7 @@ def sources(made: GatedCacheAttention, x: Tensor) -> Tensor:
 
 
 def stacked(layers: Sequence[GatedCacheAttention]) -> tuple[Tensor, ...]:
-    """Weights and biases of W_u, W_r, W_c, and the norm's gain and shift where there is one, a lane a layer."""
+    """Weights and biases of W_u, W_r and W_c, and gain and shift of the norm if there is one; one lane per layer."""
     modules = [[m.update_gate, m.reset_gate, m.candidate, m.candidate_norm] for m in layers]
     return tuple(
         torch.stack([getattr(m[i], name).detach() for m in modules])
@@ -150,7 +152,7 @@ def stacked(layers: Sequence[GatedCacheAttention]) -> tuple[Tensor, ...]:
 
 
 def update(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeights]:
-    """C_t [L, B, Tm, Dm] and the gates of L lanes: source [L, B, Tm, Dm], cache [L, Tm, Dm], p from `stacked`."""
+    """C_t [L, B, Tm, Dm] and the gates of L lanes, from source [L, B, Tm, Dm], cache [L, Tm, Dm] and p of `stacked`."""
 
     def one(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeights]:
         return gated_update(source, cache, p[0:2], p[2:4], p[4:6], p[6:8] or None)  # type: ignore[arg-type]
@@ -159,13 +161,13 @@ def update(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeigh
 
 
 def step(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, Tensor]:
-    """The next stored cache [L, Tm, Dm] (the mean over the batch), and each lane's largest |C_t| [L]."""
+    """The next stored cache [L, Tm, Dm], the mean over the batch, and the largest |C_t| of each lane [L]."""
     new = update(source, cache, *p)[0]
     return new.mean(1), new.abs().amax((1, 2, 3))
 
 
 def check(seed: int = 0, size: Size = SIZE) -> None:
-    """Hold one `step` after the other against the layer's own training forward and `promote`."""
+    """Compare consecutive calls of `step` with the layer's own training forward pass and `promote`."""
     for preset in PRESETS:
         layers = [layer(preset, weights, seed, size) for weights in WEIGHTS for _ in INPUTS]
         kinds = [kind for _ in WEIGHTS for kind in INPUTS]
@@ -185,7 +187,7 @@ def check(seed: int = 0, size: Size = SIZE) -> None:
 
 
 def effective_rank(cache: Tensor) -> Tensor:
-    """exp of the entropy of the singular values' shares, [L, Tm, Dm] -> [L]; 0 for a cache of zeros."""
+    """exp of the entropy of the normalised singular values, [L, Tm, Dm] -> [L]; 0 for a cache of zeros."""
     values = torch.linalg.svdvals(cache.double())
     total = values.sum(-1)
     share = values / total.clamp(min=1e-300)[:, None]
@@ -193,7 +195,7 @@ def effective_rank(cache: Tensor) -> Tensor:
 
 
 def radius(gates: GateWeights, candidate: Tensor) -> Tensor:
-    """The spectral radius of A, its gates' mean over the batch, the largest over the slots: [L]."""
+    """The spectral radius of A with its mean over the batch; the maximum over the slots, [L]."""
     d = candidate.shape[1]
     half = candidate[:, None, None, :, d:]  # [L, 1, 1, Dm, Dm]
     moved = (gates.update[..., None] * half * gates.reset[..., None, :]).mean(1)
@@ -201,7 +203,7 @@ def radius(gates: GateWeights, candidate: Tensor) -> Tensor:
 
 
 def snapshot(source: Tensor, cache: Tensor, after: Tensor, p: tuple[Tensor, ...]) -> dict[str, list]:
-    """What is recorded at a checkpoint, a value a lane; None where the cache is not finite."""
+    """The values recorded at a checkpoint, one per lane; None for a cache that is not finite."""
     finite = after.flatten(1).isfinite().all(1) & cache.flatten(1).isfinite().all(1)
     after, cache = (torch.where(finite[:, None, None], c, 0) for c in (after, cache))
     gates = update(source, cache, *p)[1]
@@ -225,10 +227,10 @@ def run(
     advance: Callable[..., tuple[Tensor, Tensor]] = step,
     chunk: int = 100,
 ) -> dict[str, Any]:
-    """Run every lane of p for `updates` updates; feed(n, start) gives [n, L, B, Tm, Dm].
+    """Run every lane of p for `updates` updates; feed(n, start) returns their summaries [n, L, B, Tm, Dm].
 
-    Gives "finite", "first" (the first update, from 1, whose C_t was not finite, else None), "peak" (the largest |C_t|
-    of any row while finite), "cache", and the snapshots at "checkpoints" (1, 10, 100, … and the last).
+    Returns "finite", "first" (the first update, counted from 1, whose C_t is not finite, or None), "peak" (the largest
+    finite |C_t| of any row), "cache", and the snapshots at "checkpoints" (1, 10, 100, … and the last update).
     """
     lanes, d = p[0].shape[:2]
     cache = torch.zeros(lanes, size.slots, d)
@@ -262,13 +264,13 @@ def run(
 def table(
     preset: str, updates: int, seed: int, size: Size = SIZE, kinds: Sequence[str] = tuple(INPUTS), **how: Any
 ) -> list[dict[str, Any]]:
-    """One row a lane: every kind of weights under every kind of input."""
+    """One row per lane: every kind of weights with every kind of input."""
     made = [layer(preset, weights, seed, size) for weights in WEIGHTS]
     names = [(weights, kind) for weights in WEIGHTS for kind in kinds]
     p = stacked([m for m in made for _ in kinds])
 
     def feed(n: int, start: int) -> Tensor:
-        # The kinds of weights share one attention (they are changed after it is drawn), so they share S̄.
+        # All kinds of weights have the same attention, which is drawn before they are changed, so they share S̄.
         seen = [sources(made[0], tokens(kind, n, start, size, seed)).expand(n, -1, -1, -1) for kind in kinds]
         return torch.stack(seen, 1).repeat(1, len(made), 1, 1, 1)
 
@@ -282,7 +284,7 @@ def table(
 
 
 def thresholds(updates: int, seed: int, **how: Any) -> list[dict[str, Any]]:
-    """For the linear candidate: how many of five initialisations overflow, by the scale of W_c."""
+    """The number of initialisations out of five that overflow with the linear candidate, by the scale of W_c."""
     rows = []
     for kind, opened in (("normal", False), ("x1e4", False), ("normal", True)):
         layers = []
@@ -306,7 +308,7 @@ def thresholds(updates: int, seed: int, **how: Any) -> list[dict[str, Any]]:
 
 
 def limits(seed: int) -> list[dict[str, Any]]:
-    """The largest input scale a preset stands at default weights, and what one infinite number leaves behind."""
+    """The largest input scale at which a preset stays finite, and the share of the cache lost to one infinite input."""
     rows = []
     for preset in PRESETS:
         made = layer(preset, seed=seed)
@@ -329,7 +331,7 @@ def limits(seed: int) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """A line a preset and kind of weights: over all inputs, how many stay finite, and the largest |C|."""
+    """Print one line per preset and kind of weights: how many inputs keep it finite, and the largest |C|."""
     for preset, weights in dict.fromkeys((r["preset"], r["weights"]) for r in rows):
         mine = [r for r in rows if (r["preset"], r["weights"]) == (preset, weights)]
         bad = [f"{r['input']} ({r['first_not_finite']})" for r in mine if not r["finite"]]
@@ -339,7 +341,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """JSON with one line a row of a table."""
+    """Write JSON with one line per row of a table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = []
     for key, value in result.items():

@@ -1,9 +1,9 @@
-"""Our plain Transformer beside torch.nn.TransformerEncoder and a Hugging Face encoder of the same shape.
+"""Speed of the plain Transformer compared with torch.nn.TransformerEncoder and a Hugging Face encoder of equal shape.
 
     python benchmarks/transformer_speed.py [--pairs 15] [--out results/transformer_speed.json]
 
-All three share one embedding, one head and one set of weights, and must agree before anything is timed. A round
-times each of them once, in an order that rotates, so that a machine that slows down slows all of them down.
+All three use the same embedding, head and weights. First, their outputs must agree. A round times each of them once, in
+an order that rotates, so that changes of the machine's speed affect all of them equally.
 """
 
 import argparse
@@ -30,8 +30,8 @@ SHAPES = {
 VOCABULARY, CLASSES = 64, 10
 
 
-class Around(nn.Module):
-    """What stands around a peer's encoder: the embedding, fixed positions and head that our model has."""
+class WithEmbedding(nn.Module):
+    """A peer's encoder with the embedding, fixed positions and head of our model."""
 
     def __init__(self, ours: Transformer, encoder: nn.Module, tokens: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def torch_encoder(ours: Transformer) -> nn.Module:
 
 
 class HuggingFace(nn.Module):
-    """The layers of transformers' ViT, one after the other: pre-norm, softmax by scaled_dot_product_attention."""
+    """The layers of the ViT in transformers, in sequence: pre-norm, softmax by scaled_dot_product_attention."""
 
     def __init__(self, ours: Transformer) -> None:
         super().__init__()
@@ -125,8 +125,8 @@ def contestants(shape: dict[str, int]) -> tuple[dict[str, nn.Module], Tensor, Te
     ours = Transformer(vocab_size=VOCABULARY, max_length=shape["tokens"], causal=False, head=head, **fields)
     models = {
         "mnemos": Ours(ours),
-        "torch.nn.TransformerEncoder": Around(ours, torch_encoder(ours), shape["tokens"]),
-        "transformers ViT": Around(ours, HuggingFace(ours), shape["tokens"]),
+        "torch.nn.TransformerEncoder": WithEmbedding(ours, torch_encoder(ours), shape["tokens"]),
+        "transformers ViT": WithEmbedding(ours, HuggingFace(ours), shape["tokens"]),
     }
     x = torch.randint(VOCABULARY, (shape["batch"], shape["tokens"]))
     y = torch.randint(CLASSES, (shape["batch"],))
@@ -168,7 +168,9 @@ def race(runs: dict[str, Callable[[], None]], pairs: int) -> dict[str, list[floa
         for name in names[i % len(names) :] + names[: i % len(names)]:
             repeats = 0
             start = time.perf_counter()
-            while time.perf_counter() - start < 0.15 or repeats == 0:  # long enough for the clock and the scheduler
+            while (
+                time.perf_counter() - start < 0.15 or repeats == 0
+            ):  # long enough for the clock's resolution and the scheduler
                 runs[name]()
                 repeats += 1
             times[name].append((time.perf_counter() - start) / repeats)

@@ -1,10 +1,10 @@
-"""Which switches of the gated cache help? Arms beside their twin without a cache, at equal training, seed by seed.
+"""Which options of the gated cache help? Variants are compared with the model without a cache, at equal training.
 
     python benchmarks/which_cache.py listops --seeds 4 --out runs/which-listops      half an hour on one core
     python benchmarks/which_cache.py mnist --data MNIST --seeds 3 --out runs/which-mnist
 
-Every arm is the task's recipe with one thing changed; `mnemos report DIR` draws the comparison, caches emptied,
-exchanged and shut off included, and --result writes the table as JSON.
+Every variant is the task's recipe with one change. `mnemos report DIR` draws the comparison, including evaluation with
+caches emptied, exchanged and disabled. --result writes the table as JSON.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
 
 TASKS = {"listops": ("demo", "demo-wider", 3000), "mnist": ("mnist-vit", "mnist-vit-wider", 1200)}
-ARMS = {
+VARIANTS = {
     "mnemos": GRC(),
     "paper": GRC(preset="paper"),
     "paper-shut": GRC(preset="paper", gate_init=-2.0),
@@ -31,30 +31,30 @@ ARMS = {
 
 
 def recipes(task: str, names: list[str], data: Path | None) -> list[Recipe]:
-    """The twin without a cache, the one with as many parameters, and the arms asked for."""
+    """The recipe without a cache, the one with wider MLPs and equal parameters, and the chosen variants."""
     plain_name, wider_name, steps = TASKS[task]
 
-    def made(name: str, recipe: Recipe, **model: object) -> Recipe:
+    def variant(name: str, recipe: Recipe, **model: object) -> Recipe:
         recipe = replace(recipe, name=name, model=replace(recipe.model, **model))
         if data is not None:
             recipe = replace(recipe, data=replace(recipe.data, path=str(data)))
         return replace(recipe, train=replace(recipe.train, steps=steps, eval_every=steps, checkpoint_every=steps))
 
     plain, wider = (registry.load("recipe", name)() for name in (plain_name, wider_name))
-    arms = [made(name, plain, cache=ARMS[name]) for name in names]
-    return [made("plain", plain), made("wider", wider), *arms]
+    cached = [variant(name, plain, cache=VARIANTS[name]) for name in names]
+    return [variant("plain", plain), variant("wider", wider), *cached]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
-    found = compare(recipes(options.task, options.arms, options.data), options.out, options.seeds)
+    found = compare(recipes(options.task, options.variants, options.data), options.out, options.seeds)
     if options.result:
         write_json(options.result, {"task": options.task, **found})
 
