@@ -26,9 +26,11 @@ def tiny(monkeypatch) -> None:
     rows = ("Transformer-XL memory=224", "Memformer 4+8", "w/o memory")
     for module in (image_tables, recipes):
         monkeypatch.setattr(module, "PICTURES", {name: table_models.PICTURES[name] for name in rows})
-    monkeypatch.setitem(recipes.SMALL, "digits", ImageSizes(dim=8, shallower=2, fewer=16, side=8, dropout=0.0))
+    monkeypatch.setitem(
+        recipes.SMALL, "digits", ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
+    )
     monkeypatch.setattr(language, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
-    sizes = LanguageSizes(dim=8, num_heads=2, shallower=4, shorter=16, dropout=0.0)
+    sizes = LanguageSizes(dim=8, num_heads=2, layer_divisor=4, length_divisor=16, dropout=0.0)
     monkeypatch.setattr(language, "PAPER", sizes)
     monkeypatch.setattr(language, "ROUNDS", 1)
     for module in (language, recipes):

@@ -43,7 +43,7 @@ class CIFARConfig(DataConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def files(self) -> list[Path]:
-        """The official files, the archive or the two tars."""
+        """The files that are read: the official files, their archive, or the two tar files."""
         return find_cifar(self.folder, self.variant)
 
     def build(self) -> ImageTask:

@@ -32,7 +32,7 @@ class CopyConfig(DataConfig):
     seed: int = 0
 
     def files(self) -> tuple[()]:
-        """None: every sequence is generated."""
+        """An empty result, because every sequence is generated."""
         return ()
 
     def build(self) -> GeneratedTask:

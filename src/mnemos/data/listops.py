@@ -62,7 +62,7 @@ class ListOpsConfig(DataConfig):
         return ArrayTask(**splits, vocab_size=len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
 
     def files(self) -> tuple[Path, ...]:
-        """The three files of the folder; none where the samples are generated."""
+        """The three files in `path`; empty if the samples are generated."""
         return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
 
     def generate(self) -> dict[str, Rows]:

@@ -46,7 +46,7 @@ class PixelsConfig(DataConfig):
     start: bool = False
 
     def files(self) -> Sequence[str | Path] | None:
-        """Those of the images."""
+        """The files of the images."""
         return self.images.files()
 
     def build(self) -> "PixelTask":

@@ -55,7 +55,7 @@ class RecallConfig(DataConfig):
         return 2 * self.pairs + self.gap + self.distance + 2 * self.queries - 1
 
     def files(self) -> tuple[()]:
-        """None: every sequence is generated."""
+        """An empty result, because every sequence is generated."""
         return ()
 
     def build(self) -> GeneratedTask:

@@ -49,7 +49,7 @@ class SpokenConfig(DataConfig):
     seed: int = 0
 
     def files(self) -> list[Path]:
-        """The recordings and the archives of recordings."""
+        """The wav files, and the archives of wav files."""
         return recording_files(self.path)
 
     def build(self) -> "SpokenTask":

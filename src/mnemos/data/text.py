@@ -46,7 +46,7 @@ class TextConfig(DataConfig):
     longest: int = 65_536
 
     def files(self) -> list[Path]:
-        """The documents' files, the empty ones among them."""
+        """The documents' files, including empty ones."""
         return document_files(self.path)
 
     def build(self) -> "TextTask":

@@ -13,9 +13,9 @@ from ..findings import Cell, spread
 from ..reproduce import Options
 from ..small_runs import task
 
-STEPS = 500  # updates of a run, where the options do not say
-# How the recipe of a small host ends, by its cache. PAPER has preset="paper", which the claims are about.
-# The last two are their never-written baselines: what the cached branch gives without a memory.
+STEPS = 500  # updates per run, unless the options give a number
+# The endings of recipe names, by kind of cache. PAPER has preset="paper", which the claims are about.
+# UNWRITTEN: the never-written baselines, which show what the cached branch gives without a memory.
 PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
 UNWRITTEN = {PAPER: "-paper-unwritten", CACHED: "-cached-unwritten"}
 NAMES = {
@@ -44,7 +44,7 @@ def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
 
 
 def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]:
-    """A host without a cache (ratio 0), and with one of each ratio."""
+    """Recipes of a host without a cache (ratio 0) and with a cache of each ratio in `wanted`."""
     cached = recipe(options, host, PAPER)
     found = [recipe(options, host)]
     for ratio in wanted:
@@ -55,9 +55,9 @@ def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]
 
 
 def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """Train the recipes in options.out/runs, where that is not done yet, and return their comparison.
+    """Train the recipes in options.out/runs, unless they are trained, and return their comparison.
 
-    The dictionary is that of comparison.json, with its folder as "folder".
+    The result has the contents of comparison.json, and its folder as "folder".
     """
     steps = recipes[0].train.steps
     folder = options.out / "runs" / f"{name}-{task(options)[0]}-{steps}"
@@ -76,13 +76,13 @@ def kinds(host: str) -> tuple[str, ...]:
 
 
 def accuracy(comparison: dict[str, Any], index: int) -> Cell:
-    """The test accuracy of a row, mean and standard deviation over seeds, in percent."""
+    """The test accuracy of row `index` in percent: mean and standard deviation over seeds."""
     row = comparison["rows"][index]
     return spread(row["mean"], row["std"])
 
 
 def emptied(comparison: dict[str, Any], index: int) -> Cell:
-    """The test accuracy of a cached row with its caches emptied; None where it has none."""
+    """The test accuracy of row `index` with its caches emptied; None for a row without caches."""
     name = comparison["rows"][index]["name"]
     for control in comparison["controls"]:
         if (control["name"], control["control"]) == (name, "emptied"):
@@ -91,10 +91,10 @@ def emptied(comparison: dict[str, Any], index: int) -> Cell:
 
 
 def about(options: Options, comparison: dict[str, Any]) -> str:
-    """One line: what was trained, on which data, for how many updates, and the accuracy of the commonest class."""
+    """A line for titles: data, number of updates and seeds, and the accuracy of the majority class."""
     name, _ = task(options)
     steps = recipe(options, "vit").train.steps
     seeds = comparison["rows"][0]["seeds"]
     majority = comparison["majority"]
-    chance = "" if majority is None else f"; always the commonest class: {100 * majority:.1f}"
+    chance = "" if majority is None else f"; majority class: {100 * majority:.1f} %"
     return f"small models on {name}, {steps:,} updates, {seeds} seed{'s' * (seeds > 1)}{chance}"

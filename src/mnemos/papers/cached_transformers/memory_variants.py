@@ -1,4 +1,4 @@
-"""Variants of an image recipe that differ from it in memory alone, or in the width that a memory's parameters buy."""
+"""Variants of an image recipe: with a memory, or with wider MLPs that have as many parameters as the memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,12 +23,12 @@ def unwritten(variant: Recipe) -> Recipe:
 
 
 def attention_cached(base: Recipe) -> Recipe:
-    """The recipe with the keys and values of the batch before (Table 2). Swin has none: its windows have no room."""
+    """The recipe with a cache of the previous batch's keys and values (Table 2); not possible for Swin's windows."""
     return _changed(base, cache=AttentionCache())
 
 
 def wider(base: Recipe, **widths: Any) -> Recipe:
-    """The recipe with other MLP widths, chosen for as many parameters as the cached variant has, and no memory."""
+    """The recipe without memory and with wider MLPs: `widths` are chosen to match the cached variant's parameters."""
     return _changed(base, **widths)
 
 

@@ -1,4 +1,4 @@
-"""What the recipes of small images share: hosts that train in a minute or two on one core, and their settings."""
+"""Shared by the recipes of small images: hosts that train in a minute or two on one core, and their settings."""
 
 from functools import partial
 
@@ -10,11 +10,11 @@ VIT = partial(ViTConfig, dim=64, depth=4, num_heads=4, pool="mean")
 # PVT version 2 throughout: it learns several times faster from few images than version 1.
 PVT = partial(PVTConfig, version=2, patch=2, dims=(32, 64), depths=(2, 2), num_heads=(2, 4))
 SWIN = partial(SwinConfig, dim=32, depths=(2, 2), num_heads=(2, 4))
-WIDER = 3.40625  # mlp_ratio for 2: as many parameters as three gates and four projections of half the width
+WIDER = 3.40625  # replaces mlp_ratio 2: adds the parameters of three gates and four projections of half the width
 
 
 def small(data: DataConfig, model: ImageConfig, steps: int, batch: int = 64, lr: float = 2e-3) -> Recipe:
-    """A host without memory on a task of small images, trained by AdamW with a cosine schedule."""
+    """A recipe of a host without memory on small images, trained by AdamW with a cosine schedule."""
     return Recipe(
         model=model,
         data=data,

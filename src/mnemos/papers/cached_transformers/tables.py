@@ -20,14 +20,15 @@ from .host_costs import RECIPES, Cost, config, costs
 
 PAPER = GRC(preset="paper")
 RATIOS = (0.125, 0.25, 0.5, 1.0)
-ROUNDS = 3  # of a throughput measurement
+ROUNDS = 3  # per throughput measurement
 BATCH = 4
 
 _SIZES = ("params M", "params M cached", "G", "G cached", "+ formula", "G cached, in eval")
 _COUNTS = (
-    "G: 10⁹ multiply-adds of a 224² image, every product counted; + formula: what a cache adds by the formula of "
-    "mnemos/ops/gated_cache/cost.py. As the paper counts: without products of queries with keys and of weights with "
-    "values, and 9·T·Dm² for a cache as long as the tokens are many, where ours keeps PVT's reduced length."
+    "G: 10⁹ multiply-adds per 224² image, with all products. + formula: the G that a cache adds by the formula in "
+    "mnemos/ops/gated_cache/cost.py. As the paper counts: without the products of queries with keys and of weights "
+    "with "
+    "values, and 9·T·Dm² for a cache with as many slots as tokens; our caches have PVT's reduced length."
 )
 
 
@@ -59,7 +60,7 @@ def table2(claim: Claim, options: Options) -> Finding:
 
 
 def table9(claim: Claim, options: Options) -> Finding:
-    """Table 9: parameters, FLOPs and throughput of PVT, cached and not."""
+    """Table 9: parameters, FLOPs and throughput of PVT, with and without a cache."""
     counted = ["as the paper counts", "as the paper counts cached", "paper G", "paper G cached"]
     flops = Table("Parameters and FLOPs", ["", *_SIZES, *counted])
     for name, values in claim.values.items():
@@ -69,7 +70,7 @@ def table9(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return found
     speed = Table(
-        f"Images per second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: with by without a cache",
+        f"Images per second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: with a cache / without",
         ["", "train", "train cached", "ratio", "paper ratio", "test", "test cached", "test ratio", "paper test ratio"],
     )
     for name, values in claim.values.items():
@@ -77,8 +78,9 @@ def table9(claim: Claim, options: Options) -> Finding:
         speed.add(name, *train, *throughput(name, training=False), values[3] / values[2])
     found.tables.append(speed)
     found.notes.append(
-        f"Ratios are medians over {ROUNDS} interleaved rounds. The paper's images per second are a V100's "
-        f"({', '.join(f'{name} {v[0]:g} and {v[2]:g}' for name, v in claim.values.items())} without a cache)."
+        f"Ratios are medians over {ROUNDS} interleaved rounds. The paper measured on a V100 "
+        f"({', '.join(f'{name} {v[0]:g} and {v[2]:g}' for name, v in claim.values.items())} images per second "
+        "without a cache)."
     )
     return found
 
@@ -108,7 +110,7 @@ def table10(claim: Claim, options: Options) -> Finding:
 
 
 def throughput(name: str, training: bool) -> tuple[float, float, float]:
-    """Images per second of a paper's model without and with a cache, and the ratio of the latter to the former."""
+    """Images per second of one of the paper's models without a cache and with one, and the ratio with / without."""
     torch.manual_seed(0)
     plain = config(name).build()
     with_cache = copy.deepcopy(plain)
@@ -140,7 +142,7 @@ def _work(model: nn.Module, x: Tensor, training: bool) -> Callable[[], None]:
 
 
 def _costs(claim: Claim) -> Table:
-    """Parameters and FLOPs beside the paper's accuracies."""
+    """A table of parameters and FLOPs next to the paper's accuracies."""
     table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *_papers(claim)])
     for name, values in claim.values.items():
         table.add(name, *_sizes(*costs(name, [PAPER])), *values)
@@ -172,10 +174,11 @@ def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> Non
 
 
 def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
-    """How the paper's models are trained at their real size."""
+    """A note: the commands that train the paper's models at their real size."""
     recipes = ", ".join(RECIPES[name] for name in names)
     endings = " or ".join(f'"{kind}"' for kind in kinds if kind)
     return (
-        f"At the real size: mnemos train RECIPE --data.folder IMAGENET, of {recipes}, each also with {endings} "
-        "behind its name (300 epochs, many GPUs; not trained here)."
+        f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {endings} to a "
+        "name for "
+        "its cached variant. They need 300 epochs on many GPUs and were not trained here."
     )

@@ -75,7 +75,7 @@ def _inference() -> Table:
     """Time and bytes of two models of equal width, with a memory of 1,024 tokens or slots."""
     width, length = PAPER.dim, PAPER.segment
     table = Table(
-        f"Inference at width {width}, memory {1024 // PAPER.shorter:,}, {torch.get_num_threads()} threads",
+        f"Inference at width {width}, memory {1024 // PAPER.length_divisor:,}, {torch.get_num_threads()} threads",
         ["", "ms per generated token", "ms per read token", "GFLOP per segment", "state MiB", "maximum state MiB"],
     )
     tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
@@ -85,7 +85,7 @@ def _inference() -> Table:
         model = language_variant(row, PAPER)[0].build().eval()
         with torch.inference_mode():
             state: State = None
-            for _ in range(1024 // PAPER.shorter // length):
+            for _ in range(1024 // PAPER.length_divisor // length):
                 _, state = model(tokens, state)
         runs[f"{name}, generated"] = partial(_generate, model, tokens, state)
         runs[f"{name}, read"] = partial(_read, model, tokens, state)

@@ -22,8 +22,8 @@ class ImageSizes(NamedTuple):
     """The size of Table 1's models: the paper's by default. A segment is one row of a picture."""
 
     dim: int = 128
-    shallower: int = 1  # the paper's layers are divided by it
-    fewer: int = 1  # its slots are
+    layer_divisor: int = 1  # divides the paper's numbers of layers
+    slot_divisor: int = 1  # divides the paper's numbers of slots
     side: int = 28
     dropout: float = 0.1
 
@@ -38,14 +38,14 @@ class LanguageSizes(NamedTuple):
 
     dim: int = 512
     num_heads: int = 8
-    shallower: int = 1  # the paper's layers are divided by it
-    shorter: int = 1  # its segments, memories and slots are
+    layer_divisor: int = 1  # divides the paper's numbers of layers
+    length_divisor: int = 1  # divides the paper's segments, memories and numbers of slots
     dropout: float = 0.1
 
     @property
     def segment(self) -> int:
         """Tokens per segment."""
-        return 128 // self.shorter
+        return 128 // self.length_divisor
 
 
 # The names of Table 1's rows, and how the names of their recipes end. Table 4 has 8 slots where the text has 64: both
@@ -80,10 +80,10 @@ LANGUAGE = (*_XL, *_MEMFORMERS)
 
 # Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
 SMALL = {
-    "digits": ImageSizes(dim=32, shallower=2, fewer=4, side=8, dropout=0.0),
-    "mnist": ImageSizes(dim=32, shallower=2, dropout=0.0),
+    "digits": ImageSizes(dim=32, layer_divisor=2, slot_divisor=4, side=8, dropout=0.0),
+    "mnist": ImageSizes(dim=32, layer_divisor=2, dropout=0.0),
 }
-SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, shallower=4, shorter=4, dropout=0.0)
+SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, layer_divisor=4, length_divisor=4, dropout=0.0)
 
 
 def picture_variant(name: str, size: ImageSizes) -> Variant:
@@ -96,7 +96,7 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
         return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
     plain = TransformerConfig(
         dim=size.dim,
-        layers=8 // size.shallower,
+        layers=8 // size.layer_divisor,
         num_heads=4,
         mlp=2 * size.dim,
         max_length=size.length,
@@ -109,7 +109,7 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
         model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
         return model, RolloutConfig(segment_length=size.side, horizon=1)
     encoder, decoder = (4, 8) if "4+8" in name else (4, 4) if "4+4" in name else (2, 6)
-    slots = 0 if name == "w/o memory" else max(1, (_number(name) if "memory=" in name else 64) // size.fewer)
+    slots = 0 if name == "w/o memory" else max(1, (_number(name) if "memory=" in name else 64) // size.slot_divisor)
     memory = SlotsConfig(
         slots=slots,
         temperature=1.0 if "temperature" in name else 0.25,
@@ -118,8 +118,8 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
     )
     memformer = MemformerConfig(
         dim=size.dim,
-        encoder_layers=encoder // size.shallower,
-        decoder_layers=decoder // size.shallower,
+        encoder_layers=encoder // size.layer_divisor,
+        decoder_layers=decoder // size.layer_divisor,
         num_heads=4,
         mlp=2 * size.dim,
         segment=size.side,
@@ -140,11 +140,11 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
             dim=size.dim,
             num_heads=size.num_heads,
             mlp=4 * size.dim,
-            layers=16 // size.shallower,
+            layers=16 // size.layer_divisor,
             max_length=size.segment,
             position="none",
             dropout=size.dropout,
-            attention=RelativeConfig(memory=_XL[name] // size.shorter),
+            attention=RelativeConfig(memory=_XL[name] // size.length_divisor),
         )
         return model, RolloutConfig(segments=HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[name]
@@ -152,10 +152,10 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
         dim=size.dim,
         num_heads=size.num_heads,
         mlp=4 * size.dim,
-        encoder_layers=encoder // size.shallower,
-        decoder_layers=decoder // size.shallower,
+        encoder_layers=encoder // size.layer_divisor,
+        decoder_layers=decoder // size.layer_divisor,
         segment=size.segment,
-        memory=SlotsConfig(slots=slots // size.shorter, temperature=0.125),
+        memory=SlotsConfig(slots=slots // size.length_divisor, temperature=0.125),
         dropout=size.dropout,
     )
     return memformer, RolloutConfig(segments=HORIZON)
