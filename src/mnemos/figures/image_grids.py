@@ -22,7 +22,7 @@ _REMEDY = "run mnemos sample on it again"
 
 
 def section(comparison: Comparison) -> str:
-    """Samples and completions of the first run of each arm that has some."""
+    """Samples and completions of the first run of each variant that has some."""
     parts = []
     for name in comparison.arms:
         run = next((run for run in comparison.runs.get(name, ()) if run.written is not None), None)

@@ -24,11 +24,10 @@ def memory(comparison: Comparison, name: str) -> Memory:
     found = _gated(model)
     if found:
         return "written" if any(cache.get("write", True) for cache in found) else "unwritten"
-    slots = model.get("memory") if isinstance(model, dict) else None
-    other = isinstance(model, dict) and (
-        model.get("cache") is not None or (isinstance(slots, dict) and slots.get("slots"))
-    )
-    return "other" if other else "none"
+    if not isinstance(model, dict):
+        return "none"
+    slots = model.get("memory")
+    return "other" if model.get("cache") or (isinstance(slots, dict) and slots.get("slots")) else "none"
 
 
 def role(comparison: Comparison, row: Row, other: Row) -> Role:

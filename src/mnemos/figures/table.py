@@ -1,4 +1,4 @@
-"""The comparison in numbers: every arm's metric and cost, what happens without the memory, and a dot a seed."""
+"""The comparison in numbers: every variant's metric and cost, the controls, and one dot per seed."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,12 @@ CONTROLS = {
 
 
 def section(comparison: Comparison) -> str:
-    """The table of arms, the figure of seeds and the table of controls, or the lines that say what is missing."""
+    """The table of variants, the figure of seeds and the table of controls, or the lines that say what is missing."""
     return "\n".join([_arms(comparison), _seeds(comparison), _controls(comparison)])
 
 
 def _arms(comparison: Comparison) -> str:
-    head = ["arm", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "an epoch", "peak memory"]
+    head = ["variant", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "per epoch", "peak memory"]
     rows = [
         [
             f'<i class="dot" style="color:var(--arm-{i % len(ARMS)})"></i>{escape(row.name)}',
@@ -53,7 +53,7 @@ def _arms(comparison: Comparison) -> str:
 
 
 def _epoch(comparison: Comparison, name: str) -> float:
-    """Seconds an epoch, the mean over an arm's runs; NaN where none says."""
+    """Seconds per epoch, the mean over a variant's runs; NaN where no run says."""
     found = [
         number((run.result or {}).get("epoch_seconds"), run.label, "epoch_seconds")
         for run in comparison.runs.get(name, ())
@@ -76,10 +76,10 @@ def _seeds(comparison: Comparison) -> str:
         lambda axes: draw_seeds(axes, comparison, arms),
         size=(4.1, 0.4 + 0.3 * len(arms)),
         left=min(2.0, 0.1 + 0.075 * max(len(short(a)) for a in arms)),
-        label=f"Test {comparison.metric} by arm and seed",
+        label=f"Test {comparison.metric} by variant and seed",
     )
     caption = (
-        f"Test {comparison.metric}: a filled mark a seed, the bar their mean"
+        f"Test {comparison.metric}: a filled mark per seed, the bar their mean"
         + (", a ring the same trained model with its cache emptied" if emptied else "")
         + (", the dotted line the most frequent class" if comparison.majority is not None else "")
         + f". From result.json of {plural(len(comparison.all_runs()), 'run')}."
@@ -88,7 +88,7 @@ def _seeds(comparison: Comparison) -> str:
 
 
 def draw_seeds(axes: "Axes", comparison: Comparison, arms: list[str]) -> None:
-    """A row an arm: a dot a seed, a bar for the mean, a ring for the emptied cache."""
+    """One row per variant: a dot per seed, a bar for the mean, a ring for the emptied cache."""
     axes.set_ylim(len(arms) - 0.5, -0.5)
     axes.set_yticks(range(len(arms)), [short(name) for name in arms])
     axes.tick_params(axis="y", labelcolor=INK[0], pad=6)
@@ -135,11 +135,14 @@ def _controls(comparison: Comparison) -> str:
     caption = (
         f"Controls: the same trained models, evaluated with the memory taken away. The change is in test "
         f"{comparison.metric} against the intact model, its 95% interval from the spread between seeds. "
-        "Emptied: every slot zero; exchanged: noise of the cache's own mean and spread a channel; closed: the branch "
+        "Emptied: every slot zero; exchanged: noise of the cache's own mean and spread per channel; closed: the branch "
         f"shut off, which takes away its parameters too and so proves nothing alone. A change shows that the model "
         "depends on what its cache holds; what the memory adds is the difference to the never-written baseline. "
         f"From {comparison.source}."
     )
     return table(
-        caption, ["arm", "control", f"test {comparison.metric}", "seeds", "change", "95% interval"], rows, "controls"
+        caption,
+        ["variant", "control", f"test {comparison.metric}", "seeds", "change", "95% interval"],
+        rows,
+        "controls",
     )
