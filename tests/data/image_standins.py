@@ -19,7 +19,7 @@ def photo(seed: int, width: int = 40, height: int = 30) -> Image.Image:
 
 
 def write_photos(folder: Path, classes: dict[str, int], seed: int = 0, ending: str = "png") -> Path:
-    """FOLDER/CLASS/NUMBER.png, as many of each class as said."""
+    """Write FOLDER/CLASS/NUMBER.png; `classes` gives the number of images per class."""
     for label, (name, count) in enumerate(classes.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):

@@ -59,7 +59,7 @@ def test_other_files_are_refused(content, problem):
     assert "\n" not in str(error.value)
 
 
-def test_folders_that_cannot_be(tmp_path, monkeypatch):
+def test_wrong_folders_raise(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"--data\.path"):
         read_recordings(tmp_path / "none")
     with pytest.raises(InputError, match=r"LABEL_SPEAKER_TAKE.*--data\.path"):

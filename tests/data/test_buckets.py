@@ -48,7 +48,7 @@ def test_batches_hold_similar_lengths_and_come_in_mixed_order():
     assert abs(np.corrcoef(np.arange(len(batches)), batches.mean(1))[0, 1]) < 0.2
 
 
-def test_batches_hold_similar_lengths_in_every_epoch_whatever_the_batch_size():
+def test_batches_hold_similar_lengths_in_every_epoch_for_every_batch_size():
     lengths = np.random.default_rng(0).permutation(1000)
     order = Order(1000, lengths)
     for first in (0, 1001, 2002):  # 7 does not divide 1000: epochs begin in the middle of a batch
@@ -57,7 +57,7 @@ def test_batches_hold_similar_lengths_in_every_epoch_whatever_the_batch_size():
 
 
 @pytest.mark.parametrize(("pools", "least", "most"), [(1, 1.0, 1.0), (8, 0.0, 0.1)])
-def test_which_rows_share_a_pool_is_drawn_anew_each_epoch(pools, least, most):
+def test_pools_differ_between_epochs(pools, least, most):
     count = pools * POOL
     order = Order(8 * count, np.arange(8 * count))
     epochs = [[tuple(sorted(order.batch(e * count + i, 8, 0))) for i in range(count)] for e in range(2)]

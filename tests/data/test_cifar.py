@@ -239,7 +239,7 @@ def test_missing_files(tmp_path):
 
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
-    """A folder that stands for the mirror."""
+    """A folder that replaces the download server."""
     folder, about = tmp_path / "mirror", OFFICIAL["cifar10"]
     folder.mkdir()
     pack(folder / about.archive, files("cifar10", "binary"))

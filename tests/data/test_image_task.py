@@ -104,7 +104,7 @@ def test_a_training_batch_is_a_pure_function(folder, policy):
 
 
 @pytest.mark.parametrize("settings", [AugmentConfig("light"), AugmentConfig("timm", mixup=0, cutmix=0)])
-def test_an_image_is_varied_anew_each_time(folder, settings):
+def test_an_image_is_augmented_differently_each_time(folder, settings):
     """From batch to batch at one place of it, within a batch, and with another seed."""
     if settings.policy == "timm":
         need_timm()
@@ -216,7 +216,7 @@ def die(number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_work_ahead_is_in_order_and_a_death_is_said():
+def test_results_of_workers_are_in_order_and_a_dead_worker_raises():
     assert list(ahead(square, iter(range(20)), 3)) == [n * n for n in range(20)]
     with pytest.raises(InputError, match=r"data.workers: .*\(DataLoader.*\)") as error:
         list(ahead(die, iter(range(5)), 2))

@@ -134,7 +134,7 @@ def test_held_out_sizes_that_leave_nothing(tmp_path, size):
 
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
-    """A folder that stands for the mirror."""
+    """A folder that replaces the download server."""
     folder = write_mnist(tmp_path / "mirror", ending=".gz")
     monkeypatch.setattr(idx, "MNIST_URL", folder.as_uri() + "/")
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in idx.MNIST_SHA256}

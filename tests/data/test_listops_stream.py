@@ -57,7 +57,7 @@ def test_resumes_where_it_stopped(done, workers):
         assert stream.position == resumed
 
 
-def test_gives_up_where_there_are_no_more(monkeypatch):
+def test_too_many_samples_raise(monkeypatch):
     monkeypatch.setattr(listops_stream, "PATIENCE", 3)
     with SampleStream(Rules(0, 2, 1), 0) as stream:
         assert sorted(stream.take(10).labels) == list(range(10))
@@ -80,13 +80,13 @@ def test_gives_up_where_there_are_no_more(monkeypatch):
         ),
     ],
 )
-def test_rules_that_cannot_be_met(rules, words):
+def test_impossible_rules_raise(rules, words):
     with pytest.raises(InputError, match=words) as error:
         SampleStream(rules, 0)
     assert "\n" not in str(error.value)
 
 
-def test_the_longest_sample_there_is_can_be_had():
+def test_the_longest_possible_sample_is_generated():
     rows = generate(Rules(5, 7, 2, 4, 0.0), 0, 50)
     assert set(rows.lengths) == {6}
     with pytest.raises(InputError, match=r"min_length below 6,.*found 6"):

@@ -119,12 +119,12 @@ def test_sizes(task):
         ({"test_takes": 5}, "train .*data.test_takes"),
     ],
 )
-def test_settings_that_cannot_be(config, change, problem):
+def test_wrong_settings_raise(config, change, problem):
     with pytest.raises(InputError, match=problem):
         dataclasses.replace(config, **change).build()
 
 
-def test_batches_that_cannot_be_are_refused(task):
+def test_wrong_batches_raise(task):
     batch = task.train_batch(0, 2, 0)
     for change, problem in (
         ({"inputs": batch.inputs[..., :7]}, "expected frames"),

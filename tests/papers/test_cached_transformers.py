@@ -97,7 +97,7 @@ def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_run_without_pictures_of_its_caches_is_looked_at_now(cached_run, tmp_path):
+def test_a_run_without_explain_json_is_explained_now(cached_run, tmp_path):
     for name in ("explain.json", "explain.safetensors"):
         (cached_run / name).unlink()
     assert main(["reproduce", "cached_transformers/figure5", "--run", str(cached_run), "--out", str(tmp_path)]) == 0

@@ -77,8 +77,7 @@ class SampleStream:
             if blocks_without_new > PATIENCE:
                 raise InputError(
                     f"listops: expected {count} more distinct samples, found {count - missing}, then none in "
-                    f"{PATIENCE} "
-                    "blocks; reduce the split sizes, or widen min_length to max_length"
+                    f"{PATIENCE} blocks; reduce the split sizes, or widen min_length to max_length"
                 )
         return Rows.joined(found)
 
@@ -187,8 +186,8 @@ def _check(rules: Rules) -> None:
         )
     if rules.max_depth < 1 or rules.max_arguments < 2:
         raise InputError(
-            "listops: expected max_depth >= 1 and max_arguments >= 2, "
-            f"found max_depth {rules.max_depth} and max_arguments {rules.max_arguments}"
+            f"listops: expected max_depth >= 1 and max_arguments >= 2, found max_depth {rules.max_depth} and "
+            f"max_arguments {rules.max_arguments}"
         )
     if not 0 <= rules.digit_probability <= 1:
         raise InputError(f"listops: expected digit_probability between 0 and 1, found {rules.digit_probability}")

@@ -95,8 +95,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
         )
     notes = [
         f"{called[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
-        "pictures. "
-        "It is negative if the branches complement each other, as the paper concludes from its figure."
+        "pictures. It is negative if the branches complement each other, as the paper concludes from its figure."
     ]
     path = png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
     page = report([run], options.out / "figure4.html")

@@ -27,8 +27,7 @@ _SIZES = ("params M", "params M cached", "G", "G cached", "+ formula", "G cached
 _COUNTS = (
     "G: 10⁹ multiply-adds per 224² image, with all products. + formula: the G that a cache adds by the formula in "
     "mnemos/ops/gated_cache/cost.py. As the paper counts: without the products of queries with keys and of weights "
-    "with "
-    "values, and 9·T·Dm² for a cache with as many slots as tokens; our caches have PVT's reduced length."
+    "with values, and 9·T·Dm² for a cache with as many slots as tokens; our caches have PVT's reduced length."
 )
 
 
@@ -179,6 +178,5 @@ def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
     endings = " or ".join(f'"{kind}"' for kind in kinds if kind)
     return (
         f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {endings} to a "
-        "name for "
-        "its cached variant. They need 300 epochs on many GPUs and were not trained here."
+        "name for its cached variant. They need 300 epochs on many GPUs and were not trained here."
     )

@@ -34,8 +34,7 @@ def speech(claim: Claim, options: Options) -> Finding:
     if options.data is None:
         raise InputError(
             "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "
-            "none; "
-            "add --data FOLDER"
+            "none; add --data FOLDER"
         )
     recipes = []
     for name in MODELS:

@@ -42,10 +42,8 @@ _COUNTED = (
 _COMMANDS = "At the paper's size: mnemos train wikitext-memformer (and wikitext-xl) --data.path FOLDER, as bytes."
 _TIMED = (
     "Batch size 1, not trained (weights do not change the time). Generated: 128 tokens one by one; the encoder runs "
-    "once "
-    "for them. Read: one segment per call. State: bytes per stream at the start of a segment, and the maximum; "
-    "within a "
-    "segment Memformer also keeps the keys and values of its decoder."
+    "once for them. Read: one segment per call. State: bytes per stream at the start of a segment, and the maximum; "
+    "within a segment Memformer also keeps the keys and values of its decoder."
 )
 
 

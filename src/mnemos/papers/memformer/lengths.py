@@ -52,16 +52,14 @@ def figure8(claim: Claim, options: Options) -> Finding:
 
 
 _ABOUT = (
-    f"Every variant reads {READ} segments of {SEGMENT} bytes per update. Variants differ in (a) the number of segments "
-    f"that the gradient passes through, with {max(SLOTS)} slots, or (b) the number of slots, with a horizon of "
-    f"{HORIZON}. "
-    f"With larger models: mnemos train text-memformer --train.rollout.segments {READ} --train.rollout.horizon H "
-    "--model.memory.slots K"
+    f"Every variant reads {READ} segments of {SEGMENT} bytes per update. Variants differ in (a) the number of "
+    f"segments that the gradient passes through, with {max(SLOTS)} slots, or (b) the number of slots, with a horizon "
+    f"of {HORIZON}. With larger models: mnemos train text-memformer --train.rollout.segments {READ} "
+    "--train.rollout.horizon H --model.memory.slots K"
 )
 _SAYS = (
     "The paper: a horizon of 1 is the worst, and 32 is hardly better than 16. 8 slots are much better than 1; more "
-    "slots "
-    "gain little. Perplexity is on the test split, with the memory carried to the end of every document."
+    "slots gain little. Perplexity is on the test split, with the memory carried to the end of every document."
 )
 
 

@@ -75,17 +75,15 @@ def figure5(claim: Claim, options: Options) -> Finding:
 
 PAPER = 8.1  # the paper's ratio of memory, "in large memory size setting"
 _ABOUT = (
-    f"Width {MEMFORMER.dim}, {MEMFORMER.num_heads} heads, "
-    f"{MEMFORMER.encoder_layers} + {MEMFORMER.decoder_layers} layers in Memformer, and equally many layers in the "
-    "others, "
-    "whose MLPs are widened to equal parameters. The Transformer reads the whole sequence at once, the others read "
-    f"{SEGMENT} tokens at a time. A multiply-add counts as 2 FLOPs; attention is counted without masking."
+    f"Width {MEMFORMER.dim}, {MEMFORMER.num_heads} heads, {MEMFORMER.encoder_layers} + {MEMFORMER.decoder_layers} "
+    "layers in Memformer, and equally many layers in the others, whose MLPs are widened to equal parameters. The "
+    f"Transformer reads the whole sequence at once, the others read {SEGMENT} tokens at a time. A multiply-add counts "
+    "as 2 FLOPs; attention is counted without masking."
 )
 _HELD = (
     "State: the bytes kept between two segments with a full memory. Forward: the peak of additional memory while the "
     "process reads one more segment without gradients. Ratios are Transformer-XL / Memformer, for the state and for "
-    "the "
-    "sum of state and forward."
+    "the sum of state and forward."
 )
 
 
