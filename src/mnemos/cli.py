@@ -236,7 +236,7 @@ def _reproduce(arguments: list[str]) -> int:
     return _training(lambda: reproduce(options.target, wanted))
 
 
-def _training(work: Callable[[], Any]) -> int:
+def _training(work: Callable[[], object]) -> int:
     """Run what may fail or be interrupted, and say so in one line."""
     from .train.stopping import Interrupted, TrainingFailed
 

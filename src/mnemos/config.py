@@ -69,7 +69,7 @@ class DataConfig(Config):
         return None
 
 
-def to_dict(value: Any) -> Any:
+def to_dict(value: object) -> Any:
     """A configuration as JSON types: dataclasses become dicts (with "is": name where registered)."""
     if dataclasses.is_dataclass(value):
         fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -160,5 +160,5 @@ def unknown_field(name: str, known: Any, where: str) -> str:
     )
 
 
-def _wrong(where: str, cls: Any, value: Any) -> InputError:
+def _wrong(where: str, cls: object, value: object) -> InputError:
     return InputError(f"{where}: expected {getattr(cls, '__name__', cls)}, found {value!r}")

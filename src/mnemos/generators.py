@@ -80,7 +80,7 @@ def _which(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "mps" else (device,)  # MPS has one device, and its functions take no argument
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """NumPy's arrays as tensors and its numbers as Python's."""
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}
@@ -89,13 +89,13 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _numpy(value: Any) -> Any:
+def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _numpy(child) for key, child in value.items()}
     return value.numpy() if isinstance(value, Tensor) else value
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, Tensor) or isinstance(b, Tensor):

@@ -1,7 +1,6 @@
 """The adapter for modules that the user names and no other adapter knows: any [B, T, D] -> [B, T, D]."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -51,12 +50,12 @@ def custom_host(site: Site, width: int | None) -> Host:
     return _Custom(kind, (), "", "", _call, place=_anywhere, found=(dim, heads))
 
 
-def _integer(module: Any, name: str) -> int | None:
+def _integer(module: object, name: str) -> int | None:
     value = reach(module, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _call(module: Any, args: tuple, kwargs: dict) -> Call:
+def _call(module: object, args: tuple, kwargs: dict) -> Call:
     x = args[0] if args else next((v for v in kwargs.values() if isinstance(v, Tensor)), None)
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(

@@ -64,12 +64,12 @@ def _pvt_v2(site: Site, seen: int | None) -> Place:
     return pyramid(seen, (height, width), module.spatial_reduction_ratio, keys=49 if module.linear_attention else None)
 
 
-def _text(module: Any, args: tuple, kwargs: dict) -> Call:
+def _text(module: object, args: tuple, kwargs: dict) -> Call:
     x = argument(args, kwargs, 0, "hidden_states")
     return Call(x, valid_tokens(argument(args, kwargs, 1, "attention_mask"), x))
 
 
-def _big_bird(module: Any, args: tuple, kwargs: dict) -> Call:
+def _big_bird(module: object, args: tuple, kwargs: dict) -> Call:
     x = argument(args, kwargs, 0, "hidden_states")
     sparse = kwargs.get("to_mask")  # [B, 1, 1, T] of ones and zeros; dense attention gets the additive mask
     if sparse is not None:
@@ -77,7 +77,7 @@ def _big_bird(module: Any, args: tuple, kwargs: dict) -> Call:
     return Call(x, valid_tokens(argument(args, kwargs, 1, "attention_mask"), x))
 
 
-def _sequence_to_sequence(module: Any, args: tuple, kwargs: dict) -> Call:
+def _sequence_to_sequence(module: object, args: tuple, kwargs: dict) -> Call:
     x = argument(args, kwargs, 0, "hidden_states")
     return Call(x, valid_tokens(argument(args, kwargs, 3, "attention_mask"), x))
 

@@ -56,17 +56,17 @@ class _CallsAsDataset:
     An InputError is returned as a result. If it were raised, the DataLoader would replace its one line by a traceback.
     """
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    def __init__(self, make: Callable[[Any], object]) -> None:
         self.make = make
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         try:
             return self.make(key)
         except InputError as error:
             return error
 
 
-def _unchanged(value: Any) -> Any:
+def _unchanged(value: object) -> Any:
     return value
 
 

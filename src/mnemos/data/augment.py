@@ -132,7 +132,7 @@ class TimmAugmentation:
         if config.mixup or config.cutmix:
             self._mix = Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=classes)
 
-    def image(self, image: Any) -> Tensor:
+    def image(self, image: object) -> Tensor:
         """Augment and normalise one PIL image: float32 [3, size, size]."""
         return self._transform(image)
 

@@ -208,7 +208,7 @@ def _images_and_labels(
     return images, labels.astype(np.uint8)
 
 
-def _class_names(data: bytes, parse: Any, where: str, variant: Variant) -> tuple[str, ...]:
+def _class_names(data: bytes, parse: object, where: str, variant: Variant) -> tuple[str, ...]:
     if parse is _parse_binary:
         return tuple(data.decode(errors="replace").split())
     value = _unpickled(data, where).get(b"fine_label_names" if variant == "cifar100" else b"label_names", ())

@@ -120,7 +120,7 @@ class SampleStream:
     def __enter__(self) -> "SampleStream":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -165,7 +165,7 @@ class _Progress:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -23,7 +23,7 @@ from mnemos._compat import operators
 from mnemos.data.batch import Batch, pieces
 
 
-def _product(_: Any, a: torch.Size, b: torch.Size, **__: Any) -> int:
+def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
     """x + a·b: a [.., n, k], b [.., k, m]."""
     return 2 * math.prod(a) * b[-1]
 

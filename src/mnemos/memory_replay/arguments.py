@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from mnemos.types import InputError
@@ -23,7 +24,7 @@ def check(step: object, advance: object, module: object, verify: object) -> None
         raise InputError(f"replay: expected verify to be True, False or a difference from 0 on, found {verify!r:.60}")
 
 
-def sequence(segments: Any) -> Any:
+def sequence(segments: object) -> Any:
     """The segments, which can then be counted and asked for by number."""
     if hasattr(segments, "__getitem__") and hasattr(segments, "__len__"):
         found = segments
@@ -58,7 +59,7 @@ def horizon(truncate_every: int | None, steps: int) -> int:
     return truncate_every
 
 
-def scaled(scaler: Any, backward: Callable[[Tensor], object] | None) -> Callable[[Tensor], object]:
+def scaled(scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None) -> Callable[[Tensor], object]:
     """What runs a backward pass."""
     if scaler is not None and backward is not None:
         raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
@@ -86,7 +87,7 @@ def numbers(weights: Iterable[float | Tensor] | None, count: int) -> list[float]
     return [float(weight) for weight in found if weight is not None]
 
 
-def owner(step: Callable[..., Any]) -> nn.Module | None:
+def owner(step: Callable[..., object]) -> nn.Module | None:
     """The module whose step it is, if it is one's."""
     called: object = step
     while isinstance(called, functools.partial):

@@ -57,7 +57,7 @@ def replay(
     offload: bool | str | os.PathLike[str] = False,
     verify: bool | float = True,
     module: nn.Module | None = None,
-    scaler: Any = None,
+    scaler: torch.amp.GradScaler | None = None,
     backward: Callable[[Tensor], object] | None = None,
     no_sync: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> ReplayResult:
@@ -140,7 +140,7 @@ class _ReplayPasses:
     def __init__(
         self,
         step: Callable[[Any, State], tuple[Tensor, State]],
-        segments: Any,
+        segments: object,
         state: State,
         advance: Callable[[Any, State], State] | None,
         weights: Sequence[float] | Tensor | None,
@@ -343,7 +343,7 @@ class _ReplayPasses:
             raise InputError(f"step {t}: {error}") from None
         return pytree.tree_unflatten(leaves, structure)
 
-    def _called(self, t: int, function: Callable[[Any, State], Any], state: State) -> Any:
+    def _called(self, t: int, function: Callable[[Any, State], object], state: State) -> Any:
         try:
             with collect_auxiliary_losses() as auxiliary:
                 found = function(self.segments[t], state)

@@ -31,7 +31,7 @@ def backends(operation: str) -> list[str]:
     return _module(operation).backends()
 
 
-def which(operation: str, *tensors: Any, backend: str = "auto", **options: Any) -> str:
+def which(operation: str, *tensors: object, backend: str = "auto", **options: object) -> str:
     """The backend that computes an operation of these tensors: which("linear_attention", q, k, v, feature_map=φ)."""
     return _module(operation).which(*tensors, backend=backend, **options)
 

@@ -189,7 +189,9 @@ def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, .
     ctx.mark_non_differentiable(output[1], *output[4:])
 
 
-def _gradients_compensated(ctx: Any, gy: Any, den: Any, gs: Any, gz: Any, *_: Any) -> tuple[Tensor | None, ...]:
+def _gradients_compensated(
+    ctx: object, gy: object, den: object, gs: object, gz: object, *_: object
+) -> tuple[Tensor | None, ...]:
     *found, mask, kind, eps = _gradients(ctx, gy, den, gs, gz)
     return *found, None, None, mask, kind, eps
 

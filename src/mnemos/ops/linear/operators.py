@@ -61,7 +61,7 @@ def register(
     derivative = derivative or getattr(torch.ops.mnemos, f"{name}_backward")
     torch.library.register_autograd(f"mnemos::{name}", differentiated(derivative), setup_context=keep)
 
-    def once(ctx: Any, *_: object) -> tuple[Tensor | None, ...]:
+    def once(ctx: object, *_: object) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
             f"linear_attention is differentiable once; backend={backend!r} has no derivative of its derivative"
         )
