@@ -40,7 +40,7 @@ class _Planned(NamedTuple):
     length: int
 
 
-def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example: Any = None) -> Report:
+def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example: object = None) -> Report:
     """Give the self-attentions of a torch.nn, timm or Hugging Face model a gated recurrent cache, in place.
 
         report = mnemos.cache(model, mnemos.GRC(preset="paper"))      # report.swapped, report.left
@@ -69,7 +69,7 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 
 
 def apply(
-    model: nn.Module, grc: GRC, where: Where = None, example: Any = None, known: dict[str, Known] | None = None
+    model: nn.Module, grc: GRC, where: Where = None, example: object = None, known: dict[str, Known] | None = None
 ) -> Report:
     """Do the work of `cache`. known: the sizes of the attentions by name, where they are known from a saved model."""
     _check(model, grc)
@@ -134,7 +134,7 @@ def _sites(model: nn.Module) -> Iterable[Site]:
 
 
 def _plan(
-    model: nn.Module, grc: GRC, where: Where, example: Any, known: dict[str, Known] | None
+    model: nn.Module, grc: GRC, where: Where, example: object, known: dict[str, Known] | None
 ) -> tuple[list[_Planned], list[Left]]:
     """Which attentions get a cache and which do not. Changes nothing."""
     sites = list(_sites(model))
@@ -294,7 +294,7 @@ def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
     )
 
 
-def _record(model: Any, grc: GRC, report: Report) -> None:
+def _record(model: object, grc: GRC, report: Report) -> None:
     """Record in a Hugging Face model's configuration, which is saved with it, what `from_pretrained` needs."""
     config = getattr(model, "config", None)
     if hasattr(model, "save_pretrained") and config is not None:

@@ -24,7 +24,7 @@ _PROJECTED = {
 _WHOLE = ("timm.layers.attention:Attention", f"{_HF}.vit.modeling_vit:ViTAttention")
 
 
-def cache_attention(model: nn.Module, config: AttentionCache, example: Any) -> list[str]:
+def cache_attention(model: nn.Module, config: AttentionCache, example: object) -> list[str]:
     """Let the self-attentions of an image model attend to tokens of earlier batches, in place; returns their names.
 
     Works on timm's vision transformers and PVT v2, and on Hugging Face's ViT and PVT. The model is run once, in eval

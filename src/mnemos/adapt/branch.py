@@ -107,7 +107,7 @@ class HostBranch(GatedBranch):
         return f"host={self.host.name!r}, {super().extra_repr()}"
 
 
-def _keep_own(branch: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _keep_own(branch: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
     """Keep the branch's values if a checkpoint has none, as one of the host alone; strict=True must accept it."""
     assert isinstance(branch, HostBranch)
     branch.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix

@@ -20,7 +20,7 @@ class Seen(NamedTuple):
     device: torch.device
 
 
-def tokens_seen(model: nn.Module, sites: list[Site], example: Any) -> dict[str, Seen]:
+def tokens_seen(model: nn.Module, sites: list[Site], example: object) -> dict[str, Seen]:
     """By name, what each site is first called with when the model is run on `example`; {} if that is None.
 
     The model runs in eval mode, without gradient; its modes and the random generators are restored. Raises InputError

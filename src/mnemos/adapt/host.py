@@ -57,7 +57,7 @@ def nowhere(site: Site, seen: int | None) -> Place:
     return Place(tokens=seen, slots=min(slots, limit or slots), limit=limit)
 
 
-def _max_positions(module: Any) -> int | None:
+def _max_positions(module: object) -> int | None:
     config = getattr(module, "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
@@ -119,14 +119,14 @@ class Host:
         return found[0], found[1], found[2]
 
 
-def reach(module: Any, path: str) -> Any:
+def reach(module: object, path: str) -> Any:
     """The attribute at a dotted path, None where there is none."""
     for name in path.split("."):
         module = getattr(module, name, None)
     return module
 
 
-def argument(args: Sequence[Any], kwargs: dict[str, Any], index: int, name: str) -> Any:
+def argument(args: Sequence[object], kwargs: dict[str, Any], index: int, name: str) -> Any:
     """A call's argument by its position or its name; None if it was not given."""
     return args[index] if len(args) > index else kwargs.get(name)
 
@@ -140,11 +140,11 @@ def tokens_in(name: str) -> Callable[[Any, tuple, dict], Call]:
 class _TokensIn:  # a class and no closure, so that a cached model can be pickled
     name: str
 
-    def __call__(self, module: Any, args: tuple, kwargs: dict) -> Call:
+    def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
         return Call(argument(args, kwargs, 0, self.name))
 
 
-def valid_tokens(mask: Any, x: Tensor) -> Tensor | None:
+def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
     """The valid tokens [B, T] by a host's attention mask: bool (True = attend) or additive, [B, T] or [B, 1, Q, T].
 
     A token is valid if at least one query may attend to it. None: no mask. Raises InputError for other shapes.

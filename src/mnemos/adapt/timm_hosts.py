@@ -1,7 +1,6 @@
 """Adapters for timm: `Attention` of its vision transformers, Swin's `WindowAttention`, PVT v2's `Attention`."""
 
 import math
-from typing import Any
 
 from mnemos.types import InputError
 
@@ -10,7 +9,7 @@ from .host import Call, Host, Place, Site, argument, hides_the_future, nowhere, 
 IMAGE = (224, 224)  # of a model that does not declare it
 
 
-def image_size(above: tuple[Any, ...]) -> tuple[int, int]:
+def image_size(above: tuple[object, ...]) -> tuple[int, int]:
     """The height and width of the images that a model was made for."""
     for module in above:
         config = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None) or {}
@@ -20,7 +19,7 @@ def image_size(above: tuple[Any, ...]) -> tuple[int, int]:
     return IMAGE
 
 
-def _masked(module: Any, args: tuple, kwargs: dict) -> Call:
+def _masked(module: object, args: tuple, kwargs: dict) -> Call:
     """A model of images of several sizes passes a padding mask [B, 1, T or 1, T]."""
     x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, 1, "attn_mask")
     if argument(args, kwargs, 2, "is_causal") or hides_the_future(mask, hidden=False):

@@ -22,7 +22,7 @@ def through_time(model: Any, segments: Sequence[Tensor]) -> None:
     _mean(model, segments)
 
 
-def checkpointed(model: Any, segments: Sequence[Tensor]) -> None:
+def checkpointed(model: object, segments: Sequence[Tensor]) -> None:
     """Back-propagation through time with `torch.utils.checkpoint` around each segment."""
     _mean(lambda x, state: checkpoint(model, x, state, use_reentrant=False), segments)
 

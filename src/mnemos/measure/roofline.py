@@ -94,7 +94,7 @@ _FREE |= {torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided}
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_}
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Bytes of the tensors in a value; expanded axes count once."""
     total = 0
     for leaf in pytree.tree_leaves(value):

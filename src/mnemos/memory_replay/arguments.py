@@ -59,7 +59,9 @@ def horizon(truncate_every: int | None, steps: int) -> int:
     return truncate_every
 
 
-def scaled(scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None) -> Callable[[Tensor], object]:
+def scaled(
+    scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None
+) -> Callable[[Tensor], object]:
     """What runs a backward pass."""
     if scaler is not None and backward is not None:
         raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
