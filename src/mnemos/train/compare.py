@@ -102,7 +102,7 @@ def _train(recipe: Recipe) -> TrainConfig:
 
 
 def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
-    """RunFolder one recipe to its end in a process of its own; nothing is done where it has been run."""
+    """Run one recipe to its end in a separate process. A finished run is not repeated."""
     done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
     resume = (place / "recipe.json").is_file()
     if resume and json.loads((place / "recipe.json").read_text()) != as_json(recipe):
