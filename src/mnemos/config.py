@@ -1,14 +1,14 @@
-"""Configurations: frozen dataclasses to plain JSON and back, strictly.
+"""Configurations: frozen dataclasses, written as plain JSON and read back with strict checks.
 
-A field whose type has several implementations (an attention, a task) is written with the name under which
-its class is registered, so that reading a file imports nothing but what `registry.py` names.
+A field whose type has several implementations (an attention, a task) is written with the name under which its class is
+registered. Reading a file therefore imports only modules that `registry.py` names.
 """
 
 import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,14 +18,14 @@ from .types import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Base of the configurations that a registry names: `kind` and `name` say where it is registered."""
+    """Base of the registered configurations: `kind` and `name` identify a class in the registry."""
 
     kind: ClassVar[str]
     name: ClassVar[str]
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """What the configuration describes."""
-        raise TypeError(f"{type(self).__name__} is only a base: choose one of {registry.names(self.kind)}")
+        """The object that the configuration describes."""
+        raise TypeError(f"{type(self).__name__} is a base class; use one of {registry.names(self.kind)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +46,21 @@ class AttentionConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Config):
-    """Base of the registered models': `build()` returns the model."""
+    """Base of the configurations of models: `build()` returns the model, a `mnemos.types.RecurrentModel`."""
 
     kind: ClassVar[str] = "model"
-    inputs: ClassVar[str] = (
-        "tokens"  # what it is given: "tokens" [B, T], "images" [B, C, H, W] or "frames" [B, T, bands]
-    )
+    inputs: ClassVar[str] = "tokens"  # of forward: "tokens" [B, T], "images" [B, C, H, W] or "frames" [B, T, bands]
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Config):
-    """Base of the registered tasks': `build()` opens the data and returns a `mnemos.data.batch.Task`."""
+    """Base of the configurations of tasks: `build()` opens the data and returns a `mnemos.data.batch.Task`."""
 
     kind: ClassVar[str] = "data"
     version: ClassVar[int] = 1  # of a generator: raised when equal settings begin to give other data
 
     def files(self) -> Sequence[str | Path] | None:
-        """The files that `build` reads, in a fixed order; () where all data are generated, None where it is not said.
+        """The files that `build` reads, in a fixed order; () if all data are generated, None if unknown.
 
         A run's provenance holds their sizes and hashes (see `mnemos.train.provenance.data_read`).
         """
@@ -70,7 +68,7 @@ class DataConfig(Config):
 
 
 def to_dict(value: object) -> Any:
-    """A configuration as JSON types: dataclasses become dicts (with "is": name where registered)."""
+    """A configuration as JSON values: dataclasses become dicts, with "is": name for registered classes."""
     if dataclasses.is_dataclass(value):
         fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"is": value.name, **fields} if isinstance(value, Config) else fields
@@ -80,7 +78,10 @@ def to_dict(value: object) -> Any:
 
 
 def from_dict(cls: Any, value: Any, where: str = "") -> Any:
-    """The configuration that `to_dict` wrote, checked: unknown fields and wrong types raise InputError."""
+    """The configuration that `to_dict` wrote. Raises InputError for unknown fields and wrong types.
+
+    where: the path of the value, which errors name.
+    """
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
     if origin is typing.Annotated:
         return from_dict(arguments[0], value, where)
@@ -91,7 +92,7 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
                 return from_dict(option, value, where)
             except InputError as error:
                 problems.append((dataclasses.is_dataclass(option) == isinstance(value, dict), error))
-        raise max(problems, key=lambda problem: problem[0])[1]  # of the option that is nearest in kind
+        raise max(problems, key=lambda problem: problem[0])[1]  # the error of the option that fits best
     if cls is type(None) or value is None:
         if cls is type(None) and value is None:
             return None
@@ -144,7 +145,7 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
 
 
 def check_fields(config: Any, where: str) -> None:
-    """Raise InputError where a field of a dataclass holds what its type does not allow: Python itself does not look."""
+    """Raise InputError if a field of a dataclass has a value of the wrong type, which Python does not check."""
     hints = typing.get_type_hints(type(config))
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -152,11 +153,12 @@ def check_fields(config: Any, where: str) -> None:
             from_dict(hints[f.name], to_dict(value), f"{where}.{f.name}")
 
 
-def unknown_field(name: str, known: Any, where: str) -> str:
-    """The sentence for a field that does not exist, with the nearest one that does."""
+def unknown_field(name: str, known: Iterable[str], where: str) -> str:
+    """The error message for a field that does not exist, with the most similar field that does."""
+    known = sorted(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"{where} has no field {name!r}; " + (
-        f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(sorted(known))}"
+        f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"
     )
 
 

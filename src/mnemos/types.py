@@ -28,6 +28,7 @@ State: TypeAlias = Any  # a pytree (tuples, dicts, classes registered with torch
 Output: TypeAlias = tuple[Tensor, State]
 Device: TypeAlias = torch.device | str | int | None  # what torch takes as `device=`; None: torch's default
 JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
+JSONObject: TypeAlias = dict[str, Any]  # one read from a file: a value has no type until it is checked
 S = TypeVar("S")  # a state of any type: what goes in comes out
 
 # Where a sequence may be cut, so that the parts, resumed from the state, give what the whole gives: at any token; at no

@@ -13,7 +13,7 @@ from mnemos._compat import pytree
 from mnemos.atomic import replacing
 from mnemos.config import to_dict
 from mnemos.modes import evaluating
-from mnemos.types import InputError, Output, State, join, leaves, map_state, select
+from mnemos.types import InputError, Output, Recurrent, RecurrentModel, State, join, leaves, map_state, select
 
 from .fused import fused_step
 from .sampling import draw
@@ -183,11 +183,14 @@ class Stream:
 
 
 def _fresh(model: nn.Module, rows: int) -> State:
-    classes = getattr(getattr(getattr(model, "config", None), "head", None), "classes", 0)
-    speaks = hasattr(model, "initial_state") and not classes
-    state = model.initial_state(rows) if speaks else None  # type: ignore[operator]
+    """The state of new rows. A model of another package need not declare whether it is autoregressive."""
+    predicts = not isinstance(model, RecurrentModel) or model.autoregressive
+    state = model.initial_state(rows) if isinstance(model, Recurrent) and predicts else None
     if state is None:
-        raise InputError(f"a stream needs a causal language model with a state; {type(model).__name__} is none")
+        raise InputError(
+            f"Stream: expected a causal language model with a state, found {type(model).__name__} without one; use "
+            "mnemos.Transformer or mnemos.Memformer"
+        )
     return state
 
 
