@@ -149,8 +149,9 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _sample(arguments: list[str]) -> int:
+    from .data.task import Sampling
     from .figures.image_grids import write_grids
-    from .train.sample import Sampling, sample_run
+    from .train.sample import sample_run
 
     default = Sampling()
     parser = _Parser("sample", "Let a run's model write: pictures into RUN/sampled, all else to the screen.")

@@ -54,7 +54,7 @@ class ModelConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Config):
-    """Base of the configurations of tasks: `build()` opens the data and returns a `mnemos.data.batch.Task`."""
+    """Base of the configurations of tasks: `build()` opens the data and returns a `mnemos.Task`."""
 
     kind: ClassVar[str] = "data"
     version: ClassVar[int] = 1  # of a generator: raised when equal settings begin to give other data

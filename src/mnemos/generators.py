@@ -81,18 +81,18 @@ def _which(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def _plain(value: object) -> Any:
-    """NumPy's arrays as tensors and its numbers as Python's."""
+    """NumPy's arrays as tensors, with their bits as signed integers: unsigned ones cannot be pickled by PyTorch."""
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
+        return torch.from_numpy(value.view(f"i{value.itemsize}"))
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _numpy(child) for key, child in value.items()}
-    return value.numpy() if isinstance(value, Tensor) else value
+    return value.numpy().view(f"u{value.element_size()}") if isinstance(value, Tensor) else value
 
 
 def _same(a: object, b: object) -> bool:

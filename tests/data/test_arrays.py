@@ -59,7 +59,7 @@ def test_train_batches_visit_every_row_once_an_epoch():
 
 def test_majority_and_sizes():
     made = task()
-    assert made.majority == 5 / 13
+    assert made.reference == {"majority class": 5 / 13}
     assert [made.size(split) for split in ("train", "valid", "test")] == [50, 11, 13]
 
 

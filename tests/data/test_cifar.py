@@ -114,7 +114,7 @@ def test_the_task(tmp_path):
     task = settings.build()
     assert (task.classes, task.inputs, task.names) == (10, "images", NAMES["cifar10"])
     assert [task.size(split) for split in ("train", "valid", "test")] == [450, 100, 110]
-    assert task.majority == 0.1
+    assert task.reference == {"majority class": 0.1}
     (_, _), (pixels, labels) = expected("cifar10")
     batch = next(task.batches("test", 110))
     order = np.lexsort(pixels.reshape(110, -1).T[:4])
@@ -274,7 +274,7 @@ def test_real_images():
     task = CIFARConfig(str(REAL / "cifar10-jpg")).build()
     assert task.names[0] == "airplane"
     assert [task.size(split) for split in ("train", "valid", "test")] == [45_000, 5_000, 5_000]
-    assert task.majority == 0.1
+    assert task.reference == {"majority class": 0.1}
     batch = next(task.batches("valid", 2000))
     assert batch.inputs.mean((0, 2, 3)).abs().max() < 0.15
     assert (batch.inputs.std((0, 2, 3)) - 1).abs().max() < 0.1

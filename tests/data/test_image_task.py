@@ -44,12 +44,12 @@ def same(a, b):
 
 def test_what_it_is(folder):
     made = task(folder)
-    assert (made.kind, made.inputs, made.vocab_size, made.classes, made.carries_state) == (
-        "classification", "images", 0, 3, False,
+    assert (made.metrics[0].name, made.inputs, made.vocab_size, made.classes, made.carries_state) == (
+        "accuracy", "images", 0, 3, False,
     )  # fmt: skip
     assert made.names == ["ant", "bee", "cow"]
     assert [made.size(split) for split in ("train", "valid", "test")] == [23, 3, 3]
-    assert made.majority == 1 / 3
+    assert made.reference == {"majority class": 1 / 3}
     assert made.sample().shape == (1, 3, 16, 16)
     assert made.sample().dtype == torch.float32
     settings = PhotosConfig("x", augment=AugmentConfig("timm", mixup=0.2))

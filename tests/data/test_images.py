@@ -43,7 +43,7 @@ def write_mnist(folder, train=60, test=20, ending="", test_name="t10k"):
 def test_mnist(tmp_path, ending, test_name):
     folder = write_mnist(tmp_path / "mnist", ending=ending, test_name=test_name)
     task = MNISTConfig(str(folder), valid_size=10).build()
-    assert (task.kind, task.vocab_size, task.classes, task.max_length) == ("classification", 256, 10, 784)
+    assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length) == ("accuracy", 256, 10, 784)
     assert [task.size(split) for split in ("train", "valid", "test")] == [50, 10, 20]
     batch = next(task.batches("test", 20))
     assert batch.mask is None
@@ -174,7 +174,7 @@ def test_the_real_files():
     batch = task.train_batch(0, 4, 0)
     assert batch.inputs.shape == (4, 784)
     assert batch.inputs.max() > 200
-    assert 0.1 < task.majority < 0.13
+    assert 0.1 < task.reference["majority class"] < 0.13
 
 
 def test_digits():

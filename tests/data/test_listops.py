@@ -36,8 +36,8 @@ def test_defaults_are_long_range_arenas():
 
 def test_the_task():
     task = dataclasses.replace(SHORT, bucketed=False).build()
-    assert (task.kind, task.vocab_size, task.classes, task.max_length, task.carries_state) == (
-        "classification", 16, 10, 24, False,
+    assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length, task.carries_state) == (
+        "accuracy", 16, 10, 24, False,
     )  # fmt: skip
     assert [task.size(split) for split in ("train", "valid", "test")] == [2000, 200, 300]
     batch = task.train_batch(3, 32, 0)
@@ -54,7 +54,7 @@ def test_the_task():
 def test_majority_is_the_test_splits():
     task = SHORT.build()
     labels = torch.cat([batch.targets for batch in task.batches("test", 64)])
-    assert task.majority == pytest.approx(labels.bincount().max().item() / 300)
+    assert task.reference["majority class"] == pytest.approx(labels.bincount().max().item() / 300)
 
 
 def test_splits_share_nothing_and_a_larger_training_split_changes_no_other():

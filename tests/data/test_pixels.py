@@ -16,7 +16,7 @@ from mnemos.types import InputError
 def test_mnist_is_read_row_by_row(tmp_path):
     folder = write_mnist(tmp_path / "mnist")
     task = PixelsConfig(MNISTConfig(str(folder), valid_size=10, layout="image")).build()
-    assert (task.kind, task.vocab_size, task.classes, task.max_length) == ("language", 256, 0, 783)
+    assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length) == ("loss", 256, 0, 783)
     assert [task.images(split) for split in ("train", "valid", "test")] == [50, 10, 20]
     assert task.size("test") == 20 * 783
     batches = list(task.batches("test", 8))

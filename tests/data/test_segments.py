@@ -113,7 +113,7 @@ def test_a_small_example():
     assert (first.mask, second.mask.tolist()) == (None, [[True, True, False]])
     assert (first.reset.tolist(), second.reset.tolist()) == ([True], [False])
     assert first.inputs.dtype == first.targets.dtype == torch.int64
-    assert (made.kind, made.carries_state, made.max_length, made.majority) == ("language", True, 3, None)
+    assert (made.metrics[0].name, made.carries_state, made.max_length, dict(made.reference)) == ("loss", True, 3, {})
 
 
 def test_seeds_and_epochs_give_other_orders():

@@ -11,7 +11,6 @@ from mnemos.data.batch import IGNORE
 from mnemos.data.buckets import POOL
 from mnemos.data.filterbanks import filterbanks, normalised
 from mnemos.data.spoken import SpokenConfig, SpokenTask
-from mnemos.train.checks import check_batch
 from mnemos.types import InputError
 
 
@@ -76,7 +75,8 @@ def _mask(batch):
 
 
 def test_what_the_model_is_given(task):
-    batch = check_batch(task.train_batch(0, 4, 0), task, "here")
+    batch = task.train_batch(0, 4, 0)
+    task.check(batch, "here")
     assert batch.inputs.shape[::2] == (4, 40)
     assert batch.inputs.dtype == torch.float32
     for row, index in enumerate(task._pools(0, 4, 0)[0].tolist()):
@@ -134,7 +134,7 @@ def test_wrong_batches_raise(task):
         ({"mask": _mask(batch).flip(1) & (torch.arange(batch.inputs.shape[1]) > 3)}, "padding behind"),
     ):
         with pytest.raises(InputError, match=problem):
-            check_batch(batch._replace(**change), task, "here")
+            task.check(batch._replace(**change), "here")
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the recordings are not here")
@@ -143,4 +143,4 @@ def test_the_real_recordings():
     assert task.size("train") == 2400
     assert {len(rows) for rows in task._rows["valid"]} == {50}
     assert sum(map(len, task._rows["test"])) == 120
-    check_batch(task.train_batch(0, 4, 0), task, "here")
+    task.check(task.train_batch(0, 4, 0), "here")

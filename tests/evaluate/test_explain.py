@@ -10,6 +10,7 @@ import mnemos
 from mnemos import GRC
 from mnemos.data.augment import normalise
 from mnemos.data.images import DigitsConfig
+from mnemos.data.token_task import TokenTask
 from mnemos.evaluate import explain as module
 from mnemos.evaluate.explain import explain, patches
 from mnemos.evaluate.places import places
@@ -118,12 +119,9 @@ def test_without_pictures_the_cost_alone(tmp_path):
         assert all((c is None) == causal for c in costs)
 
 
-class Stand:
+class Stand(TokenTask):
     def __init__(self, length):
-        self.length = length
-
-    def sample(self):
-        return torch.zeros(1, self.length, dtype=torch.int64)
+        self.max_length = length
 
     def size(self, split):
         return 3

@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mnemos.data.batch import IGNORE, Batch
-from mnemos.evaluate.metrics import bits, counted, evaluate, perplexity, score
+from mnemos.data.batch import IGNORE, Batch, counted
+from mnemos.data.metrics import ACCURACY, TOP5, bits, negative_log_likelihood, perplexity, right_guesses
+from mnemos.data.task import Task
+from mnemos.evaluate.metrics import evaluate
 from mnemos.types import InputError
 
 
@@ -96,7 +98,7 @@ def test_the_model_is_left_as_it_was():
 def test_sums_go_through_total():
     model = Summing()
     batches = stream([4])[0]
-    single, doubled = evaluate(model, batches), evaluate(model, batches, lambda sums: 2 * sums)
+    single, doubled = evaluate(model, batches), evaluate(model, batches, total=lambda sums: 2 * sums)
     assert single["count"] == 7  # 2 rows of 4, one of them not counted
     assert doubled == {**single, "count": 14}
 
@@ -126,22 +128,26 @@ class Fixed(nn.Module):
         return self.logits[x[:, 0, 0, 0].long()], None
 
 
+FIVE = Task()
+FIVE.metrics = (ACCURACY, TOP5)
+
+
 def test_top5():
     logits = torch.rand(40, 9, generator=torch.Generator().manual_seed(3))
     targets = torch.arange(40) % 9
     targets[7] = IGNORE
     images = torch.arange(40.0).view(40, 1, 1, 1)
     batches = [Batch(images[a:b], targets[a:b]) for a, b in ((0, 13), (13, 40))]
-    found = evaluate(Fixed(logits), batches)
+    found = evaluate(Fixed(logits), batches, FIVE)
     right = [sum(logits[i] > logits[i, y]) < 5 for i, y in enumerate(targets.tolist()) if y != IGNORE]
     assert found["top5"] == pytest.approx(sum(right) / 39)
     assert 0.3 < found["top5"] < 0.8
     assert found["count"] == 39
-    assert evaluate(Fixed(logits.double()), batches)["top5"] == found["top5"], "images follow the model's precision"
-    doubled = evaluate(Fixed(logits), batches, lambda sums: 2 * sums)
+    assert evaluate(Fixed(logits.double()), batches, FIVE)["top5"] == found["top5"], (
+        "images follow the model's precision"
+    )
+    doubled = evaluate(Fixed(logits), batches, FIVE, lambda sums: 2 * sums)
     assert doubled == {**found, "count": 78}
-    assert "top5" not in evaluate(Fixed(logits[:, :5]), [Batch(images, targets % 5)])
-    assert "top5" not in evaluate(Summing(), stream([4])[0]), "tokens of a language"
 
 
 def test_targets_that_are_probabilities():
@@ -149,14 +155,16 @@ def test_targets_that_are_probabilities():
     logits = torch.randn(6, 5, generator=generator)
     targets = torch.rand(6, 5, generator=generator)
     targets /= targets.sum(1, keepdim=True)
-    loss, right, count = score(logits, targets)
+    loss = negative_log_likelihood(None, logits, Batch(None, targets))
+    right, count = right_guesses(None, logits, Batch(None, targets))
     assert loss.item() == pytest.approx(-(targets * logits.log_softmax(1)).sum().item(), rel=1e-6)
     assert right.item() == sum(int(logits[i].argmax() == targets[i].argmax()) for i in range(6))
     assert count.item() == counted(targets).item() == 6
     hard = torch.tensor([0, 4, 2, IGNORE, 1, 1])
     whole = hard != IGNORE
     one = F.one_hot(hard[whole], 5).float()
-    assert score(logits, hard)[0].item() == pytest.approx(score(logits[whole], one)[0].item(), rel=1e-6)
+    expected = negative_log_likelihood(None, logits[whole], Batch(None, one)).item()
+    assert negative_log_likelihood(None, logits, Batch(None, hard)).item() == pytest.approx(expected, rel=1e-6)
     assert counted(hard).item() == 5
-    low = score(logits.bfloat16(), targets)[0]
+    low = negative_log_likelihood(None, logits.bfloat16(), Batch(None, targets))
     assert low.dtype == torch.float32

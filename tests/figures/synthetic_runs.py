@@ -158,6 +158,8 @@ def _result(name, seed, steps, end, cached, random):
         "seed": seed,
         "steps": steps,
         "test": {"loss": 1.07, "accuracy": end},
+        "metric": "accuracy",
+        "metrics": {"accuracy": {"higher_is_better": True, "about": "The share of right answers."}},
         "valid": {"loss": 1.06, "accuracy": end + 0.004},
         "majority": 0.106,
         "parameters": ARMS.get(name, ARMS["demo"])["parameters"],

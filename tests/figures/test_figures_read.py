@@ -65,7 +65,7 @@ def test_of_a_step_written_twice_the_later_stands(tmp_path):
     train, valid, gates = read_metrics(path)
     np.testing.assert_array_equal(train["step"], [50, 100, 150])
     np.testing.assert_array_equal(train["loss"], [3.0, 1.5, 9.0])
-    assert np.isnan(train["accuracy"]).all()
+    assert np.isnan(train["lr"]).all()
     assert valid["step"].size == 0
     assert gates is None
 

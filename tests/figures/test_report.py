@@ -235,7 +235,7 @@ def test_comparison_without_its_runs_still_has_a_table(tmp_path):
     text = report([write_comparison(tmp_path / "cmp", with_runs=False)]).read_text()
     assert "0.559\xa0±\xa00.007" in text
     assert "No run folder is named in comparison.json." in text
-    assert "No run recorded a loss or an accuracy" in text
+    assert "No run recorded a loss or a metric" in text
 
 
 def test_all_text_is_escaped(tmp_path):

@@ -8,9 +8,11 @@ import torch
 
 from mnemos import registry
 from mnemos.data.batch import Batch
-from mnemos.evaluate.metrics import evaluate, quality
-from mnemos.evaluate.transcriptions import transcriptions
-from mnemos.models.ctc import TOKEN_ERROR_RATE, best_path, edit_distance
+from mnemos.data.metrics import ACCURACY, TOKEN_ERROR_RATE
+from mnemos.data.task import Task
+from mnemos.data.transcriptions import transcriptions
+from mnemos.evaluate.metrics import evaluate, told
+from mnemos.models.ctc import best_path, edit_distance
 from mnemos.models.recurrent import BiLSTMConfig
 from mnemos.models.speech import SpeechConfig, SpeechRecogniser
 from mnemos.types import InputError
@@ -62,7 +64,8 @@ def test_score_is_the_sum_over_all_paths_and_so_is_its_gradient():
     again = logits.detach().clone().requires_grad_()
     mask = torch.arange(5) < torch.tensor(lengths)[:, None]
     poisoned = torch.where(mask[..., None], logits, NAN)
-    loss, _, tokens = Scored(3).score(poisoned, padded, mask)
+    loss = Scored(3).loss(poisoned, padded, mask)
+    tokens = Scored(3).right(poisoned, padded, mask)[1]
     # The last row has no tokens and counts for nothing.
     expected = sum(oracle(again[row, : lengths[row]], targets[row], 3) for row in range(3))
     torch.testing.assert_close(loss, expected)
@@ -77,7 +80,8 @@ def test_the_blank_is_the_last_class():
     """Certain of token 0, then of the blank, then of token 0: that is 0 0, at no loss."""
     logits = torch.full((1, 3, 3), -50.0)
     logits[0, torch.arange(3), torch.tensor([0, 2, 0])] = 50.0
-    loss, right, tokens = Scored(2).score(logits, torch.tensor([[0, 0]]), None)
+    loss = Scored(2).loss(logits, torch.tensor([[0, 0]]), None)
+    right, tokens = Scored(2).right(logits, torch.tensor([[0, 0]]), None)
     assert loss < 1e-6
     assert (int(right), int(tokens)) == (2, 2)
 
@@ -98,7 +102,7 @@ def test_best_path_and_edits_by_hand():
 
 def test_more_edits_than_tokens_is_an_error_rate_above_one():
     logits = torch.nn.functional.one_hot(torch.tensor([[0, 1, 0, 1]]), 3) * 9.0
-    _, right, tokens = Scored(2).score(logits, torch.tensor([[1, -100]]), None)
+    right, tokens = Scored(2).right(logits, torch.tensor([[1, -100]]), None)
     assert (int(right), int(tokens)) == (-2, 1)
 
 
@@ -110,8 +114,8 @@ def test_more_tokens_than_frames_can_say_are_refused(target, frames, stack):
     targets = torch.full((2, 3), -100)
     targets[:, : len(target)] = torch.tensor(target)
     with pytest.raises(InputError, match=rf"row 1: expected at least {3}"):
-        model.score(logits, targets, mask)
-    model.score(logits[:1], targets[:1], mask[:1])
+        model.loss(logits, targets, mask)
+    model.loss(logits[:1], targets[:1], mask[:1])
 
 
 MODELS = {
@@ -136,8 +140,12 @@ def test_padding_is_never_read(name):
         torch.testing.assert_close(outputs[i, : alone.shape[1]], alone[0])
         assert model.transcribe(x[i : i + 1, :n]) == [heard[i]]
     targets = torch.randint(0, 4, (7, 1))
-    together = model.score(outputs, targets, mask)
-    apart = [model.score(model(x[i : i + 1, :n])[0], targets[i : i + 1], None) for i, n in enumerate(lengths.tolist())]
+
+    def score(outputs, targets, mask):
+        return model.loss(outputs, targets, mask), *model.right(outputs, targets, mask)
+
+    together = score(outputs, targets, mask)
+    apart = [score(model(x[i : i + 1, :n])[0], targets[i : i + 1], None) for i, n in enumerate(lengths.tolist())]
     for whole, parts in zip(together, zip(*apart, strict=True), strict=True):
         torch.testing.assert_close(whole, sum(parts))
     empty = mask.clone()
@@ -154,9 +162,9 @@ def test_bf16_autocast_stays_close(name):
         torch.randint(0, 4, (3, 2)),
         torch.arange(30) < torch.tensor([[30], [20], [9]]),
     )
-    loss = model.score(model(x, None, mask=mask)[0], targets, mask)[0]
+    loss = model.loss(model(x, None, mask=mask)[0], targets, mask)
     with torch.autocast("cpu", torch.bfloat16):
-        low = model.score(model(x, None, mask=mask)[0], targets, mask)[0]
+        low = model.loss(model(x, None, mask=mask)[0], targets, mask)
         low.backward()
     assert low.dtype == torch.float32
     torch.testing.assert_close(low, loss, rtol=0.03, atol=0)
@@ -191,12 +199,13 @@ def test_evaluate_counts_errors_over_all_tokens():
     for batch in batches:
         for said, heard in zip(batch.targets.tolist(), model.transcribe(batch.inputs), strict=True):
             edits += levenshtein(tuple(said), tuple(heard))
-    found = evaluate(model, batches)
+    task = Task()
+    task.metrics = (TOKEN_ERROR_RATE, ACCURACY)
+    found = evaluate(model, batches, task)
     assert found["count"] == 15
-    assert found[TOKEN_ERROR_RATE] == pytest.approx(edits / 15)
+    assert found["token error rate"] == pytest.approx(edits / 15)
     assert found["accuracy"] == pytest.approx(1 - edits / 15)
-    assert quality(found) == f"token error rate {edits / 15:.4f}"
-    assert quality({"loss": 1.0, "accuracy": 0.5}) == "accuracy 0.5000"
+    assert told(task, found) == f"token error rate {edits / 15:.4f}  accuracy {1 - edits / 15:.4f}"
 
 
 def test_transcriptions_are_spread_over_the_batches():

@@ -18,7 +18,7 @@ from mnemos.data.images import DigitsConfig
 from mnemos.libraries import timm
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train import checkpoint, learner
-from mnemos.train.checks import check_batch, complete
+from mnemos.train.checks import complete
 from mnemos.train.compare import compare
 from mnemos.train.loop import train
 from mnemos.train.recipe import Recipe
@@ -80,7 +80,7 @@ def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
     assert f"top-5 {result['test']['top5']:.4f}" in said.out
     assert f"{asked.name} scoring test" in said.err
     # A comparison leaves the same to the data, and finds its finished runs again.
-    assert complete(asked).model == ConvConfig()
+    assert complete(asked, BlobsConfig().build()).model == ConvConfig()
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -163,9 +163,9 @@ def test_bf16_keeps_soft_targets(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (recipe({"classes": 5}), "model.classes is 5, but the data has 7 classes; use model.classes 7"),
-        (recipe({"image": 32}), "model.image is 32, but the data's is 12; use model.image 12"),
-        (recipe({"channels": 1}), "model.channels is 1, but the data's is 3; use model.channels 3"),
+        (recipe({"classes": 5}), "model.classes is 5, but the data needs 7; use model.classes 7"),
+        (recipe({"image": 32}), "model.image is 32, but the data needs 12; use model.image 12"),
+        (recipe({"channels": 1}), "model.channels is 1, but the data needs 3; use model.channels 3"),
         (recipe(data={"workers": -1}), "data.workers must be at least 0, found -1"),
         (recipe(data={"augment": AugmentConfig("timm", mixup=-1.0)}), "data.augment.mixup must be at least 0"),
     ],
@@ -188,7 +188,7 @@ def test_tokens_and_images_are_not_confused(tmp_path):
         with pytest.raises(InputError, match=words):
             train(replace(recipe(), model=model, data=data), tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match="takes images, but the data digits gives tokens"):
-        complete(replace(recipe({"classes": 0}), data=DigitsConfig()))
+        complete(replace(recipe({"classes": 0}), data=DigitsConfig()), DigitsConfig().build())
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,13 @@ def test_tokens_and_images_are_not_confused(tmp_path):
 )
 def test_batches_that_are_not_what_was_promised(batch, words):
     with pytest.raises(InputError, match=f"batch 3: .*{words}"):
-        check_batch(batch, BlobsConfig().build(), "batch 3")
+        BlobsConfig().build().check(batch, "batch 3")
 
 
 def test_batches_that_are(tmp_path):
     task = BlobsConfig().build()
     for targets in (torch.tensor([6, IGNORE]), torch.full((2, 7), 1 / 7)):
-        check_batch(Batch(torch.zeros(2, 3, 12, 12), targets), task, "batch")
+        task.check(Batch(torch.zeros(2, 3, 12, 12), targets), "batch")
 
 
 def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, monkeypatch):

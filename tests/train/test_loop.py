@@ -38,7 +38,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(result) == {
         "recipe", "seed", "steps", "test", "valid", "majority", "parameters", "seconds", "peak_bytes", "tokens",
-        "metric", "epoch_seconds",
+        "metric", "metrics", "reference", "epoch_seconds",
     }  # fmt: skip
     assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy"}
     assert result["majority"] == (None if language else 0.4)
@@ -166,10 +166,13 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("toys", "message"),
     [
-        (Toys(model={"vocab_size": 10}), "model.vocab_size is 10, but the data has 11 tokens; use model.vocab_size 11"),
-        (Toys(model={"classes": 3}), r"model.classes is 3, but the data has no classes"),
-        (Toys(False, {"classes": 4}), "model.classes is 4, but the data has 3 classes; use model.classes 3"),
-        (Toys(model={"max_length": 11}), "model.max_length is 11, but the data has sequences of 12"),
+        (
+            Toys(model={"vocab_size": 10}),
+            "vocab_size is 10, but the data needs at least 11; use model.vocab_size 11",
+        ),
+        (Toys(model={"classes": 3}), r"model.classes is 3, but the data needs none"),
+        (Toys(False, {"classes": 4}), "model.classes is 4, but the data needs 3; use model.classes 3"),
+        (Toys(model={"max_length": 11}), "model.max_length is 11, but the data needs at least 12"),
         (Toys(data={"bad_token": 2}), "training batch 2: expected tokens 0 to 10, found 0 to 11"),
         (Toys(False, data={"bad_label": 3}), "training batch 3: expected targets 0 to 2, found 1 to 3"),
         (Toys(data={"bad_token": 10**6 + 501}), "valid batch 1: expected tokens 0 to 10"),

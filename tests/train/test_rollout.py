@@ -15,6 +15,7 @@ from train_standins import LENGTH, Swift, Toy, Toys
 from mnemos.attention.linear import LinearConfig
 from mnemos.data.batch import IGNORE, Batch, pieces
 from mnemos.data.recall import RecallConfig
+from mnemos.data.task import SUPERVISED
 from mnemos.evaluate.metrics import evaluate
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train import devices
@@ -250,12 +251,11 @@ def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
     model = toys(True, {**STILL, "cached": False, "advances": True}).recipe().model.build()
     inputs = torch.ones(2, 3, dtype=torch.int64)
     batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), Carry(None)
-    loss, right = Scored(model, alone)([batch], carry)
-    assert (loss.item(), right.item(), len(reads)) == (0, 0, forwards)
+    loss, sums = Scored(model, SUPERVISED, alone)([batch], carry)
+    assert (loss.item(), sums.tolist(), len(reads)) == (0, [0, 0, 0, 0], forwards)
     assert carry.state.seen.tolist() == [3, 3]
-    sums = []
     with contextlib.suppress(InputError):  # nothing is counted
-        evaluate(model, [batch], None if alone else lambda x: sums.append(0) or x)
+        evaluate(model, [batch], total=None if alone else lambda x: x)
     assert len(reads) == 2 * forwards
 
 

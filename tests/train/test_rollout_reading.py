@@ -1,7 +1,6 @@
-"""What is read in steps: evaluation in pieces, settings that do not fit, runs stopped or of old versions."""
+"""What is read in steps: evaluation in pieces, settings that do not fit, and runs that were stopped."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -14,9 +13,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.data.batch import Batch, pieces
 from mnemos.evaluate.metrics import evaluate
-from mnemos.train import checkpoint
 from mnemos.train.checks import check_settings, check_task
-from mnemos.train.loop import train
 from mnemos.types import InputError
 
 
@@ -70,7 +67,7 @@ def test_pieces():
         (toys(False, segment_length=4), "comes in segments already"),
         (toys(True, segment_length=5, horizon=4), r"horizon is 4, but an update has 3 step\(s\)"),
         (toys(False, segments=2, horizon=3), r"horizon is 3, but an update has 2 step\(s\)"),
-        (Toys(False, train={"rollout": {"segment_length": 4}}), "only a language's rows"),
+        (Toys(False, train={"rollout": {"segment_length": 4}}), "cannot be read in segments"),
         (Toys(False, train={"rollout": {"segments": 4}}), "use 1"),
     ],
 )
@@ -106,28 +103,6 @@ def test_the_settings_are_in_the_recipe(tmp_path):
         "checkpoints": 2,
         "offload": False,
     }
-
-
-def test_a_run_of_a_version_without_rollouts_goes_on(tmp_path):
-    recipe = transformer(0, steps=4, checkpoint_every=2, log_every=1)
-    train(recipe, tmp_path / "whole", quiet=True)
-    folder = tmp_path / "run"
-    shutil.copytree(tmp_path / "whole", folder)
-    (folder / "result.json").unlink()
-    checkpoint.path_of(folder / "checkpoints", 4).unlink()
-    path = checkpoint.path_of(folder / "checkpoints", 2)
-    tree, about = checkpoint.read(path), json.loads((folder / "recipe.json").read_text())
-    for saved in (tree["recipe"], about):
-        del (
-            saved["train"]["rollout"],
-            saved["data"]["distance"],
-            saved["data"]["shortest"],
-            saved["data"]["distractors"],
-        )
-    checkpoint.write(path, tree)
-    (folder / "recipe.json").write_text(json.dumps(about))
-    train(recipe, folder, resume=True, quiet=True)
-    same(folder, tmp_path / "whole", step=4)
 
 
 @pytest.mark.parametrize(

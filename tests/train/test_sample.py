@@ -9,8 +9,9 @@ from safetensors.numpy import load_file
 
 from mnemos import InputError, registry
 from mnemos.cli import main
+from mnemos.data.task import Sampling
 from mnemos.figures import report
-from mnemos.train.sample import Sampling, sample_run
+from mnemos.train.sample import sample_run
 from mnemos.train.session import run
 
 

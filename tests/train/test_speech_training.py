@@ -108,8 +108,8 @@ def test_what_does_not_fit_is_refused(spoken):
     recipe = small("linear", spoken)
     task = recipe.data.build()
     for change, problem in (
-        ({"vocab_size": 1}, "model.vocab_size is 1, but the data has 2 tokens"),
-        ({"bands": 39}, "model.bands is 39, but the data's is 40"),
+        ({"vocab_size": 1}, "model.vocab_size is 1, but the data needs at least 2"),
+        ({"bands": 39}, "model.bands is 39, but the data needs 40"),
     ):
         with pytest.raises(InputError, match=problem):
             check_task(replace(recipe, model=replace(recipe.model, **change)), task)

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.config import DataConfig, ModelConfig
-from mnemos.data.batch import IGNORE, Batch, TokenTask
+from mnemos.data.batch import IGNORE, Batch
+from mnemos.data.metrics import MAJORITY
+from mnemos.data.token_task import TokenTask
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
@@ -109,11 +111,11 @@ class ToyConfig(ModelConfig):
 class ToyTask(TokenTask):
     def __init__(self, config: "ToyDataConfig") -> None:
         self.config = config
-        self.kind = "language" if config.language else "classification"
         self.vocab_size, self.max_length = VOCAB, LENGTH
         self.classes = 0 if config.language else CLASSES
         self.carries_state = config.language and not config.rows
-        self.majority = None if config.language else 0.4
+        self.cuts_rows = config.language
+        self.reference = {} if config.language else {MAJORITY: 0.4}
 
     def _batch(self, key: int, rows: int, fresh: Tensor) -> Batch:
         generator = torch.Generator().manual_seed(key)
@@ -212,6 +214,7 @@ def prepare(moment: str, number: int) -> None:
     """Arrange for the signal: `number` says at which update, or which call."""
     import safetensors.torch
 
+    from mnemos.evaluate import metrics
     from mnemos.train import checkpoint, learner, loop, run
 
     if moment == "mid-update":  # gradients are there, the step is not
@@ -254,7 +257,7 @@ def prepare(moment: str, number: int) -> None:
         before(learner.Learner, "_check_finite", ask)
     elif moment == "SIGTERM-looking":
         looks = iter(range(1, 10**6))
-        before(loop, "check_batch", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
+        before(metrics, "fed", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
     else:
         raise ValueError(moment)
 

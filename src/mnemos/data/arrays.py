@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import Batch, TokenTask
+from .batch import Batch
 from .buckets import Order
+from .metrics import ACCURACY, MAJORITY, TOP5
+from .token_task import TokenTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +83,6 @@ class ArrayTask(TokenTask):
     Raises InputError for an empty split, a label outside 0 … classes − 1 or a token outside the vocabulary.
     """
 
-    kind: Literal["classification"] = "classification"
-    carries_state = False
-
     def __init__(
         self,
         train: Rows,
@@ -100,7 +99,8 @@ class ArrayTask(TokenTask):
         self.vocab_size = vocab_size
         self.classes = classes
         self.max_length = max_length
-        self.majority = float(np.bincount(test.labels).max() / len(test))
+        self.metrics = (ACCURACY, TOP5) if classes > 5 else (ACCURACY,)
+        self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
         self._bucketed = bucketed
         self._order = Order(len(train), train.lengths if bucketed else None)
 

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import IGNORE, Batch, TokenTask
+from .batch import IGNORE, Batch
 from .randomness import TEST, TRAIN, VALID, generator
+from .token_task import AnsweringTask
 
 Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
-class GeneratedTask(TokenTask):
+class GeneratedTask(AnsweringTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
     Training batch i depends on (the training seed, i) only. With `train`, it is drawn by `train(i)` instead of `draw`,
@@ -23,11 +24,6 @@ class GeneratedTask(TokenTask):
     validation and the test split have `rows` sequences each, drawn from `seed`, and do not depend on the batch size.
     `size("train")` is 0, because the training set is endless. Raises InputError if `rows` is below 1.
     """
-
-    kind: Literal["language"] = "language"
-    classes = 0
-    carries_state = False
-    majority = None
 
     def __init__(
         self,

@@ -13,11 +13,14 @@ from mnemos.types import InputError
 
 from .ahead import ahead
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
-from .batch import Batch, Metric
+from .batch import Batch
+from .batch_checks import check_images
 from .buckets import Order
 from .folders import Split
+from .metrics import ACCURACY, MAJORITY, TOP5
 from .pictures import Pictures
 from .randomness import AUGMENT, ORDER, generator, global_generators
+from .task import Task
 
 
 class View(NamedTuple):
@@ -43,7 +46,7 @@ _NO_BATCH = -1, 0, 0  # stands for (index, batch size, seed) of no batch
 IMAGENET = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-class ImageTask:
+class ImageTask(Task):
     """A classification `Task` of images [B, C, size, size], float32, normalised.
 
     `names` are the class names. Evaluation visits every image of a split once, in a fixed random order, so that each
@@ -53,12 +56,7 @@ class ImageTask:
     that cannot be read.
     """
 
-    kind: Literal["classification"] = "classification"
     inputs: Literal["images"] = "images"
-    metric: Metric = "accuracy"
-    vocab_size = 0
-    max_length = 0
-    carries_state = False
 
     def __init__(
         self,
@@ -79,7 +77,8 @@ class ImageTask:
         for split in ("valid", "test"):
             self._views[split] = View(splits[split].pictures, _shuffled(splits[split].rows))
         test = self._views["test"]
-        self.majority = float(np.bincount(test.pictures.labels[test.rows]).max() / len(test.rows))
+        self.metrics = (ACCURACY, TOP5) if self.classes > 5 else (ACCURACY,)
+        self.reference = {MAJORITY: float(np.bincount(test.pictures.labels[test.rows]).max() / len(test.rows))}
         self._order = Order(len(self._views["train"].rows))
         self._maker = _Maker(self._views["train"].pictures, size, self.classes, colours, augment)
         self._workers = workers
@@ -125,6 +124,19 @@ class ImageTask:
     def epoch(self, batch_size: int) -> float:
         """The number of updates in one epoch: every training image is used once."""
         return self.size("train") / batch_size
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Classes, pixels per side and colours."""
+        return {"classes": self.classes, "image": self.side, "channels": len(self.colours.mean)}
+
+    def check(self, batch: Batch, where: str) -> None:
+        """Raise InputError for images or targets of another shape or type."""
+        check_images(batch, where, (len(self.colours.mean), self.side, self.side), self.classes)
+
+    def example(self) -> Batch:
+        """One row of zeros."""
+        return Batch(self.sample(), self.sample())
 
     def sample(self) -> Tensor:
         """One row of zeros [1, C, size, size], float32."""

@@ -1,24 +1,28 @@
 """Images as sequences of bytes, in the order of rows, pixels and colours, for models that generate them."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
-from .batch import Batch, Metric, TokenTask
+from .batch import Batch
 from .buckets import Order
+from .generated_images import write_pictures
 from .image_task import ImageTask
 from .images import MNISTConfig
+from .task import Sampling
+from .token_task import LanguageTask, options
 
 START = 0  # the token before a picture's first byte
 
@@ -60,18 +64,13 @@ class PixelsConfig(DataConfig):
         return PixelTask(task, self.start)
 
 
-class PixelTask(TokenTask):
+class PixelTask(LanguageTask):
     """A language `Task` with one picture per row: inputs and targets [B, n − 1] for n = H·W·C bytes.
 
     With a start token they are [B, n]. Raises InputError for pictures of fewer than two bytes.
     """
 
-    kind: Literal["language"] = "language"
-    metric: Metric = "loss"
     vocab_size = 256
-    classes = 0
-    carries_state = False
-    majority = None
 
     def __init__(self, images: ImageTask, start: bool = False) -> None:
         self._images = images
@@ -118,6 +117,25 @@ class PixelTask(TokenTask):
     def begun(self, tokens: Tensor) -> Tensor:
         """The model's inputs that continue the first bytes [B, m] of pictures; [B, 1 + m] with a start token."""
         return F.pad(tokens, (1, 0), value=START) if self.start else tokens
+
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
+        """Pictures of the model's own and completions of half pictures: samples.safetensors and samples.json."""
+        write_pictures(model, self, folder)
+        return {}
+
+    def sample_outputs(self, model: nn.Module, how: Sampling, folder: Path) -> bool:
+        """Draw pictures and complete half pictures of the test split, into `folder`."""
+        if how.prompt is not None:
+            raise InputError("--prompt is for text; a model of pictures goes on from half pictures; leave it out")
+        start = time.perf_counter()
+        count = 24 if how.count is None else how.count
+        folder.mkdir(exist_ok=True)
+        found = write_pictures(model, self, folder, count, min(count, 8), how.seed, **options(how))
+        completed = len(found["completions"].flatten(0, 1)) if "completions" in found else 0
+        size = " x ".join(map(str, self.shape))
+        seconds = time.perf_counter() - start
+        print(f"{count} pictures of {size} bytes and {completed} completions of half pictures in {seconds:.1f} s")
+        return True
 
     def close(self) -> None:
         """End the worker processes of the image task."""

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .batch import IGNORE, Batch, Metric, TokenTask
+from .batch import IGNORE, Batch
 from .randomness import ORDER, generator
+from .token_task import LanguageTask
 
 
 class Schedule:
@@ -71,7 +72,7 @@ class Schedule:
         return (document, segment) if segment < self.lengths[document] else None
 
 
-class SegmentedTask(TokenTask):
+class SegmentedTask(LanguageTask):
     """A language `Task` over documents (arrays of token ids [n]) that are read in segments of `segment` tokens.
 
     `start` is the token before a document's first token. Rows carry their state from batch i to batch i + 1; `reset`
@@ -80,11 +81,7 @@ class SegmentedTask(TokenTask):
     token outside the vocabulary.
     """
 
-    kind: Literal["language"] = "language"
-    metric: Metric = "loss"
-    classes = 0
     carries_state = True
-    majority = None
 
     def __init__(
         self,

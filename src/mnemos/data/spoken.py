@@ -4,24 +4,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .audio import Recordings, read_recordings, recording_files
-from .batch import IGNORE, Batch, Metric
+from .batch import IGNORE, Batch
+from .batch_checks import check_frames
 from .buckets import POOL
 from .filterbanks import filterbanks, frames, normalised
+from .metrics import ACCURACY, TOKEN_ERROR_RATE
 from .randomness import ORDER, TEST, TRAIN, VALID, generator
-
-Split = Literal["train", "valid", "test"]
+from .task import Split, Task
+from .transcriptions import SHOWN, transcriptions
 
 
 @register
@@ -73,7 +75,7 @@ class _Plan(NamedTuple):
     random: np.random.Generator
 
 
-class SpokenTask:
+class SpokenTask(Task):
     """A transcription `Task`: inputs [B, T, bands] float32, targets [B, L] word indices, padded with IGNORE.
 
     String i of a split is a pure function of (seed, i). Its speaker, number of words, words and silences are uniform
@@ -83,12 +85,8 @@ class SpokenTask:
     Raises InputError for a split without recordings, and for a held-out word without a training recording.
     """
 
-    kind: Literal["transcription"] = "transcription"
     inputs: Literal["frames"] = "frames"
-    metric: Metric = "token error rate"
-    classes = 0
-    carries_state = False
-    majority = None
+    metrics = (TOKEN_ERROR_RATE, ACCURACY)
 
     def __init__(self, recordings: Recordings, config: SpokenConfig) -> None:
         self.recordings, self.config = recordings, config
@@ -193,5 +191,35 @@ class SpokenTask:
         """One row of zeros [1, T, bands], float32, of the greatest possible length."""
         return torch.zeros(1, self.max_length, self.config.bands)
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def example(self) -> Batch:
+        """One row of zeros."""
+        return Batch(self.sample(), self.sample())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Words that can be said, numbers per frame, and the most frames of a string."""
+        return {"vocab_size": self.vocab_size, "bands": self.config.bands, "max_length": self.max_length}
+
+    def check(self, batch: Batch, where: str) -> None:
+        """Raise InputError for frames, masks or targets that are not what is promised."""
+        check_frames(batch, where, self.config.bands, self.vocab_size, self.max_length)
+
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
+        """Some strings of the split: what was said, and what the model heard."""
+        heard = transcriptions(model, self._some(split), self.names)
+        about = {
+            "title": "What was heard",
+            "given": "said",
+            "found": "heard",
+            "about": "Some strings of the test split, from the shortest to the longest.",
+        }
+        return {"transcriptions": heard, "examples": {"transcriptions": about}} if heard else {}
+
+    def _some(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
+        """Batches of which the first rows are as many strings as are shown, evenly from all."""
+        return self.batches(split, -(-self.config.rows // SHOWN))
+
+    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
+        """What was said and what was heard, for some strings of the split."""
+        found = transcriptions(model, self._some(split), self.names)
+        return [f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}" for one in found]

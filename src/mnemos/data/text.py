@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from mnemos.config import DataConfig
+from mnemos.generate.stream import Stream
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .files import read_bytes
 from .segments import SegmentedTask
+from .task import Sampling
+from .token_task import drawing, options
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
 Document = NDArray[np.uint8]
@@ -66,6 +71,15 @@ class TextConfig(DataConfig):
 
 class TextTask(SegmentedTask):
     """A `SegmentedTask` whose tokens are bytes of text."""
+
+    def sample_outputs(self, model: nn.Module, how: Sampling, folder: Path) -> bool:
+        """Print texts that go on from the prompt, or begin as documents do."""
+        prompt = (how.prompt or "").encode() or b"\0"  # byte 0 is where documents start
+        stream = Stream(model).prefill(torch.tensor([list(prompt)]).expand(how.count or 1, -1))
+        tokens, _ = stream.generate(how.length, generator=drawing(how), **options(how))
+        for i, row in enumerate(tokens.tolist()):
+            print(("\n" + "─" * 40 + "\n") * bool(i) + (prompt.strip(b"\0") + bytes(row)).decode(errors="replace"))
+        return False
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         """Group tokens into words: (text, number of tokens) for each word, run of white space, or other character.

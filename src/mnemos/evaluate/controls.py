@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from mnemos._compat import pytree
 from mnemos.attention.gated_walk import Walk
-from mnemos.data.batch import Batch
+from mnemos.data.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import caches
 from mnemos.modes import evaluating
-from mnemos.types import Output, State
+from mnemos.types import State
 
 from .metrics import evaluate
 
@@ -23,7 +23,9 @@ CONTROLS = {
 }
 
 
-def controls(model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> dict[str, dict[str, float]]:
+def controls(
+    model: nn.Module, batches: Callable[[], Iterable[Any]], task: Task = SUPERVISED
+) -> dict[str, dict[str, float]]:
     """{"emptied": {"loss", "accuracy", …}, "exchanged": …, "closed": …} of a model with gated caches; {} without.
 
     A memory that can be emptied or exchanged without loss was not used. Closing the gate also takes away the
@@ -37,24 +39,18 @@ def controls(model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> dict[s
     with evaluating(model):  # which promotes what is pending before anything is put aside
         for name in names:
             with _changed(model, name):
-                score = evaluate(_Meddled(model, name), batches())
-            scores[name] = {key: value for key, value in score.items() if key not in ("count", "top5")}
+                score = evaluate(model, batches(), _Meddled(task, name))
+            scores[name] = {key: value for key, value in score.items() if key != "count"}
     return scores
 
 
-class _Meddled(nn.Module):
-    """The model, but with the caches in the state it is given emptied, or each given to the next row."""
+class _Meddled(Task):
+    """The task, but the model is given its caches in the state emptied, or each row the next row's."""
 
-    def __init__(self, model: nn.Module, control: str) -> None:
-        super().__init__()
-        self.model, self.control = model, control
+    def __init__(self, task: Task, control: str) -> None:
+        self.task, self.control, self.metrics = task, control, task.metrics
 
-    @property
-    def likelihood(self) -> Any:
-        """The model's own, where it has one."""
-        return getattr(self.model, "likelihood", None)
-
-    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+    def forward(self, model: Any, batch: Any, state: State) -> tuple[Any, State]:
         def change(node: State) -> State:
             if not isinstance(node, Walk) or self.control == "closed":
                 return node
@@ -62,7 +58,16 @@ class _Meddled(nn.Module):
             return node._replace(cache=cache)
 
         state = pytree.tree_map(change, state, is_leaf=lambda node: isinstance(node, Walk))
-        return self.model(x, state, mask=mask)
+        return self.task.forward(model, batch, state)
+
+    def loss(self, model: nn.Module, outputs: Any, batch: Any) -> Tensor:
+        return self.task.loss(model, outputs, batch)
+
+    def count(self, batch: Any) -> int:
+        return self.task.count(batch)
+
+    def resets(self, batch: Any) -> Tensor | None:
+        return self.task.resets(batch)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
         return None
     tensors: dict[str, Tensor] = {}
     with evaluating(model):
-        shapes = _shapes(model, layers, task.sample())
+        shapes = _shapes(model, layers, task)
         entries = [
             {
                 "name": name,
@@ -114,7 +114,7 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> dict[str, Any] | None:
     }
 
 
-def _shapes(model: nn.Module, layers: dict[str, GatedBranch], sample: Tensor) -> dict[str, tuple[int, int]]:
+def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Any) -> dict[str, tuple[int, int]]:
     """The (rows, tokens) of each layer's first call for one sample."""
     found: dict[str, tuple[int, int]] = {}
     handles = [
@@ -122,7 +122,7 @@ def _shapes(model: nn.Module, layers: dict[str, GatedBranch], sample: Tensor) ->
         for name, layer in layers.items()
     ]
     try:
-        model(sample, None)
+        task.forward(model, task.example(), None)
     finally:
         for handle in handles:
             handle.remove()

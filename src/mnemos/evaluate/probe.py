@@ -8,16 +8,15 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos._compat import pytree
 from mnemos.attention.gated_walk import Walk
-from mnemos.data.batch import Batch
+from mnemos.data.batch import fed
+from mnemos.data.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
 from mnemos.modes import evaluating
-
-from .metrics import fed
 
 _KINDS = ("mean", "saturated")
 
 
-def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
+def probe(model: nn.Module, batch: Any, task: Task = SUPERVISED) -> dict[str, Any] | None:
     """Measure gate activity on a batch in training mode, without writing; None for a model without gated caches.
 
     The result is {"layers": [{"name", "mix": σ(λ) per head, "update" and "reset": {"mean", "saturated"}, "cache":
@@ -37,7 +36,7 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Any] | None:
         hold_caches(model),
         traced(model) as records,
     ):
-        _, state = model(batch.inputs, None, batch.mask)
+        _, state = task.forward(model, batch, None)
     # Caches per stream are in the state, in the order of the layers; the modules' own caches stay empty.
     walks = [w for w in pytree.tree_leaves(state, is_leaf=_is_walk) if _is_walk(w)]
     streams = iter(walks if len(walks) == len(layers) else [])

@@ -1,29 +1,26 @@
-"""Learning curves: loss and accuracy by step, a thin line a seed and a thick one for their mean."""
+"""Learning curves: the loss and a metric by step, a thin line a seed and a thick one for their mean."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mnemos.models.ctc import TOKEN_ERROR_RATE
-
 from .markup import figure, legend, listed, missing, plural
+from .read_metrics import OWN
 from .results import Columns, Comparison, RunRecord
 from .style import ARMS, MARKERS, MUTED, arm, curve, nothing, panel, steps_axis, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-QUALITIES = ("accuracy", TOKEN_ERROR_RATE)  # the second is 1 minus the first: where there is one, it alone is drawn
 _WORDS = {"valid": "validation", "train": "training"}
 
 
 def section(comparison: Comparison) -> str:
     """The figure of learning curves of every arm, or the line that says there are none."""
-    runs = comparison.all_runs()
-    wanted = [p for p in _panels(comparison) if any(_has(getattr(run, p[0]), p[1]) for run in runs)]
+    wanted = [panel for panel in _panels(comparison) if recorded(comparison, *panel)]
     if not wanted:
-        return missing("No run recorded a loss or an accuracy, so there is no curve to draw.")
+        return missing("No run recorded a loss or a metric, so there is no curve to draw.")
     panels = [
         panel(f"curve-{kind}-{name}", title(kind, name), partial(draw, comparison=comparison, kind=kind, name=name))
         for kind, name in wanted
@@ -36,9 +33,18 @@ def section(comparison: Comparison) -> str:
 
 
 def _panels(comparison: Comparison) -> list[tuple[str, str]]:
-    """(kind of record, quantity) of every panel that there might be."""
-    erring = any(_has(getattr(run, kind), TOKEN_ERROR_RATE) for run in comparison.all_runs() for kind in _WORDS)
-    return [(kind, name) for kind in _WORDS for name in (QUALITIES[erring], "loss")]
+    """(kind of record, quantity) of every panel that there might be: what the runs are judged by, and the loss."""
+    names = dict.fromkeys([quality(comparison), "loss"])
+    return [(kind, name) for kind in _WORDS for name in names]
+
+
+def quality(comparison: Comparison) -> str:
+    """The metric that runs are judged by; of those judged by the loss, the first other metric that they recorded."""
+    if comparison.metric != "loss":
+        return comparison.metric
+    records = [getattr(run, kind) for run in comparison.all_runs() for kind in _WORDS]
+    others = (name for columns in records for name in columns if name not in (*OWN, "step"))
+    return next(others, "loss")
 
 
 def title(kind: str, name: str) -> str:
@@ -47,7 +53,7 @@ def title(kind: str, name: str) -> str:
 
 
 def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
-    """One panel: `name` ("loss", "accuracy", …) of the `kind` ("train", "valid") records of every arm."""
+    """One panel: `name` ("loss" or a metric) of the `kind` ("train", "valid") records of every arm."""
     steps_axis(axes)
     for index, label in enumerate(comparison.arms):
         series = [getattr(run, kind) for run in comparison.runs.get(label, ())]
@@ -61,7 +67,7 @@ def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
         curve(axes, *thin(step, value), color=colour, **few)
     if not axes.lines:
         nothing(axes, f"no {name} recorded")
-    elif name == "accuracy" and comparison.majority is not None:
+    elif name == comparison.metric and comparison.majority is not None:
         axes.axhline(comparison.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
             "majority class",
@@ -86,24 +92,28 @@ def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray
     return common, np.where(np.isfinite(values).all(0), values.sum(0) / len(series), np.nan)
 
 
+def recorded(comparison: Comparison, kind: str, name: str) -> bool:
+    """Whether some run's records of a kind have a quantity."""
+    return any(_has(getattr(run, kind), name) for run in comparison.all_runs())
+
+
 def _has(columns: Columns, name: str) -> bool:
-    return bool(np.isfinite(columns[name]).any())
+    return name in columns and bool(np.isfinite(columns[name]).any())
 
 
 def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
     several = any(len(runs) > 1 for runs in comparison.runs.values())
     lines = "A thin line is one seed, the thick line their mean" if several else "One run an arm"
     majority = ""
-    if comparison.majority is not None and any(name == "accuracy" for _, name in wanted):
+    if comparison.majority is not None and any(name == comparison.metric for _, name in wanted):
         majority = " The dotted line is the share of the most frequent class."
     what = listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]).capitalize()
     long = any(len(run.train["step"]) > 400 for run in comparison.all_runs())
     means = " Long curves are drawn as means over 400 stretches." if long else ""
     source = f"From metrics.jsonl of {plural(len(comparison.all_runs()), 'run')}."
-    errors = ""
-    if any(name == TOKEN_ERROR_RATE for _, name in wanted):
-        errors = " The token error rate is insertions, deletions and substitutions a token that was said, 1 − accuracy."
-    return f"{what} by update. {lines}.{majority}{errors}{means} {source}"
+    shown = comparison.about and any(name == comparison.metric for _, name in wanted)
+    about = f" {comparison.metric.capitalize()}: {comparison.about}" if shown else ""
+    return f"{what} by update. {lines}.{majority}{about}{means} {source}"
 
 
 def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:

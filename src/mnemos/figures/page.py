@@ -13,12 +13,12 @@ from . import (
     caches,
     costs,
     curves,
+    examples,
     gates,
     image_grids,
     provenance,
     slot_attention,
     table,
-    transcripts,
 )
 from .markup import escape, listed, paragraph, plural
 from .read import read
@@ -30,7 +30,7 @@ SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
     ("pictures", "Generated images", image_grids.section),
-    ("transcripts", "Transcriptions", transcripts.section),
+    ("examples", "Examples", examples.section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),

@@ -107,6 +107,7 @@ def read_comparison(folder: Path) -> Comparison:
         controls=tuple(_control(c, f"{where}, control {i}") for i, c in enumerate(controls, start=1)),
         runs=runs,
         source=f"{folder.name}/comparison.json",
+        about=str(found.get("about") or ""),
         provenance=_object(found.get("provenance") or {}, where, "provenance"),
     )
 
@@ -115,10 +116,11 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
     """Arms made from runs alone: by what their task is judged by, or loss where they differ in that."""
     if metric is None:
         finished = [run for run in runs if run.result]
-        metrics = {(run.result or {}).get("metric", "accuracy") for run in finished}
+        metrics = {(run.result or {}).get("metric", "loss") for run in finished}
         metric = metrics.pop() if len(metrics) == 1 else "loss"
         if not all(math.isfinite(run.tested(metric)) for run in finished):
             metric = "loss"
+    described = _described(runs, metric)
     arms: dict[str, list[RunRecord]] = {}
     for run in runs:
         arms.setdefault(_recipe_key(run.recipe), []).append(run)
@@ -136,15 +138,27 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
         kinds = dict.fromkeys(kind for run in members for kind in (run.result or {}).get("controls") or {})
         controls += [Control(name, kind, *spread([run.tested(metric, kind) for run in members])) for kind in kinds]
     majority = spread([number((run.result or {}).get("majority"), run.label, "majority") for run in runs])[0]
+    judged = all((run.result or {}).get("metric", metric) == metric for run in runs)
     return Comparison(
         metric=metric,
-        higher_is_better=metric == "accuracy",
-        majority=majority if metric == "accuracy" and math.isfinite(majority) else None,
+        higher_is_better=described.get("higher_is_better") is True,
+        about=str(described.get("about") or ""),
+        majority=majority if judged and math.isfinite(majority) else None,
         rows=tuple(rows),
         controls=tuple(controls),
         runs=names,
         source="the runs' result.json",
     )
+
+
+def _described(runs: Sequence[RunRecord], metric: str) -> dict[str, Any]:
+    """What the first result that knows the metric says of it; {} for the loss, which is lower where it is better."""
+    for run in runs:
+        where = str(run.folder / "result.json")
+        described = _object((run.result or {}).get("metrics") or {}, where, "metrics").get(metric)
+        if described is not None:
+            return _object(described, where, f"metrics.{metric}")
+    return {}
 
 
 def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
@@ -165,6 +179,7 @@ def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
         controls=comparison.controls + more.controls,
         runs={**comparison.runs, **more.runs},
         source=f"{comparison.source} and {more.source}",
+        about=comparison.about,
         provenance=comparison.provenance,
     )
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mnemos.models.ctc import TOKEN_ERROR_RATE
 from mnemos.types import InputError
 
 from .results import Columns, GateCurves
 
-TRAIN = ("loss", "accuracy", TOKEN_ERROR_RATE, "lr", "grad_norm", "seconds", "tokens")
-VALID = ("loss", "accuracy", TOKEN_ERROR_RATE, "seconds")
+# What the trainer itself measures; every other number of a line is one of the task's metrics.
+OWN = ("loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens")
 GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
 
 
@@ -44,7 +43,7 @@ def read_metrics(path: Path) -> tuple[Columns, Columns, GateCurves | None]:
             raise InputError(f"{where}: expected one JSON object, found {line[:40]!r}; repair or delete the line")
         if record.get("kind") in found:
             found[record["kind"]][_step(record, where)] = where, record
-    return _columns(found["train"], TRAIN), _columns(found["valid"], VALID), _gates(found["gates"])
+    return _columns(found["train"]), _columns(found["valid"]), _gates(found["gates"])
 
 
 def _step(record: dict[str, Any], where: str) -> int:
@@ -65,8 +64,10 @@ def number(value: Any, where: str, name: str) -> float:
     return float(value)
 
 
-def _columns(records: dict[int, tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> Columns:
+def _columns(records: dict[int, tuple[str, dict[str, Any]]]) -> Columns:
+    """A column for every quantity that some line has, in the order of the lines, and for each of the trainer's own."""
     ordered = [records[step] for step in sorted(records)]
+    names = dict.fromkeys([*OWN, *(n for _, r in ordered for n in r if n not in ("kind", "step"))])
     columns = {n: np.array([number(r.get(n), where, n) for where, r in ordered]) for n in names}
     return {"step": np.array(sorted(records), dtype=np.int64), **columns}
 

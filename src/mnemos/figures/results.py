@@ -165,6 +165,7 @@ class Comparison:
     runs: dict[str, tuple[RunRecord, ...]]
     source: str
     provenance: dict[str, Any] = field(default_factory=dict)
+    about: str = ""  # what the metric counts, a sentence
 
     @property
     def arms(self) -> list[str]:

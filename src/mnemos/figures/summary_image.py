@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemos.atomic import write_bytes
-from mnemos.models.ctc import TOKEN_ERROR_RATE
 
-from .curves import draw, title
+from .curves import draw, recorded, title
 from .gates import draw_mix
 from .markup import short
 from .read import read
@@ -39,7 +38,7 @@ def picture(folder: Path, out_png: Path) -> Path:
 
 def _lay_out(figure: Any, comparison: Comparison) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.68))
-    name = comparison.metric if comparison.metric in ("accuracy", TOKEN_ERROR_RATE, "loss") else "loss"
+    name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)
     arms = [
         (arm(i), short(n), MARKERS[i % len(MARKERS)]) for i, n in enumerate(comparison.arms) if comparison.runs.get(n)
@@ -47,10 +46,10 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
     heading(left, title("valid", name), arms)
     right = figure.add_axes((0.565, 0.13, 0.42, 0.68))
     for label in comparison.arms:
-        recorded = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
-        if recorded:
-            layers = recorded[0].layers
-            draw_mix(right, [gates for gates in recorded if gates.layers == layers])
+        gated = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
+        if gated:
+            layers = gated[0].layers
+            draw_mix(right, [gates for gates in gated if gates.layers == layers])
             shown = sorted({0, len(layers) // 2, len(layers) - 1})
             keys = [(layer(i, len(layers)), f"layer {i}", None) for i in shown]
             heading(right, f"Cache share σ(λ) by head, {short(label, 20)}", keys)

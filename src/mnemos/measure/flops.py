@@ -20,7 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
 from mnemos._compat import operators
-from mnemos.data.batch import Batch, pieces
+from mnemos.data.batch import Batch, fed
+from mnemos.data.task import SUPERVISED, Task
 
 
 def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
@@ -113,7 +114,7 @@ def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
     """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
     with _Unpadded(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         function()
-    return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts()["Global"].items()}
+    return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts().get("Global", {}).items()}
 
 
 def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, segment: int = 0) -> int:
@@ -122,11 +123,16 @@ def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, 
     segment: tokens [B, T] are read in segments of this length, each from the state of the one before; 0: all at once.
     A copy of the model runs and the random generators are restored: caches and running statistics do not change.
     """
+    return task_flops(model, SUPERVISED, Batch(inputs, inputs, mask), segment)
+
+
+def task_flops(model: nn.Module, task: Task, example: Any, segment: int = 0) -> int:
+    """`forward_flops` of the forward that a task makes of a batch, for example `task.example()`."""
 
     def forward() -> None:
         copied, state = copy.deepcopy(model), None
-        for part in pieces([Batch(inputs, inputs, mask)], segment):
-            state = copied(part.inputs, state, part.mask)[1]
+        for part in task.segments(fed(example, model), segment):
+            state = task.forward(copied, part, state)[1]
 
     with torch.no_grad(), generators.kept():
         return count_flops(forward)

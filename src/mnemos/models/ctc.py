@@ -1,6 +1,6 @@
 """Connectionist temporal classification (Graves et al. 2006): what models that transcribe speech share."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from mnemos.types import InputError
 
 from .stateless import Stateless
-
-TOKEN_ERROR_RATE = "token error rate"  # edits between the spoken and the recognised tokens, per spoken token
 
 
 class Stack(nn.Module):
@@ -39,7 +37,6 @@ class Transcriber(Stateless, nn.Module):
     which come first, False for the padding after them.
     """
 
-    error: ClassVar[str] = TOKEN_ERROR_RATE  # the name of 1 − accuracy
     config: Any
 
     @property
@@ -47,14 +44,12 @@ class Transcriber(Stateless, nn.Module):
         """Scores the outputs: the model itself, because the score depends on its `stack`."""
         return self
 
-    def score(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(sum of −log p(targets), tokens less edits, tokens) for targets [B, L] int64, negative where none.
+    def loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """The sum of −log p(targets) for targets [B, L] int64, negative where there are none.
 
-        p sums over all paths that give the targets after repeats are joined and blanks removed. Edits: the smallest
-        number of insertions, deletions and substitutions between the targets and the most likely path. It may exceed
-        the number of tokens, and then the second value is negative. A row without tokens does not count. Cost:
-        O(B·T·L). On a GPU, torch's gradient adds in no fixed order, so two runs agree to rounding only.
-        Raises InputError if a row has more tokens than its frames can express.
+        p sums over all paths that give the targets after repeats are joined and blanks removed. A row without tokens
+        does not count. Cost: O(B·T·L). On a GPU, torch's gradient adds in no fixed order, so two runs agree to rounding
+        only. Raises InputError if a row has more tokens than its frames can express.
         """
         real = targets >= 0
         counts = real.sum(1)
@@ -70,10 +65,19 @@ class Transcriber(Stateless, nn.Module):
             blank=self.config.vocab_size,
             reduction="none",
         )
-        with torch.no_grad():
-            heard, heard_counts = best_path(outputs, lengths, self.config.vocab_size)
-            edits = torch.where(counts > 0, edit_distance(targets, counts, heard, heard_counts), 0)
-        return torch.where(counts > 0, losses, 0).sum(), (counts - edits).sum(), counts.sum()
+        return torch.where(counts > 0, losses, 0).sum()
+
+    @torch.no_grad()
+    def right(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(tokens less edits, tokens) for targets [B, L] int64, negative where there are none.
+
+        Edits are the fewest insertions, deletions and substitutions between the targets and the likeliest path; they
+        may be more than the tokens, and the first number negative. A row without tokens counts for nothing.
+        """
+        counts = (targets >= 0).sum(1)
+        heard, heard_counts = best_path(outputs, self._lengths(outputs, mask), self.config.vocab_size)
+        edits = torch.where(counts > 0, edit_distance(targets, counts, heard, heard_counts), 0)
+        return (counts - edits).sum(), counts.sum()
 
     @torch.no_grad()
     def transcribe(self, frames: Tensor, mask: Tensor | None = None) -> list[list[int]]:

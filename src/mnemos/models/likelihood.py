@@ -13,17 +13,21 @@ class LogisticMixture:
     def __init__(self, levels: int) -> None:
         self.levels = levels
 
-    def score(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(sum of the negative log-likelihoods, right guesses, targets counted), of outputs [.., 3K], targets [..].
+    def loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The sum of the negative log-likelihoods of targets [..], of outputs [.., 3K]. Those below 0 do not count."""
+        counted = targets >= 0
+        loss = -logistic_mixture.log_prob(outputs, torch.where(counted, targets, 0), self.levels)
+        return torch.where(counted, loss, 0).sum()
 
-        Targets below 0 are not counted. The guess is the mean of the most likely component, which is cheaper than a
-        pass over all levels.
+    @torch.no_grad()
+    def right(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(right guesses, targets counted). Targets below 0 do not count.
+
+        The guess is the mean of the most likely component, which is cheaper than a pass over all levels.
         """
         counted = targets >= 0
-        levels = torch.where(counted, targets, 0)
-        loss = -logistic_mixture.log_prob(outputs, levels, self.levels)
         guess = logistic_mixture.draw(outputs, self.levels, temperature=0)
-        return torch.where(counted, loss, 0).sum(), ((guess == targets) & counted).sum(), counted.sum()
+        return ((guess == targets) & counted).sum(), counted.sum()
 
     def draw(
         self, outputs: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None

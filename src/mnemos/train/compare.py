@@ -15,7 +15,7 @@ from mnemos.atomic import write_json
 from mnemos.config import from_dict, to_dict
 from mnemos.types import InputError
 
-from .checks import complete
+from .checks import complete, unresolved
 from .provenance import shared, trained
 from .recipe import Recipe, RolloutConfig, TrainConfig, as_json
 from .recipe import unwritten as never_written
@@ -27,11 +27,10 @@ def compare(
 ) -> dict[str, Any]:
     """Train every recipe with every seed in folder/RECIPE/seed-N and write folder/comparison.json (returned).
 
-    {"metric", "higher_is_better", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one seed),
-    "seeds", "parameters", "flops", "seconds", "peak_bytes"}], "controls": [{"name", "control", "mean", "std",
-    "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric, of the test split, is what
-    the task is judged by: accuracy, loss (text, pictures) or token error rate (speech); seconds (in updates) and peak
-    bytes are means over seeds.
+    {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one
+    seed), "seeds", "parameters", "flops", "seconds", "peak_bytes"}], "controls": [{"name", "control", "mean", "std",
+    "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric, of the test split, is the first of the task's, by
+    which it is judged; "about" says what it counts. Seconds (in updates) and peak bytes are means over seeds.
 
     A row's "runs" say for each of its runs which commit trained it: [{"folder", "seed", "commit", "dirty"}]; a run that
     was finished before keeps the commit that it was trained with. See `provenance.shared` for "provenance".
@@ -46,8 +45,10 @@ def compare(
         raise InputError(f"seeds must be at least 1, found {seeds}")
     folder = Path(folder)
     recipes = with_unwritten(recipes) if unwritten else recipes
-    recipes = [complete(recipe) for recipe in recipes]
     _check(recipes, folder)
+    if any(map(unresolved, recipes)):
+        task = recipes[0].data.build()
+        recipes = [complete(recipe, task) for recipe in recipes]
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for offset in range(seeds):
@@ -172,10 +173,11 @@ def _follow_parent() -> None:
 
 def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
     """What comparison.json says of finished runs."""
-    rows, controls, majority, metric = [], [], None, "accuracy"
+    rows, controls = [], []
+    first = json.loads((next(iter(runs.values()))[0] / "result.json").read_text())
+    metric, described = first["metric"], first["metrics"][first["metric"]]
     for name, places in runs.items():
         results = [json.loads((place / "result.json").read_text()) for place in places]
-        majority, metric = results[0]["majority"], results[0].get("metric", "accuracy")
         spread = _spread([result["test"][metric] for result in results])
         cost = {key: results[0][key] for key in ("parameters", "flops")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
@@ -186,8 +188,9 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
             controls.append({"name": name, "control": control, **_spread(found)})
     return {
         "metric": metric,
-        "higher_is_better": metric == "accuracy",
-        "majority": majority,
+        "higher_is_better": described["higher_is_better"],
+        "about": described["about"],
+        "majority": first["majority"],
         "rows": rows,
         "controls": controls,
         "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos._compat import pytree
 from mnemos.config import to_dict
-from mnemos.data.batch import Batch, Task
-from mnemos.evaluate.metrics import counted, each, error, to_device
+from mnemos.data.batch import each, row_count, to_device
+from mnemos.data.metrics import sum_functions, values
+from mnemos.data.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, State
 
 from . import devices
-from .checks import check_batch
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
 from .rollout import RolloutGradients, Scored
@@ -36,8 +37,20 @@ class Tally:
 
     updates: int = 0
     loss: float = 0.0
-    right: float = 0.0
-    counted: int = 0
+    auxiliary: float = 0.0
+    auxiliaries: float = 0.0  # how many auxiliary losses layers added
+    sums: list[float] = field(default_factory=list)  # of the task's metrics
+
+    def plus(self, loss: float, auxiliary: float, auxiliaries: float, sums: list[float]) -> Tally:
+        """With one more update's."""
+        before = self.sums or [0.0] * len(sums)
+        return Tally(
+            self.updates + 1,
+            self.loss + loss,
+            self.auxiliary + auxiliary,
+            self.auxiliaries + auxiliaries,
+            [a + b for a, b in zip(before, sums, strict=True)],
+        )
 
 
 @dataclass
@@ -45,7 +58,7 @@ class Counters:
     """What the whole run has added up."""
 
     step: int = 0
-    tokens: int = 0  # of images: images; of sound: frames
+    tokens: int = 0  # as the task counts them
     seconds: float = 0.0  # in updates: not in looking at the model, not in saving it
     peak_bytes: int = 0
 
@@ -53,20 +66,20 @@ class Counters:
 class Learner:
     """The model, its optimiser, its carried state and its place in the data, on one process of possibly several."""
 
-    def __init__(self, fabric: Fabric, recipe: Recipe, task: Task) -> None:
+    def __init__(self, fabric: Fabric, recipe: Recipe, task: Task, model: nn.Module | None = None) -> None:
         self.fabric, self.recipe, self.task = fabric, recipe, task
         self.count, self.tally, self.plateau = Counters(), Tally(), Plateau()
         self._memory_before = devices.peak_bytes(fabric.device) if fabric.device.type != "cuda" else 0
         generators.seed(recipe.train.seed)  # the same weights on every process
-        self.model: nn.Module = recipe.model.build()
+        self.model: nn.Module = recipe.model.build() if model is None else model
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        scored = Scored(self.model, alone=fabric.world_size == 1)
+        scored = Scored(self.model, task, alone=fabric.world_size == 1)
         self._wrapped = fabric.setup_module(scored)
         # One kernel over all gradients cannot be told to skip a step, nor does every device have it for shards.
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
-        self._rollout = RolloutGradients(fabric, self._wrapped, self.model, recipe.train)
+        self._rollout = RolloutGradients(fabric, self._wrapped, scored, self.model, task, recipe.train)
         if recipe.train.compile:
             # For training alone: every mode, mask and shape is a program of its own, and each takes seconds to make.
             scored.model = torch.compile(self.model)  # type: ignore[assignment]
@@ -77,27 +90,28 @@ class Learner:
         """One update of the weights: {"loss", "lr", "grad_norm"} of all that it reads, a batch or a rollout.
 
         The loss is the mean over all counted targets, however they are split over processes, micro-batches and steps.
+        An auxiliary loss that layers add is the mean over forwards: it counts once, however many there are.
         Raises TrainingFailed, with the weights as they were, where loss or gradient is not finite.
         """
         began = time.perf_counter()
         config, fabric, step = self.recipe.train, self.fabric, self.count.step + 1
-        batches = self._rollout.batches(self.task, step - 1, config)
+        batches = self._rollout.batches(step - 1, config)
         for batch in batches:
-            check_batch(batch, self.task, f"training batch {step - 1}")
-        targets = sum(int(counted(batch.targets)) for batch in batches)
-        # DDP and FSDP average gradients over processes; each has a part of the sum.
-        weight = fabric.world_size / max(1, targets)
+            self.task.check(batch, f"training batch {step - 1}")
+        targets = sum(self.task.count(batch) for batch in batches)
         sums = []
         rows = [[to_device(part, fabric.device) for part in self._micro_batches(batch)] for batch in batches]
+        # DDP and FSDP average gradients over processes; each has a part of the sum, and its own auxiliary losses.
+        weights = fabric.world_size / max(1, targets), 1 / self._rollout.forwards(rows)
         with self._rollout.one_cache_update():
             for i, steps in enumerate(zip(*rows, strict=True)):
                 carried = self._states[i] if self.task.carries_state else None
-                found, state = self._rollout.backward(list(steps), carried, weight, last=i + 1 == config.accumulate)
+                found, state = self._rollout.backward(list(steps), carried, weights, last=i + 1 == config.accumulate)
                 if self.task.carries_state:
                     self._states[i] = state
                 sums.append(found)
         total: Any = fabric.all_reduce(torch.stack(sums).sum(0), reduce_op="sum")
-        loss_mean, right_sum = total.tolist()
+        loss_mean, auxiliary, auxiliaries, *metric_sums = total.tolist()
         loss_mean /= fabric.world_size
         norm: Any = fabric.clip_gradients(
             self._wrapped, self._optimiser, max_norm=self.recipe.optim.grad_clip or math.inf, error_if_nonfinite=False
@@ -109,23 +123,22 @@ class Learner:
         self._optimiser.zero_grad()
 
         seconds = self.count.seconds + time.perf_counter() - began
-        self.count = Counters(step, self.count.tokens + sum(map(_tokens, batches)), seconds, self.count.peak_bytes)
-        before = self.tally
-        self.tally = Tally(
-            before.updates + 1, before.loss + loss_mean, before.right + right_sum, before.counted + targets
-        )
+        tokens = self.count.tokens + sum(map(self.task.tokens, batches))
+        self.count = Counters(step, tokens, seconds, self.count.peak_bytes)
+        self.tally = self.tally.plus(loss_mean, auxiliary / fabric.world_size, auxiliaries, metric_sums)
         return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
 
     def looked(self, valid_loss: float) -> None:
         """The model was looked at: a schedule that waits for better validation losses hears of it."""
         self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
-    def _micro_batches(self, batch: Batch) -> list[Batch]:
+    def _micro_batches(self, batch: Any) -> list[Any]:
         """This process's micro-batches: its share of the rows, in order, split in as many."""
-        parts = self.fabric.world_size * self.recipe.train.accumulate
-        if batch.inputs.shape[0] != self.recipe.train.batch_size:
-            raise InputError(f"expected a batch of {self.recipe.train.batch_size} rows, found {batch.inputs.shape[0]}")
-        rows = batch.inputs.shape[0] // parts
+        parts, found = self.fabric.world_size * self.recipe.train.accumulate, row_count(batch)
+        if found % parts or (self.task.carries_state and found != self.recipe.train.batch_size):
+            wanted = str(self.recipe.train.batch_size) if self.task.carries_state else f"a multiple of {parts}"
+            raise InputError(f"expected {wanted} rows in a training batch, found {found}; change train.batch_size")
+        rows = found // parts
         first = self.fabric.global_rank * self.recipe.train.accumulate
         spans = [slice((first + i) * rows, (first + i + 1) * rows) for i in range(self.recipe.train.accumulate)]
         return [each(batch, lambda x, span=span: x[span]) for span in spans]  # type: ignore[misc]
@@ -141,20 +154,29 @@ class Learner:
         return max(self.count.peak_bytes, devices.peak_bytes(self.fabric.device) - self._memory_before)
 
     def line(self, update: dict[str, float]) -> dict[str, Any]:
-        """The line of metrics after an update: loss and accuracy are means over the updates since the line before."""
+        """The line of metrics after an update: the loss is a mean over the updates since the line before.
+
+        So is the auxiliary loss, where layers add one; the task's metrics are of all that these updates read.
+        """
         tally, self.tally = self.tally, Tally()
         self.count.peak_bytes = self._peak()  # a peak needs no looking at every update, and looking takes time
+        auxiliary = {"auxiliary_loss": tally.auxiliary / tally.updates} if tally.auxiliaries else {}
         return {
             "kind": "train",
             "step": self.count.step,
             "loss": tally.loss / tally.updates,
-            "accuracy": (accuracy := tally.right / max(1, tally.counted)),
-            **error(self.model, accuracy),
+            **auxiliary,
+            **self._metrics(tally.sums),
             "lr": update["lr"],
             "grad_norm": update["grad_norm"],
             "seconds": round(self.count.seconds, 3),
             "tokens": self.count.tokens,
         }
+
+    def _metrics(self, sums: list[float]) -> dict[str, float]:
+        rest = iter(sums)
+        functions = sum_functions(self.task.metrics, training=True)
+        return values(self.task.metrics, {f: list(islice(rest, n)) for f, n in functions.items()}, training=True)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next update depends on. Collective: every process must call; all get it."""
@@ -191,12 +213,11 @@ class Learner:
     def _rebuilt(self, everyone: list[list[Tensor | None]]) -> list[State]:
         """The states of this process's micro-batches, from the leaves of all."""
         config = self.recipe.train
-        first = self._micro_batches(self.task.train_batch(0, config.batch_size, config.seed))[0]
+        first = self._micro_batches(self._rollout.batches(self.count.step, config)[0])[0]
         # A file holds no classes. What the model makes of fresh rows has the structure that its states have, the
         # same in training and not.
         with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
-            piece = to_device(first, self.fabric.device)
-            _, fresh = self.model(piece.inputs, None, mask=piece.mask)
+            _, fresh = self.task.forward(self.model, to_device(first, self.fabric.device), None)
         structure = pytree.tree_structure(fresh)
         states, offset = [], self.fabric.global_rank * config.accumulate
         for found in everyone[offset : offset + config.accumulate]:
@@ -205,13 +226,6 @@ class Learner:
                 raise InputError(f"expected a carried state of {wanted}, found {len(found)}; use the run's own recipe")
             states.append(pytree.tree_unflatten(_on(found, self.fabric.device), structure))
         return states
-
-
-def _tokens(batch: Batch) -> int:
-    """Tokens, or frames, of a batch that are no padding; of images [B, C, H, W], images."""
-    if batch.inputs.dim() == 4:
-        return len(batch.inputs)
-    return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
 
 
 def _on(tensors: list[Tensor | None], device: torch.device | str) -> list[Tensor | None]:

@@ -23,12 +23,14 @@ import torch
 from torch import nn
 
 from mnemos import generators
-from mnemos.data.batch import IGNORE, Batch, Task, pieces
-from mnemos.evaluate.metrics import each, evaluate, quality
+from mnemos.data.batch import each, row_count
+from mnemos.data.metrics import MAJORITY
+from mnemos.data.task import Task
+from mnemos.evaluate.metrics import Uncounted, evaluate, told
 from mnemos.types import InputError
 
 from . import checkpoint, devices
-from .checks import check_batch, check_settings, check_task
+from .checks import check_settings, check_task, complete
 from .learner import Learner
 from .progress import Silent, progress
 from .recipe import Recipe, as_json
@@ -42,16 +44,25 @@ Watch = Callable[[nn.Module, int], dict[str, Any] | None]
 
 
 def train(
-    recipe: Recipe, folder: str | Path, resume: bool = False, watch: Watch | None = None, quiet: bool = False
+    recipe: Recipe,
+    folder: str | Path,
+    resume: bool = False,
+    watch: Watch | None = None,
+    quiet: bool = False,
+    task: Task | None = None,
+    model: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """RunFolder a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
+    """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
 
-    {"recipe", "seed", "steps", "test": {"loss", "accuracy", and "top5" of more than five classes}, "valid": {...},
-    "majority", "metric" (what the task is judged by), "parameters", "seconds" (in updates), "peak_bytes" (of the GPU,
-    or by how much the process grew since before the model), "tokens" (of images: images; of sound: frames),
-    "epoch_seconds" (in updates that see as much as there is to train on; null where there is no telling), and
-    "rollout_segments" (of an update, where there are several)}
+    {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics}, "valid": {...}, "metric" (the first, by
+    which the task is judged), "metrics": {name: {"higher_is_better", "about"}}, "reference": {name: score in the
+    metric}, "majority" (the commonest class's share, where there are classes, else null), "parameters", "seconds" (in
+    updates), "peak_bytes" (of the GPU, or by how much the process grew since before the model), "tokens" (of images:
+    images; of sound: frames), "epoch_seconds" (in updates that see as much as there is to train on; null where there is
+    no telling), and "rollout_segments" (of an update, where there are several)}
 
+    task: the recipe's data, where they are open already; they are opened once, and what the recipe leaves to them is
+    filled in (`complete`). model: one to train in place, instead of the recipe's, with the weights that it has.
     `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
     `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
     "gates". With several processes it must not run the model. `quiet`: no progress.
@@ -62,15 +73,17 @@ def train(
     """
     fabric = devices.connect(recipe.train)
     check_settings(recipe, fabric.world_size)
-    task = recipe.data.build()
+    task = recipe.data.build() if task is None else task
+    recipe = complete(recipe, task)
     check_task(recipe, task)
-    with torch.device("meta"):  # a model that cannot be must not leave a folder behind
-        recipe.model.build()
+    if model is None:
+        with torch.device("meta"):  # a model that cannot be must not leave a folder behind
+            recipe.model.build()
     run, saved, result = _open(fabric, recipe, Path(folder), resume)
     try:
         if result is not None:
             return result
-        learner = Learner(fabric, recipe, task)
+        learner = Learner(fabric, recipe, task, model)
         if saved is not None:
             learner.restore(saved)
         voice = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
@@ -158,7 +171,8 @@ class _Session:
             if seen is not None:
                 lines.append({"kind": "gates", "step": self.step, **seen})
         self._record(lines)
-        self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {quality(self.valid)}")
+        rest = told(self.task, self.valid)
+        self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {rest}".rstrip())
 
     def _measure(self, split: Literal["valid", "test"]) -> dict[str, float]:
         """What `evaluate` finds of a split; each process scores its share of every batch's rows."""
@@ -167,23 +181,29 @@ class _Session:
             device = self.fabric.device
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
+        def gather(value: Any) -> list[Any]:
+            return devices.gather(self.fabric, value)
+
         with generators.kept(), self.fabric.autocast():
-            parts = pieces(self._shares(split), self.recipe.train.rollout.segment_length)
-            found = evaluate(self.learner.model, parts, total if self.fabric.world_size > 1 else None)
+            several = total if self.fabric.world_size > 1 else None
+            found = evaluate(self.learner.model, self._shares(split), self.task, several, gather)
         return {key: value for key, value in found.items() if key != "count"}
 
-    def _shares(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
+    def _shares(self, split: Literal["valid", "test"]) -> Iterator[Any]:
+        """This process's rows of every batch, in segments."""
         rank, world = self.fabric.global_rank, self.fabric.world_size
         batches = self.task.batches(split, self.recipe.train.batch_size)
-        for i, batch in enumerate(self.voice.scoring(split, self.task.size(split), batches)):
+        scored = self.voice.scoring(split, self.task.size(split), batches, self.task.count)
+        for i, batch in enumerate(scored):
             self._heed_signals()
-            check_batch(batch, self.task, f"{split} batch {i}")
-            rows = batch.inputs.shape[0]
+            self.task.check(batch, f"{split} batch {i}")
+            rows = row_count(batch)
             first, end = rows * rank // world, rows * (rank + 1) // world
-            if first == end:  # every process has to call the model; these rows another one counts
-                first, end = 0, 1
-                batch = batch._replace(targets=torch.full_like(batch.targets, IGNORE))
-            yield each(batch, lambda x, rows=slice(first, end): x[rows])  # type: ignore[misc]
+            ours = first < end  # every process has to call the model; without rows, on one that another one counts
+            span = slice(first, end) if ours else slice(0, 1)
+            share = each(batch, lambda x, span=span: x[span])  # type: ignore[misc]
+            for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
+                yield part if ours else Uncounted(part)
 
     def _heed_signals(self) -> None:
         if devices.any_of(self.fabric, self.signals.asked):
@@ -198,8 +218,10 @@ class _Session:
             "steps": count.step,
             "test": self._measure("test"),
             "valid": self.valid,
-            "majority": self.task.majority,
-            "metric": self.task.metric,
+            "metric": self.task.metrics[0].name,
+            "metrics": {metric.name: metric.described() for metric in self.task.metrics},
+            "reference": dict(self.task.reference),
+            "majority": self.task.reference.get(MAJORITY),
             "parameters": learner.parameters,
             "seconds": round(count.seconds, 3),
             "peak_bytes": count.peak_bytes,

@@ -2,11 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-from mnemos.data.batch import Batch
-from mnemos.evaluate.metrics import counted
 
 PATIENCE = 10.0  # seconds between two plain lines
 
@@ -23,8 +20,8 @@ class Silent:
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
         """An update is done."""
 
-    def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a split of `size` targets, and how many of them the model has been through."""
+    def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+        """The batches of a split of `size` targets, and how many of them (by `count`) the model has been through."""
         yield from batches
 
     def say(self, text: str) -> None:
@@ -52,7 +49,7 @@ class Plain(Silent):
             f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
         )
 
-    def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
         """As of any; nothing of a split that is soon done."""
         said = began = time.monotonic()
         done = 0
@@ -63,7 +60,7 @@ class Plain(Silent):
                 left = (now - began) / done * max(size - done, 0)
                 self.say(f"{self.name} scoring {split} {done}/{size} {_clock(left)} left")
             yield batch
-            done += int(counted(batch.targets))
+            done += count(batch)
 
     def say(self, text: str) -> None:
         """As of any."""
@@ -102,13 +99,13 @@ class Live(Silent):
         facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
-    def scoring(self, split: str, size: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
         """As of any: a bar below the other, gone when the split is."""
         task = self.bar.add_task(f"{self.name} scoring {split}", total=size, facts="")
         try:
             for batch in batches:
                 yield batch
-                self.bar.advance(task, int(counted(batch.targets)))
+                self.bar.advance(task, count(batch))
         finally:
             self.bar.remove_task(task)
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.data.batch import Batch, Task, pieces
-from mnemos.evaluate.metrics import counted, scored
+from mnemos.data.metrics import sum_functions
+from mnemos.data.task import Task
 from mnemos.memory.stored import accumulate_caches, stored
 from mnemos.memory_replay import replay
 from mnemos.memory_replay.state_checks import HALF
-from mnemos.types import InputError, State, detach, leaves, map_state, reset
+from mnemos.types import InputError, State, collect_auxiliary_losses, detach, leaves, map_state, reset
 
 from .recipe import RolloutConfig, TrainConfig
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 class Carry:
     """A state on its way in and out of a wrapped model: wrappers convert and copy what they know, but not this.
 
-    weight: of the losses. shown: the state goes on to have a gradient of its own, which DDP has to know of.
+    weight: of the losses; auxiliary: of the auxiliary losses. shown: the state goes on to have a gradient of its own,
+    which DDP has to know of.
     """
 
-    __slots__ = ("shown", "state", "weight")
+    __slots__ = ("auxiliary", "shown", "state", "weight")
 
-    def __init__(self, state: State, weight: float = 1.0, shown: bool = False) -> None:
-        self.state, self.weight, self.shown = state, weight, shown
+    def __init__(self, state: State, weight: float = 1.0, auxiliary: float = 0.0, shown: bool = False) -> None:
+        self.state, self.weight, self.auxiliary, self.shown = state, weight, auxiliary, shown
 
 
 class Scored(nn.Module):
@@ -47,43 +48,66 @@ class Scored(nn.Module):
     whose rows may have one, wait for the rest of the model (`alone` is False).
     """
 
-    def __init__(self, model: nn.Module, alone: bool) -> None:
+    def __init__(self, model: nn.Module, task: Task, alone: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.task = model, task
         self._skips = alone and hasattr(model, "advance")
+        self._functions = sum_functions(task.metrics, training=True)
 
-    def forward(self, batches: Sequence[Batch], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
-        """(weight × sum of the negative log-likelihoods, right guesses) of batches that follow one another.
+    def reads(self, batch: Any) -> bool:
+        """Whether a batch takes the model's whole forward."""
+        return not self._skips or self.task.count(batch) > 0
 
-        The new state is left in `carry`. advance: that alone, by the model's own `advance`.
+    def forward(self, batches: Sequence[Any], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
+        """(weighted losses, sums) of batches that follow one another.
+
+        The first is weight × Σ losses + auxiliary × Σ auxiliary losses. sums: [auxiliary × Σ auxiliary losses, how many
+        of them, the sums of the task's metrics], without gradient. The new state is left in `carry`. advance: that
+        alone, by the model's own `advance`, and nothing is returned.
         """
-        losses, rights = [], []
-        for batch in batches:
-            state = carry.state
-            if state is not None and batch.reset is not None:
-                state = reset(state, batch.reset)
-            if advance or (self._skips and not counted(batch.targets)):
-                carry.state = self.model.advance(batch.inputs, state, mask=batch.mask)  # type: ignore[operator]
-                continue
-            logits, carry.state = self.model(batch.inputs, state, mask=batch.mask)
-            loss, right, _ = scored(self.model, logits, batch)
-            losses.append(loss)
-            rights.append(right)
+        losses: list[Tensor] = []
+        added: list[Tensor] = []
+        sums: list[Tensor | None] = []
+        with collect_auxiliary_losses():  # what reading the state alone, or a metric, adds is dropped
+            for batch in batches:
+                state, resets = carry.state, self.task.resets(batch)
+                if state is not None and resets is not None:
+                    state = reset(state, resets)
+                if advance or not self.reads(batch):
+                    carry.state = self.task.advance(self.model, batch, state)
+                    continue
+                with collect_auxiliary_losses() as auxiliary:
+                    outputs, carry.state = self.task.forward(self.model, batch, state)
+                    losses.append(self.task.loss(self.model, outputs, batch))
+                added += auxiliary
+                with torch.no_grad():
+                    found = [x for function in self._functions for x in function(self.model, outputs, batch)]
+                sums.append(torch.stack([x.to(losses[-1].device, torch.float32) for x in found]) if found else None)
         if advance:
             return ()
-        none = [torch.zeros((), device=batch.inputs.device)]
-        found = torch.stack(losses or none).sum() * carry.weight, torch.stack(rights or none).sum()
+        device = leaves(batches[-1])[0].device
+        none = torch.zeros((), device=device)
+        loss, extra = torch.stack(losses or [none]).sum() * carry.weight, none
+        if added:
+            extra = torch.stack([x.to(loss.dtype) for x in added]).sum() * carry.auxiliary
+            loss = loss + extra
+        head = torch.stack([extra.detach().to(device, torch.float32), torch.full_like(none, len(added))])
+        tail = [x for x in sums if x is not None]
+        zeros = torch.zeros(sum(self._functions.values()), device=device)
+        summed = torch.cat([head, torch.stack(tail).sum(0) if tail else zeros])
         if not carry.shown:
-            return found
+            return loss, summed
         # DDP looks for what has a gradient in what a forward returns. This is never used, but it leads there.
-        return *found, *(x.flatten()[:1].sum() for x in leaves(carry.state) if x.requires_grad)
+        return loss, summed, *(x.flatten()[:1].sum() for x in leaves(carry.state) if x.requires_grad)
 
 
 class RolloutGradients:
-    """Forward and backward of updates. `wrapped`: a `Scored` as Fabric gives it back, of `model`."""
+    """Forward and backward of updates. `wrapped`: `scored` as Fabric gives it back, of `model`."""
 
-    def __init__(self, fabric: Fabric, wrapped: Any, model: nn.Module, config: TrainConfig) -> None:
-        self._fabric, self._wrapped, self._model = fabric, wrapped, model
+    def __init__(
+        self, fabric: Fabric, wrapped: Any, scored: Scored, model: nn.Module, task: Task, config: TrainConfig
+    ) -> None:
+        self._fabric, self._wrapped, self._scored, self._model, self._task = fabric, wrapped, scored, model, task
         self._config: RolloutConfig = config.rollout
         self._splits = config.accumulate > 1 or config.rollout.segments > 1 or config.rollout.segment_length > 0
         self._caches = bool(stored(model))
@@ -91,27 +115,35 @@ class RolloutGradients:
         self._verify = HALF if config.precision.endswith("mixed") else True
         self._stores = any(True for _ in model.buffers())
 
-    def batches(self, task: Task, update: int, config: TrainConfig) -> list[Batch]:
+    def forwards(self, micro_batches: Sequence[Sequence[Any]]) -> int:
+        """How many whole forwards an update makes here; at least 1."""
+        return max(1, sum(self._scored.reads(batch) for steps in micro_batches for batch in steps))
+
+    def batches(self, update: int, config: TrainConfig) -> list[Any]:
         """What update number `update`, from 0, reads: the batches of its steps, in order."""
         if self._config.segment_length:
-            return list(pieces([task.train_batch(update, config.batch_size, config.seed)], self._config.segment_length))
+            batch = self._task.train_batch(update, config.batch_size, config.seed)
+            return list(self._task.segments(batch, self._config.segment_length))
         first, steps = update * self._config.segments, self._config.segments
-        return [task.train_batch(first + i, config.batch_size, config.seed) for i in range(steps)]
+        return [self._task.train_batch(first + i, config.batch_size, config.seed) for i in range(steps)]
 
     def one_cache_update(self) -> contextlib.AbstractContextManager[None]:
         """However an update is split, stored caches are updated once, by all that it read."""
         return accumulate_caches(self._model) if self._caches and self._splits else contextlib.nullcontext()
 
-    def backward(self, batches: list[Batch], state: State, weight: float, last: bool) -> tuple[Tensor, State]:
-        """Add the gradients of weight × Σ losses over a micro-batch's steps.
+    def backward(
+        self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
+    ) -> tuple[Tensor, State]:
+        """Add the gradients of a micro-batch's steps: of the losses and the auxiliary losses, by their two `weights`.
 
-        Returns ([weight × Σ losses, right guesses], the last state, detached and contiguous). last: these are the
-        update's last, so that gradients are then summed over processes. Raises InputError for a model without state.
+        Returns ([weight × Σ losses, and then what `Scored` sums], the last state, detached and contiguous). last: these
+        are the update's last, so that gradients are then summed over processes. Raises InputError for a model without
+        state.
         """
         # A graph of one step is all that there is to keep where no gradient leaves it.
         replayed = self._config.replay and len(batches) > 1 and self._config.horizon != 1
         walk = self._replayed if replayed else self._through_time
-        sums, state = walk(batches, state, weight, last)
+        sums, state = walk(batches, state, weights, last)
         if len(batches) > 1 and not leaves(state):
             raise InputError(
                 "train.rollout: expected a model that keeps a state, found one whose steps know nothing of each other; "
@@ -123,32 +155,36 @@ class RolloutGradients:
     def _silent(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         return self._fabric.no_backward_sync(self._wrapped, enabled=enabled)
 
-    def _through_time(self, batches: list[Batch], state: State, weight: float, last: bool) -> tuple[Tensor, State]:
+    def _through_time(
+        self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
+    ) -> tuple[Tensor, State]:
         """Plain back-propagation through time: one graph over all steps that gradient flows through."""
         horizon = self._config.horizon or len(batches)
         found = []
         for start in range(0, len(batches), horizon):
-            carry = Carry(state, weight)
+            carry = Carry(state, *weights)
             with self._silent(not (last and start + horizon >= len(batches))):
-                loss, right = self._wrapped(batches[start : start + horizon], carry)
+                loss, sums = self._wrapped(batches[start : start + horizon], carry)
                 if loss.requires_grad:
                     self._fabric.backward(loss)
             state = detach(carry.state)
-            found.append(torch.stack([loss.detach(), right.to(loss.dtype)]))
+            found.append(_apart(loss.detach(), sums))
         return torch.stack(found).sum(0), state
 
-    def _replayed(self, batches: list[Batch], state: State, weight: float, last: bool) -> tuple[Tensor, State]:
+    def _replayed(
+        self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
+    ) -> tuple[Tensor, State]:
         """Memory replay: the graph of one step at a time."""
-        rights = []
+        found = []
 
-        def step(batch: Batch, state: State) -> tuple[Tensor, State]:
-            carry = Carry(state, weight, shown=torch.is_grad_enabled())
-            loss, right, *_ = self._wrapped([batch], carry)
+        def step(batch: Any, state: State) -> tuple[Tensor, State]:
+            carry = Carry(state, *weights, shown=torch.is_grad_enabled())
+            loss, sums, *_ = self._wrapped([batch], carry)
             if torch.is_grad_enabled():  # once for every step, whatever else is run
-                rights.append(right)
+                found.append(sums)
             return loss, carry.state
 
-        def advance(batch: Batch, state: State) -> State:
+        def advance(batch: Any, state: State) -> State:
             carry = Carry(state)
             self._wrapped([batch], carry, advance=True)
             return carry.state
@@ -169,5 +205,9 @@ class RolloutGradients:
                 # The last step that is run ends the update's gradients, but only in the last micro-batch.
                 no_sync=self._silent if last else contextlib.nullcontext,
             )
-        loss = out.losses.sum()
-        return torch.stack([loss, torch.stack(rights).sum().to(loss.dtype)]), out.state
+        return _apart(out.losses.sum(), torch.stack(found).sum(0)), out.state
+
+
+def _apart(loss: Tensor, sums: Tensor) -> Tensor:
+    """[the losses without the auxiliary ones, *sums]."""
+    return torch.cat([(loss - sums[0]).reshape(1), sums])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mnemos import registry
-from mnemos.evaluate.metrics import bits
+from mnemos.data.metrics import bits
 from mnemos.figures import report
 from mnemos.generate.fused import fused_step
 from mnemos.measure.decoding import whole, with_state, without_state

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from mnemos.evaluate.metrics import perplexity
+from mnemos.data.metrics import perplexity
 from mnemos.figures import report
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe

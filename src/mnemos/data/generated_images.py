@@ -7,23 +7,25 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mnemos.atomic import replacing, write_json
-from mnemos.data.pixels import PixelTask
 from mnemos.generate.stream import Stream
 from mnemos.types import InputError
+
+if TYPE_CHECKING:
+    from .pixels import PixelTask
 
 WAYS = 3  # completions of a picture
 
 
 def write_pictures(
     model: nn.Module,
-    task: PixelTask,
+    task: "PixelTask",
     folder: Path,
     count: int = 24,
     completed: int = 8,
@@ -71,7 +73,7 @@ def write_pictures(
 
 
 def _go_on(
-    model: nn.Module, task: PixelTask, seen: Tensor, length: int, generator: torch.Generator, how: dict[str, Any]
+    model: nn.Module, task: "PixelTask", seen: Tensor, length: int, generator: torch.Generator, how: dict[str, Any]
 ) -> Tensor:
     """The bytes [B, length] that begin with those seen [B, n]."""
     tokens = Stream(model).prefill(task.begun(seen)).generate(length - seen.shape[1], generator=generator, **how)[0]

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from mnemos.data.batch import Batch
 from mnemos.models.ctc import Transcriber
+from mnemos.modes import evaluating
 
-from .metrics import each, evaluating, fed
+from .batch import Batch, each, fed
 
 SHOWN = 8
 
@@ -24,7 +24,7 @@ def transcriptions(
     found = []
     with evaluating(model):
         for batch in batches:
-            one = each(fed(batch, model), lambda x: x[:1])
+            one = fed(each(batch, lambda x: x[:1]), model)
             heard = model.transcribe(one.inputs, one.mask)[0]
             said = [token for token in one.targets[0].tolist() if token >= 0]
             found.append({key: " ".join(names[t] for t in row) for key, row in (("said", said), ("heard", heard))})

@@ -1,0 +1,291 @@
+"""A user's own data as a `Task`: a DataLoader, a data set, or any iterable of batches."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from mnemos import generators
+from mnemos.types import InputError, State
+
+from .ahead import ahead
+from .batch import Batch, row_count
+from .buckets import Order
+from .metrics import ACCURACY, LOSS, Metric
+from .randomness import AUGMENT, global_generators
+from .task import Split, Task
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def as_batch(found: Any) -> Batch:
+    """(inputs, targets), or {"inputs", "targets", and "mask" or "reset" where there are}, as a `Batch`, in tensors."""
+    if isinstance(found, Mapping) and {"inputs", "targets"} <= set(found) <= set(Batch._fields):
+        found = Batch(**found)
+    elif not isinstance(found, Batch) and isinstance(found, (tuple, list)) and len(found) == 2:
+        found = Batch(*found)
+    if not isinstance(found, Batch):
+        what = f"a mapping with {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+        raise InputError(
+            f"expected batches (inputs, targets) or {{'inputs', 'targets'}}, found {what}; give fit a Task for others"
+        )
+    return Batch(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in found))
+
+
+class OwnTask(Task):
+    """A user's training and validation data for one model; `test` is the validation data once more.
+
+    `train` and `valid` are each a DataLoader, a map-style data set, or an iterable of batches that can be iterated
+    again. The model is called with the inputs (a tuple's parts or a mapping's entries apart), and with the state and
+    the mask where its `forward` has arguments of these names. loss(outputs, targets) returns the mean over the rows or
+    a value per row [B]; None: cross-entropy of logits. Batches that have `reset` carry the state from one to the next.
+    Raises InputError for data that are no batches, or that end.
+    """
+
+    inputs = "own"
+
+    def __init__(
+        self, model: nn.Module, train: Any, valid: Any, batch_size: int, loss: Loss | None, metrics: Sequence[Metric]
+    ) -> None:
+        self._loss = loss
+        self.metrics = tuple(metrics) or ((ACCURACY,) if loss is None else (LOSS,))
+        arguments = inspect.signature(model.forward).parameters
+        self._accepts = {name for name in ("state", "mask") if name in arguments}
+        self._train, self._valid = source(train), source(valid)
+        first = self._train.batch(0, batch_size, 0)
+        self.carries_state = first.reset is not None
+        inputs, targets = first.inputs, first.targets
+        rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
+        self.cuts_rows = rows_of_tokens and isinstance(targets, Tensor) and targets.shape == inputs.shape
+        self.max_length = inputs.shape[1] if rows_of_tokens else 0
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Training batch `index` in the order of `seed`; cost: see `fit`."""
+        return self._train.batch(index, batch_size, seed)
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        """The validation data, once."""
+        return self._valid.once(batch_size)
+
+    def size(self, split: Split) -> int:
+        """Rows of the data, 0 where they do not say."""
+        return (self._train if split == "train" else self._valid).rows
+
+    def epoch(self, batch_size: int) -> float:
+        """Updates in which all training data are seen; 0 where they do not say."""
+        return self._train.epoch(batch_size)
+
+    def forward(self, model: Any, batch: Batch, state: State) -> tuple[Any, State]:
+        """(outputs, state); the state of a model that takes none is None."""
+        options: dict[str, Any] = {"mask": batch.mask} if "mask" in self._accepts else {}
+        if "state" in self._accepts:
+            options["state"] = state
+        inputs = batch.inputs
+        if isinstance(inputs, Mapping):
+            found = model(**inputs, **options)
+        else:
+            found = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
+        return found if "state" in self._accepts else (found, None)
+
+    def loss(self, model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+        """The sum over rows of the caller's loss, or of the cross-entropy over targets."""
+        if self._loss is None:
+            return super().loss(model, outputs, batch)
+        found = self._loss(outputs, batch.targets)
+        return found.sum() if found.dim() else found * row_count(batch)
+
+    def count(self, batch: Batch) -> int:
+        """Rows, where the loss is the caller's; targets that are not IGNORE elsewhere."""
+        return super().count(batch) if self._loss is None else row_count(batch)
+
+    def check(self, batch: Batch, where: str) -> None:
+        """Raise InputError for targets that cross-entropy has no meaning for, or a mask that the model cannot take."""
+        if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
+            found = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
+            raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {found}; give fit a loss")
+        if batch.mask is not None and "mask" not in self._accepts:
+            raise InputError(
+                f"{where}: expected a model that takes a mask, found one without; give it an argument mask"
+            )
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._train.close()
+
+
+class _Key(NamedTuple):
+    rows: list[int]
+    place: tuple[int, int] | None  # (seed, index) of what the data set draws
+
+
+class Rows:
+    """A map-style data set: batches are pure functions of their place, the order is ours.
+
+    shuffle: every epoch is a fresh permutation; else the data set's order, again and again. What the data set draws
+    from Python's, NumPy's and PyTorch's generators is a function of (seed, index). `workers` processes work ahead.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], shuffle: bool, workers: int) -> None:
+        self.dataset, self.collate, self.workers = dataset, collate, workers
+        self.rows = len(dataset)
+        self._order = Order(self.rows) if shuffle else None
+        self._stream: Iterator[Batch] | None = None
+        self._next = (-1, 0, 0)
+
+    def batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Batch `index` of the endless order."""
+        key = (index, batch_size, seed)
+        if not self.workers:
+            return self._make(next(self._keys(key)))
+        if self._stream is None or key != self._next:
+            self.close()
+            self._stream = ahead(self._make, self._keys(key), self.workers)
+        self._next = (index + 1, batch_size, seed)
+        return next(self._stream)
+
+    def once(self, batch_size: int) -> Iterator[Batch]:
+        """All rows once, in the data set's order."""
+        starts = range(0, self.rows, batch_size)
+        keys = (_Key(list(range(i, min(i + batch_size, self.rows))), (0, i)) for i in starts)
+        return ahead(self._make, keys, min(self.workers, len(starts)))
+
+    def epoch(self, batch_size: int) -> float:
+        """Batches in an epoch."""
+        return self.rows / batch_size
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._stream is not None:
+            self._stream.close()  # type: ignore[attr-defined]
+        self._stream = None
+
+    def _keys(self, first: tuple[int, int, int]) -> Iterator[_Key]:
+        index, batch_size, seed = first
+        for i in itertools.count(index):
+            if self._order is not None:
+                rows = self._order.batch(i, batch_size, seed).tolist()
+            else:
+                rows = [row % self.rows for row in range(i * batch_size, (i + 1) * batch_size)]
+            yield _Key(rows, (seed, i))
+
+    def _make(self, key: _Key) -> Batch:
+        with global_generators() as put:
+            if key.place is not None:
+                put(key.place[0], AUGMENT, key.place[1])
+            return as_batch(self.collate([self.dataset[row] for row in key.rows]))
+
+
+class Batches:
+    """An iterable of batches, read from its start again and again; batch i is reached by reading those before it.
+
+    Every pass begins with generators seeded by (seed, pass), and draws from its own: neither changes the training's.
+    With a `len`, earlier passes are left out.
+    """
+
+    workers = 0
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        if iter(batches) is batches:
+            raise InputError(
+                f"expected data that can be iterated again, found a {type(batches).__name__} that ends; give a list, "
+                "a DataLoader or a class with __iter__"
+            )
+        self.batches = batches
+        try:
+            self.length = len(batches)  # type: ignore[arg-type]
+        except TypeError:
+            self.length = 0
+        self.rows = self.length * (getattr(batches, "batch_size", None) or 0)
+        self._iterator: Iterator[Any] | None = None
+        self._generators: generators.Snapshot = {}
+        self._place = self._pass = self._seed = -1
+        self._last: Any = None
+
+    def batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Batch `index` of the passes of `seed`, one after the other."""
+        if self._place > index or seed != self._seed:
+            self._iterator, self._place, self._pass, self._seed = None, -1, -1, seed
+        if self.length and self._iterator is None:
+            self._pass = index // self.length - 1
+            self._place = (self._pass + 1) * self.length - 1
+        while self._place < index:
+            self._last = self._draw()
+            self._place += 1
+        return as_batch(self._last)
+
+    def once(self, batch_size: int) -> Iterator[Batch]:
+        """One pass, with the generators as they are."""
+        return map(as_batch, self.batches)
+
+    def epoch(self, batch_size: int) -> float:
+        """Batches of a pass; 0 where the data have no `len`."""
+        return float(self.length)
+
+    def close(self) -> None:
+        """Let the iterator go."""
+        self._iterator, self._place = None, -1
+
+    def _draw(self) -> Any:
+        with generators.kept():
+            for _ in range(2):
+                if self._iterator is None:
+                    self._pass += 1
+                    generators.seed_process(self._seed, self._pass)
+                    self._iterator = iter(self.batches)
+                else:
+                    generators.put(self._generators)
+                for found in self._iterator:
+                    self._generators = generators.take()
+                    return found
+                self._iterator = None
+        raise InputError("expected training data of at least one batch, found none; check the data")
+
+
+def source(data: Any) -> Rows | Batches:
+    """What batches come from: a data set whose order is ours, or an iterable of batches that is read as it is."""
+    if isinstance(data, (Rows, Batches)):
+        return data
+    if isinstance(data, DataLoader):
+        sampler = data.sampler
+        ordered = type(data.batch_sampler) is BatchSampler and (
+            type(sampler) is SequentialSampler
+            or (type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data.dataset))  # type: ignore[arg-type]
+        )
+        if ordered and not isinstance(data.dataset, IterableDataset):
+            shuffle = type(sampler) is RandomSampler
+            return Rows(data.dataset, data.collate_fn, shuffle, data.num_workers)
+        return Batches(data)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return Rows(data, default_collate, shuffle=True, workers=0)
+    if not isinstance(data, Iterable):
+        raise InputError(f"expected a DataLoader, a data set or an iterable of batches, found {type(data).__name__}")
+    return Batches(data)
+
+
+def described(data: Any) -> str:
+    """What a recipe says of a user's data: of what class, and how large."""
+    found = source(data)
+    held = found.dataset if isinstance(found, Rows) else found.batches
+    size = f"{found.rows} rows" if isinstance(found, Rows) else f"{found.length or 'any number of'} batches"
+    return f"{type(held).__module__}.{type(held).__qualname__} of {size}"
+
+
+def rows_in_a_batch(data: Any) -> int:
+    """The batch size that the data have: a DataLoader's, or the rows of an iterable's first batch; else 0."""
+    if isinstance(data, DataLoader) and data.batch_size:
+        return data.batch_size
+    found = source(data)
+    return row_count(found.batch(0, 1, 0)) if isinstance(found, Batches) else 0

@@ -1,0 +1,123 @@
+"""Another author's package adds a task, a model, an attention and recipes: trained, resumed, compared and reported."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parent / "plugin"
+DRIVER = """
+import os, sys
+import torch
+import toy_translation
+from mnemos.cli import main
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    def said(*words):
+        before = len(toy_translation.opened)
+        code = main(list(words))
+        print("CODE", words[0], code, len(toy_translation.opened) - before, flush=True)
+    said("list")
+    said("train", "toy-translation", "--out", "whole")
+    os.environ["TOY_STOPS"] = "1"
+    said("train", "toy-translation", "--out", "stopped", "--data.stop-at", "7")
+    del os.environ["TOY_STOPS"]
+    said("train", "--resume", "stopped")
+    said("eval", "whole")
+    said("compare", "toy-translation", "toy-translation-linear", "--seeds", "2", "--train.steps", "6", "--out", "both")
+    said("report", "both")
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> tuple[Path, str]:
+    """The folder where everything was run in one process, and what was printed."""
+    folder = tmp_path_factory.mktemp("plugin")
+    about = folder / "site" / "toy_translation-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-translation\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[mnemos.plugins]\ntoy = toy_translation\n")
+    (folder / "driver.py").write_text(DRIVER)
+    source = str(Path(__file__).parents[1] / "src")
+    path = os.pathsep.join([str(PLUGIN), str(folder / "site"), source, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "driver.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_every_verb_does_its_work_and_opens_the_task_once(told):
+    codes = [line.split()[1:] for line in told[1].splitlines() if line.startswith("CODE")]
+    assert codes == [
+        ["list", "0", "0"],
+        ["train", "0", "1"],
+        ["train", "130", "1"],
+        ["train", "0", "1"],
+        ["eval", "0", "1"],
+        ["compare", "0", "1"],
+        ["report", "0", "0"],
+    ]
+    for name in ("toy-translation-linear", "toy-translator", "calm"):
+        assert name in told[1]
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_a_run_is_judged_by_its_corpus_metric_and_has_its_auxiliary_loss(told):
+    result = json.loads((told[0] / "whole" / "result.json").read_text())
+    assert (result["metric"], result["metrics"]["bleu"]["higher_is_better"]) == ("bleu", True)
+    assert set(result["test"]) == {"loss", "bleu", "words right"}
+    assert 0 < result["test"]["bleu"] <= 1
+    trained = [line for line in metrics(told[0] / "whole") if line["kind"] == "train"]
+    assert all(line["auxiliary_loss"] > 0 for line in trained)
+    assert set(trained[0]) == {
+        "kind", "step", "loss", "auxiliary_loss", "words right", "lr", "grad_norm", "tokens",
+    }  # fmt: skip
+    assert trained[-1]["loss"] < trained[0]["loss"]
+    assert json.loads((told[0] / "whole" / "recipe.json").read_text())["model"]["words"] == 11
+    assert result["flops"] > 0
+    assert f"bleu {result['test']['bleu']:.3f}" in told[1]
+
+
+def test_resume_is_exact(told):
+    assert metrics(told[0] / "stopped") == metrics(told[0] / "whole")
+    whole, again = (json.loads((told[0] / name / "result.json").read_text()) for name in ("whole", "stopped"))
+    assert again["test"] == whole["test"]
+    assert again["translations"] == whole["translations"]
+    assert json.loads((told[0] / "stopped" / "run.json").read_text())["resumed"]
+
+
+def test_arms_are_compared_and_reported_by_it(told):
+    found = json.loads((told[0] / "both" / "comparison.json").read_text())
+    assert (found["metric"], found["higher_is_better"], found["majority"]) == ("bleu", True, None)
+    assert [row["name"] for row in found["rows"]] == ["toy-translation", "toy-translation-linear"]
+    page = (told[0] / "both" / "report.html").read_text()
+    for words in ("Test bleu (higher is better)", "Validation bleu", "Translations", "Words and pairs of words"):
+        assert words in page
+
+
+def test_the_package_uses_public_names_alone():
+    import mnemos
+
+    tree = ast.parse((PLUGIN / "toy_translation.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not [a.name for a in node.names if a.name.startswith("mnemos.")]
+        elif isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("mnemos")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mnemos":
+            assert node.attr in mnemos.__all__

@@ -1,0 +1,53 @@
+"""What trains, evaluates and reports knows no task by name: neither its kind, nor its metrics, nor its class."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from mnemos import registry
+from mnemos.data import metrics
+from mnemos.data.metrics import Metric
+
+SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
+FILES = sorted(path for room in ("train", "evaluate", "figures") for path in (SOURCE / room).rglob("*.py"))
+# The loss is no task's own: the trainer reports it of all.
+METRICS = {m.name for m in vars(metrics).values() if isinstance(m, Metric)} - {"loss"}
+KINDS = {"classification", "language", "transcription"}
+CLASSES = {
+    "ArrayTask",
+    "GeneratedTask",
+    "ImageTask",
+    "LanguageTask",
+    "PixelTask",
+    "SpokenTask",
+    "TextTask",
+    "TokenTask",
+}
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """The constants that are docstrings, by identity."""
+    found = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            found.add(id(body[0].value))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_task_is_known_by_name(path):
+    tree = ast.parse(path.read_text())
+    left_out = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+            assert node.value not in METRICS | KINDS, f"line {node.lineno} names {node.value!r}"
+        elif isinstance(node, (ast.Name, ast.alias)):
+            name = node.id if isinstance(node, ast.Name) else node.name
+            assert name not in CLASSES, f"line {getattr(node, 'lineno', 0)} names {name}"
+
+
+def test_the_names_are_those_that_there_are():
+    assert {"accuracy", "token error rate", "bits", "perplexity", "top5"} <= METRICS
+    assert len(registry.names("data")) > 5

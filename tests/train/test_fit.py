@@ -1,0 +1,194 @@
+"""`mnemos.fit`: a user's model and data, of several kinds; the same loss as a plain loop, and resumed exactly."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import mnemos
+from mnemos.data.metrics import LOSS
+from mnemos.evaluate.metrics import evaluate
+from mnemos.train import checkpoint
+from mnemos.train.recipe import OptimConfig, TrainConfig
+from mnemos.types import InputError
+
+SETTINGS = TrainConfig(log_every=1, eval_every=4, checkpoint_every=2, keep=9, accelerator="cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+
+
+def rows(count: int = 22) -> TensorDataset:
+    x = torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x[:, :3].argmax(1))
+
+
+class Noisy(Dataset):
+    """Rows that are augmented from the generator that all share."""
+
+    def __init__(self) -> None:
+        self.rows = rows()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int):
+        x, y = self.rows[index]
+        return x + 0.1 * torch.randn(5), y
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        for _ in range(5):
+            x = torch.randn(5)
+            yield x, x[:3].argmax()
+
+
+def lines(folder, kind: str = "train") -> list[dict]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in found if line["kind"] == kind]
+
+
+def final(folder, step: int) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+
+
+DATA = {
+    "shuffled": lambda: DataLoader(rows(), 4, shuffle=True),
+    "in order": lambda: DataLoader(rows(), 4),
+    "a data set that draws": Noisy,
+    "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=1),
+    "a stream": lambda: DataLoader(Endless(), 5),
+    "a list of batches": lambda: [{"inputs": x, "targets": y} for x, y in DataLoader(rows(24), 4)],
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_resume_is_exact(tmp_path, name):
+    """Stopped after update 6 of 8, in the second pass over the data."""
+    whole = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "whole", 8, train=SETTINGS)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).unlink()
+    torch.rand(7)
+    again = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "run", 8, train=SETTINGS, resume=True)
+    assert again["test"] == whole["test"]
+    for kind in ("train", "valid"):
+        assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
+    ours, theirs = final(tmp_path / "run", 8), final(tmp_path / "whole", 8)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_it_trains_as_a_plain_loop_does(tmp_path):
+    """In the loader's order, by the loss that PyTorch computes; the model is trained in place."""
+    model, own = classifier().double(), classifier().double()
+    for one in (model, own):
+        one[1].p = 0.0
+    x, y = rows(24).tensors
+    loader = DataLoader(TensorDataset(x.double(), y), 4)
+    optim = OptimConfig(name="adamw", weight_decay=0.0, grad_clip=0.0)
+    settings = TrainConfig(log_every=1, eval_every=9, accelerator="cpu", precision="64-true")
+    result = mnemos.fit(model, loader, loader, tmp_path / "run", 9, 1e-2, optim=optim, train=settings)
+    optimiser = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.0)
+    for (inputs, targets), line in zip([*loader, *loader], lines(tmp_path / "run"), strict=False):
+        loss = nn.functional.cross_entropy(own(inputs), targets)
+        assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    # The loop above made three updates more than the nine.
+    assert len(lines(tmp_path / "run")) == 9
+    score = evaluate(model, [mnemos.Batch(x.double(), y)], Plain())
+    assert result["test"]["accuracy"] == score["accuracy"]
+    assert result["flops"] == 2 * (5 * 16 + 16 * 3)
+
+
+class Plain(mnemos.Task):
+    def forward(self, model, batch, state):
+        return model(batch.inputs), None
+
+
+def test_a_loss_and_metrics_of_ones_own(tmp_path):
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+
+    def distance(model, outputs, batch):
+        return (outputs - batch.targets).abs().sum(), torch.tensor(float(len(outputs)))
+
+    worst = mnemos.CorpusMetric(
+        "worst", False, collect=lambda m, y, b: (y - b.targets).abs().flatten().tolist(), value=max
+    )
+    metrics = (mnemos.SumMetric("distance", False, sums=distance), worst)
+    found = {}
+    for name, loss in {"mean": nn.MSELoss(), "by row": lambda y, t: (y - t).square().mean(1)}.items():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        result = mnemos.fit(model, data, data, tmp_path / name, 40, 0.1, loss, metrics, train=SETTINGS)
+        assert (result["metric"], result["metrics"]["worst"]["higher_is_better"]) == ("distance", False)
+        assert result["test"]["distance"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().mean().item())
+        assert result["test"]["worst"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().max().item())
+        assert lines(tmp_path / name)[-1]["distance"] < lines(tmp_path / name)[0]["distance"]
+        found[name] = result["test"]["loss"]
+    assert found["mean"] == pytest.approx(found["by row"], rel=1e-5)
+    alone = mnemos.fit(nn.Linear(4, 1), data, data, tmp_path / "alone", 2, loss=nn.MSELoss(), train=SETTINGS)
+    assert alone["metric"] == LOSS.name
+
+
+def test_a_state_is_carried_where_batches_say_so(tmp_path):
+    seen = []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 5)
+
+        def forward(self, x, state=None):
+            if self.training and torch.is_grad_enabled():
+                seen.append([0] * len(x) if state is None else state.long().tolist())
+            return self.table(x), torch.full((len(x),), float(x.shape[1])) + (0 if state is None else state)
+
+    tokens = torch.randint(5, (6, 2, 4), generator=torch.Generator().manual_seed(0))
+    fresh = torch.tensor([[True, True], [False, False], [False, True], [False, False], [True, False], [False, False]])
+    batches = [mnemos.Batch(x, x, None, start) for x, start in zip(tokens, fresh, strict=True)]
+    mnemos.fit(Counting(), batches, batches, tmp_path / "run", 6, train=SETTINGS)
+    assert seen == [[0, 0], [4, 4], [8, 0], [12, 4], [0, 8], [4, 12]]
+
+
+def test_modes_are_left_as_they_were(tmp_path):
+    model = classifier().eval()
+    mnemos.fit(model, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
+    assert not model.training
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    generator = (batch for batch in DataLoader(rows(), 4))
+    floats = TensorDataset(torch.randn(4, 5), torch.randn(4, 3))
+    for arguments, words in (
+        ((rows(), None), "expected validation data, found none"),
+        ((generator, rows()), "can be iterated again, found a generator"),
+        ((floats, floats), "expected targets of int64 for cross-entropy, found torch.float32; give fit a loss"),
+        (([{"x": torch.zeros(2)}], rows()), "found a mapping with x"),
+        ((3, rows()), "found int"),
+    ):
+        with pytest.raises(InputError, match=words):
+            mnemos.fit(classifier(), *arguments, tmp_path / "run", 2, train=SETTINGS)
+    with pytest.raises(InputError, match="expected `out` with resume"):
+        mnemos.fit(classifier(), rows(), rows(), resume=True)
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, train=SETTINGS)
+    with pytest.raises(InputError, match=r"another data\.train"):
+        mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)
+    with pytest.raises(InputError, match=r"go on with fit\(..., resume=True\)"):
+        mnemos.train.session.open_run(tmp_path / "other")
