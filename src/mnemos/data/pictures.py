@@ -5,7 +5,8 @@ import math
 import mmap
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from mnemos.types import InputError
 
 from .folders import Files
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 KEPT = 256 * 2**20  # bytes: decoded pictures are kept if all of them need no more
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey, 16 bits
@@ -30,7 +34,7 @@ class Pictures(Protocol):
         """The image [size, size, C] for evaluation: scaled and cropped to its centre."""
         ...
 
-    def image(self, index: int) -> Any:
+    def image(self, index: int) -> "Image.Image":
         """The whole image as a PIL image."""
         ...
 
@@ -49,7 +53,7 @@ class ArrayPictures:
         """The image [size, size, C]; unchanged if images are stored at that size."""
         return self.pixels[index] if self.stored else fit(self.image(index), self.size, self.centre)
 
-    def image(self, index: int) -> Any:
+    def image(self, index: int) -> "Image.Image":
         """The PIL image, in mode RGB, or L for one channel."""
         pixels = self.pixels[index]
         return pillow().fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
@@ -73,7 +77,7 @@ class FilePictures:
                 len(files), -1
             )  # the first byte of a row: whether it is filled
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_kept": None}  # a process that is not forked decodes for itself
 
     def __len__(self) -> int:
@@ -92,12 +96,12 @@ class FilePictures:
             kept[0] = 1  # written last, because other processes read it
         return picture
 
-    def image(self, index: int) -> Any:
+    def image(self, index: int) -> "Image.Image":
         """The RGB image. A JPEG much larger than any crop needs is decoded at 1/2, 1/4 or 1/8 of its size."""
         return read_image(self.files.path(index), 4 * self.size)
 
 
-def fit(image: Any, size: int, centre: float) -> NDArray[np.uint8]:
+def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
     """The central square of a PIL image, a share `centre` of the shorter side, scaled to [size, size, C] (bicubic).
 
     The result equals that of torchvision and timm, which scale the image so that its shorter side is ⌊size/centre⌋
@@ -113,7 +117,7 @@ def fit(image: Any, size: int, centre: float) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def read_image(path: str | Path, least: int = 0) -> Any:
+def read_image(path: str | Path, least: int = 0) -> "Image.Image":
     """Read an image file as a PIL image: RGB, rotated as its EXIF data say, transparent pixels on white.
 
     With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as its shorter side is at least
@@ -129,7 +133,7 @@ def read_image(path: str | Path, least: int = 0) -> Any:
     return parse_image(data, str(path), least)
 
 
-def parse_image(data: bytes, name: str, least: int = 0) -> Any:
+def parse_image(data: bytes, name: str, least: int = 0) -> "Image.Image":
     """Like `read_image`, from a file's bytes. `name` is used in error messages."""
     opener = pillow()
     try:
@@ -146,7 +150,7 @@ def parse_image(data: bytes, name: str, least: int = 0) -> Any:
         ) from None
 
 
-def _upright(image: Any) -> Any:
+def _upright(image: "Image.Image") -> "Image.Image":
     from PIL import ImageOps
 
     try:
@@ -156,7 +160,7 @@ def _upright(image: Any) -> Any:
     return image
 
 
-def _colours(image: Any) -> Any:
+def _colours(image: "Image.Image") -> "Image.Image":
     opener = pillow()
     if image.mode in _DEEP:  # Pillow would clip these values instead of scaling them
         image = opener.fromarray((np.array(image).clip(0, 65535) // 257).astype(np.uint8))
@@ -168,7 +172,7 @@ def _colours(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def pillow() -> Any:
+def pillow() -> ModuleType:
     """The module `PIL.Image`. Raises InputError, with the install command, if Pillow is not installed."""
     try:
         from PIL import Image

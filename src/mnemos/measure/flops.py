@@ -29,30 +29,30 @@ def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
     return 2 * math.prod(a) * b[-1]
 
 
-def _convolution_backward(g: Any, x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+def _convolution_backward(g: torch.Size, x: torch.Size, weight: torch.Size, *rest: Any, **_: object) -> int:
     """One product per gradient that is needed. PyTorch's own formula ignores groups in the weights' gradient."""
     transposed, wanted = rest[4], rest[7]
     each = 2 * math.prod(x if transposed else g) * math.prod(weight[1:])
     return each * (wanted[0] + wanted[1])
 
 
-def _linear_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+def _linear_attention(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
     """Per token a product is added to S, and S and z are multiplied by q. q [B, T, H, D], v [B, T, H, M]."""
     return 2 * math.prod(q) * (2 * v[-1] + 1)
 
 
-def _linear_attention_backward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+def _linear_attention_backward(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
     """The same three times, for dq, dk and dv; z is an additional column in the first two."""
     return 2 * math.prod(q) * (4 * (v[-1] + 1) + 2 * v[-1])
 
 
-def _lstm(x: Any, w_in: Any, w_hidden: Any, *_: Any, **__: Any) -> int:
+def _lstm(x: torch.Size, w_in: torch.Size, w_hidden: torch.Size, *_: object, **__: object) -> int:
     """One direction of a layer: x [T, B, I] and the hidden state before each step, times the weights of four gates."""
     return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
 
 
 # PyTorch does not count these operators, or counts them wrongly.
-COUNTED: dict[Any, Any] = {
+COUNTED: dict[object, Callable[..., int]] = {
     **dict.fromkeys(
         operators("_scaled_dot_product_flash_attention_for_cpu"), lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
     ),

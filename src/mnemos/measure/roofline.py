@@ -52,7 +52,10 @@ class _Recorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Work] = []
-        self.formulas: dict[Any, Any] = {**flop_registry, **{k: shape_wrapper(f) for k, f in COUNTED.items()}}
+        self.formulas: dict[object, Callable[..., int]] = {
+            **flop_registry,
+            **{k: shape_wrapper(f) for k, f in COUNTED.items()},
+        }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

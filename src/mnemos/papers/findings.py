@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from mnemos.types import JSONObject
 
 Cell = str | float | None
 
@@ -35,7 +36,7 @@ class Finding:
     files: list[Path] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """The finding as JSON values; each row is a dictionary with the columns as keys."""
         tables = [
             {"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in self.tables

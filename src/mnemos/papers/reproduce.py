@@ -4,11 +4,10 @@ import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mnemos.atomic import write_json
 from mnemos.train.provenance import provenance, trained
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .claims import PAPERS, Claim, Paper, paper
 from .findings import Finding
@@ -31,7 +30,7 @@ class Options:
     recipes_only: bool = False
 
 
-def reproduce(target: str, options: Options) -> list[dict[str, Any]]:
+def reproduce(target: str, options: Options) -> list[JSONObject]:
     """Reproduce PAPER/CLAIM, or every claim of PAPER. Returns the contents of each CLAIM.json in `options.out`.
 
     Each claim is printed when it is finished. Runs that are already finished in the folder are not trained again.
@@ -75,7 +74,7 @@ def _check(options: Options) -> None:
         raise InputError(f"--out {options.out}: expected a folder, found a file; choose another path")
 
 
-def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> dict[str, Any]:
+def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject:
     module, _, function = claim.make.partition(":")
     start, origin = time.perf_counter(), provenance(0, "cpu")
     finding: Finding = getattr(importlib.import_module(module), function)(claim, options)

@@ -1,15 +1,14 @@
 """Shared by claims with small models: the choice of data, and a note on the number of seeds."""
 
 from pathlib import Path
-from typing import Any
 
 from mnemos.data.idx import find_mnist
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .reproduce import Options
 
 
-def task(options: Options) -> tuple[str, dict[str, Any]]:
+def task(options: Options) -> tuple[str, JSONObject]:
     """The small recipes that the options select ("digits", "mnist" or "cifar"), and changed fields of their data."""
     if options.data is None:
         return "digits", {}
@@ -34,6 +33,6 @@ def caution(options: Options, data: bool = True) -> str:
     return f"{options.seeds} seed{'s' * (options.seeds > 1)}: too few for a conclusion. Use --seeds 5{more}."
 
 
-def runs(comparison: dict[str, Any]) -> list[Path]:
+def runs(comparison: JSONObject) -> list[Path]:
     """The folders of all runs of a comparison."""
     return [comparison["folder"] / place for places in comparison["runs"].values() for place in places]

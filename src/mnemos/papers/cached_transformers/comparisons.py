@@ -8,6 +8,7 @@ from mnemos import registry
 from mnemos.memory.grc import GRC
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe, unwritten
+from mnemos.types import JSONObject
 
 from ..findings import Cell, spread
 from ..reproduce import Options
@@ -54,7 +55,7 @@ def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]
     return found
 
 
-def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str, Any]:
+def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> JSONObject:
     """Train the recipes in options.out/runs, unless they are trained, and return their comparison.
 
     The result has the contents of comparison.json, and its folder as "folder".
@@ -65,7 +66,7 @@ def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> dict[str,
     return {**found, "folder": folder}
 
 
-def variants(options: Options, host: str) -> dict[str, Any]:
+def variants(options: Options, host: str) -> JSONObject:
     """The comparison of a host with each kind of cache that it can have, in the order of `kinds`."""
     return trained(options, host, [recipe(options, host, kind) for kind in kinds(host)])
 
@@ -75,13 +76,13 @@ def kinds(host: str) -> tuple[str, ...]:
     return tuple(kind for kind in NAMES if host != "swin" or kind != ATTENTION)
 
 
-def accuracy(comparison: dict[str, Any], index: int) -> Cell:
+def accuracy(comparison: JSONObject, index: int) -> Cell:
     """The test accuracy of row `index` in percent: mean and standard deviation over seeds."""
     row = comparison["rows"][index]
     return spread(row["mean"], row["std"])
 
 
-def emptied(comparison: dict[str, Any], index: int) -> Cell:
+def emptied(comparison: JSONObject, index: int) -> Cell:
     """The test accuracy of row `index` with its caches emptied; None for a row without caches."""
     name = comparison["rows"][index]["name"]
     for control in comparison["controls"]:
@@ -90,7 +91,7 @@ def emptied(comparison: dict[str, Any], index: int) -> Cell:
     return None
 
 
-def about(options: Options, comparison: dict[str, Any]) -> str:
+def about(options: Options, comparison: JSONObject) -> str:
     """A line for titles: data, number of updates and seeds, and the accuracy of the majority class."""
     name, _ = task(options)
     steps = recipe(options, "vit").train.steps

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.data.copying import CopyConfig
@@ -24,6 +24,10 @@ from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, runs
 from .attentions import attention
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 ATTENTIONS = ("softmax", "lsh-4", "linear")
 LEARNED = 0.02  # nats per symbol; the initial loss is log 10 = 2.3
@@ -92,7 +96,7 @@ def _learned(places: list[Path]) -> float | None:
     return max(firsts)
 
 
-def _lay_out(figure: Any, comparison: Comparison) -> None:
+def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     axes = figure.add_axes((0.11, 0.13, 0.86, 0.68))
     draw(axes, comparison, "valid", "loss")
     axes.set_yscale("log")

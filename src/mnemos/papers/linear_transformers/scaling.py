@@ -3,7 +3,7 @@
 import statistics
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
@@ -20,6 +20,10 @@ from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
 from .attentions import BUCKETS, CHUNK
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 HEADS, WIDTH = 8, 32
 TOKENS = 2**13  # per batch: longer sequences mean fewer rows
@@ -120,7 +124,7 @@ def _growth(found: Measured) -> str:
     return f"Growth of the time per sample over the last doubling of the length: {', '.join(ratios)}."
 
 
-def _lay_out(figure: Any, found: Measured) -> None:
+def _lay_out(figure: "Figure", found: Measured) -> None:
     for place, title in enumerate(("Time per sample, ms", "Memory per sample, MiB")):
         axes = figure.add_axes((0.06 + 0.5 * place, 0.13, 0.42, 0.68))
         for i, name in enumerate(ATTENTIONS):

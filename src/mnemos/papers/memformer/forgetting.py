@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from ..claim import Claim
 from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 WIDTH = 128  # D
 STEPS = 1024  # writes without input
@@ -97,7 +102,7 @@ def _first(values: list[float], bound: float) -> float | None:
     return next((n for n, value in enumerate(values) if value <= bound), None)
 
 
-def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
+def _lay_out(figure: "Figure", found: dict[tuple[str, str], list[float]]) -> None:
     figure.text(0.02, 0.93, "On a circle", fontsize=15)
     _circle(figure.add_axes((0.02, 0.03, 0.36, 0.87)))
     axes = figure.add_axes((0.47, 0.13, 0.5, 0.6))
@@ -121,7 +126,7 @@ def _lay_out(figure: Any, found: dict[tuple[str, str], list[float]]) -> None:
     axes.legend(handles=keys[4:], loc="upper right", frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.78))
 
 
-def _circle(axes: Any) -> None:
+def _circle(axes: "Axes") -> None:
     """Draw slots a and b as in the paper: the same writes turn b less than a."""
     from matplotlib.patches import Circle
 

@@ -5,7 +5,7 @@ import math
 import statistics
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mnemos.figures.style import RULE, arm
 from mnemos.figures.summary_image import heading
@@ -18,6 +18,10 @@ from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, runs
 from .text_runs import small, source
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments through which gradient flows
 SLOTS = (1, 8, 16, 32, 64)
@@ -92,7 +96,7 @@ def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list
     return [math.exp(json.loads((place / "result.json").read_text())["test"]["loss"]) for place in runs(comparison)]
 
 
-def _lay_out(figure: Any, scores: dict[str, list[list[float]]]) -> None:
+def _lay_out(figure: "Figure", scores: dict[str, list[list[float]]]) -> None:
     panels: list[tuple[str, str, tuple[int, ...], str]] = [
         ("horizon", "Perplexity by horizon of the gradient", HORIZONS, "segments that the gradient passes through"),
         ("slots", "Perplexity by size of the memory", SLOTS, "slots"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,10 @@ from ..claim import Claim
 from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 LENGTHS = tuple(2**i for i in range(7, 14))  # tokens of a sequence: 128 to 8,192
 SIZES = tuple(2**i for i in range(6, 12))  # slots or tokens of a memory: 64 to 2,048
@@ -135,7 +139,7 @@ def _tokens(rows: int, length: int) -> torch.Tensor:
     return torch.arange(length).remainder(256).expand(rows, -1).contiguous()
 
 
-def _lay_out(figure: Any, flops: dict[str, list[int]], held: dict[str, list[Held]]) -> None:
+def _lay_out(figure: "Figure", flops: dict[str, list[int]], held: dict[str, list[Held]]) -> None:
     left = figure.add_axes((0.06, 0.13, 0.42, 0.68))
     for i, name in enumerate(NAMES):
         left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=arm(i), marker=MARKERS[i], markersize=5)
