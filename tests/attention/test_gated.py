@@ -238,7 +238,10 @@ def test_widths_that_do_not_divide_are_rounded_down():
         (lambda: GRC(length=True), "GRC.length"),
         (lambda: GRC(source="inptu"), "'input', 'output'"),
         (lambda: GRC(scope="stream", inference="frozen"), "leave it out"),
-        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=7, resample="grid"), grid=(4, 6)), "cannot become 7 slots"),
+        (
+            lambda: GatedCacheAttention(12, 3, grc=GRC(length=7, resample="grid"), grid=(4, 6)),
+            "4 x 6 grid, found 7; use",
+        ),
         (lambda: GRC(scope="stream", read="mean"), "GRC.read: .*mean"),
     ],
 )

@@ -5,6 +5,7 @@ import torch
 
 from mnemos import GRC, Transformer
 from mnemos.attention import LinearAttention, SoftmaxAttention
+from mnemos.attention.softmax import attend
 from mnemos.measure.flops import count_flops, forward_flops, step_flops
 from mnemos.models.blocks import MLP
 from mnemos.models.recurrent import BiLSTMConfig
@@ -132,3 +133,13 @@ def test_an_lstm_is_counted(stack):
     assert forward_flops(model, x) == forward
     # Twice as much backward, but for the input, which wants no gradient, though the LSTM's kernel finds it.
     assert step_flops(model, x) == 3 * forward
+
+
+@pytest.mark.parametrize("values", [4, 12])
+def test_zeros_that_a_kernel_needs_are_not_counted(values):
+    """Queries and keys narrower than the values are padded with zeros on the CPU."""
+    q, k, v = (torch.randn(B, 70, 2, d, requires_grad=True) for d in (4, 4, values))
+    forward = 2 * B * 2 * 70 * 70 * (4 + values)
+    assert count_flops(lambda: attend(q, k, v, None, False)) == forward
+    backward = count_flops(lambda: attend(q, k, v, None, False).sum().backward()) - forward
+    assert 2 * forward <= backward <= 5 * forward // 2  # a fused kernel computes the scores again

@@ -248,7 +248,7 @@ def test_operations_are_those_of_the_windows(sorted_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"chunk": 0}, "at least one round, one token a chunk and an even number"),
+        ({"chunk": 0}, "at least one round, one token per chunk and an even number"),
         ({"rotations": torch.zeros(0, 3, 5, 2)}, "at least one round"),
         ({"rotations": torch.zeros(2, 3, 5, 0)}, "even number of buckets"),
         ({"rotations": torch.zeros(2, 2, 5, 3)}, "expected rotations"),

@@ -141,7 +141,7 @@ def test_refuses_what_does_not_fit():
         ((q, k, v, r, u, w, False), r"L ≥ 8, distances 5 to -2"),
         ((q, k, v, r, u[:2], w), "content_bias"),
         ((q, k, v, r, u, w, True, torch.ones(B, 5, dtype=torch.bool)), "mask of booleans"),
-        ((q, k, v, r, u, w, True, None, 0), "window must be"),
+        ((q, k, v, r, u, w, True, None, 0), "window of at least 1 position, found 0"),
     ):
         with pytest.raises(InputError, match=message):
             relative_attention(*arguments)

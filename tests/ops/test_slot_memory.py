@@ -169,10 +169,10 @@ def test_bad_input():
         (lambda: slot_write(memory, q_m, k_m, k_x, v_x[..., :2]), r"v_x \[B, L, H, D/H\]"),
         (lambda: slot_write(memory, q_m, k_m[:, :1], k_x, v_x), "expected q_m and k_m"),
         (lambda: slot_write(memory, q_m, k_m, k_x, v_x, torch.ones(2, 5)), "mask of booleans"),
-        (lambda: slot_write(memory, q_m, k_m, k_x, v_x, temperature=0.0), "temperature must be above 0, found 0"),
+        (lambda: slot_write(memory, q_m, k_m, k_x, v_x, temperature=0.0), "temperature above 0, found 0"),
         (lambda: slot_write(memory, q_m, k_m, k_x, v_x, self_logit=logit.T), "expected a self_logit"),
         (lambda: biased_memory_norm(memory, torch.zeros(8)), "expected floating memory"),
-        (lambda: biased_memory_norm(memory, torch.zeros(3, 8), 0.0), "radius must be above 0"),
+        (lambda: biased_memory_norm(memory, torch.zeros(3, 8), 0.0), "radius above 0"),
     ):
         with pytest.raises(InputError, match=said):
             wrong()

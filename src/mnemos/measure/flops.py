@@ -96,8 +96,10 @@ class _Unpadded(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention and args[0] in self.before and args[1] in self.before:
             args = (*(x[..., : self.before[x]] for x in args[:2]), *args[2:])
-        out = func(*args, **(kwargs or {}))
-        if func is F.pad and len(args) == 2 and len(args[1]) == 2 and args[1][0] == 0 and not kwargs:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        zeros = kwargs.get("mode") == "constant" and not kwargs.get("value")
+        if func is F.pad and zeros and len(args[1]) == 2 and args[1][0] == 0:
             self.before[out] = args[0].shape[-1]
         return out
 

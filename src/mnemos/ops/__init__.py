@@ -1,4 +1,4 @@
-"""Pure functions of tensors; a folder an algorithm, each with its equations in reference.py."""
+"""Pure functions of tensors. Each folder holds one algorithm, with its equations in reference.py."""
 
 import importlib
 from typing import Any
@@ -27,12 +27,12 @@ _WITH_BACKENDS = {"linear_attention": "linear"}  # operation: its folder
 
 
 def backends(operation: str) -> list[str]:
-    """What can compute an operation on this machine, best first: backends("linear_attention")."""
+    """The backends of an operation that can run on this machine, best first: backends("linear_attention")."""
     return _module(operation).backends()
 
 
 def which(operation: str, *tensors: object, backend: str = "auto", **options: object) -> str:
-    """The backend that computes an operation of these tensors: which("linear_attention", q, k, v, feature_map=φ)."""
+    """The backend that computes an operation on these tensors: which("linear_attention", q, k, v, feature_map=φ)."""
     return _module(operation).which(*tensors, backend=backend, **options)
 
 

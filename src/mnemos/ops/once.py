@@ -1,4 +1,4 @@
-"""Backward passes that cannot be differentiated themselves, and say so to whoever tries."""
+"""Backward passes that cannot be differentiated, and raise an error if they are."""
 
 import functools
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator of a backward: taking the derivative of what it gives raises RuntimeError, naming the operation.
+    """Decorator of an autograd backward: differentiating its results raises RuntimeError, with the operation's name.
 
-    torch's `once_differentiable` looks at the incoming gradient alone, and where that is a constant, as in a gradient
-    penalty, hands out gradients without a graph: the second derivative would silently lack them.
+    PyTorch's `once_differentiable` checks only whether the incoming gradient requires grad. If that is a constant, as
+    in a gradient penalty, it returns gradients without a graph, and the second derivative silently lacks them.
     """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +35,7 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
 
 
 class _Refused(torch.autograd.Function):
-    """x, as something that depends on the sources, but not differentiably."""
+    """The identity of x, made dependent on the sources, with a backward that raises."""
 
     @staticmethod
     def forward(ctx: Any, name: str, x: Tensor, *sources: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sums that last are kept in full precision, whatever autocast says."""
+"""Computation in full precision, also under autocast: for sums over many tokens."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,12 +6,12 @@ import torch
 
 
 def autocasts(device: str) -> bool:
-    """Whether autocast is on for a kind of device; "meta" has none at all."""
+    """Whether autocast is on for a type of device; "meta" has no autocast."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def full_precision(device: str) -> AbstractContextManager:
-    """No autocast inside. Leaving it alone where it is off keeps a decoding step short."""
+    """A context without autocast. It does nothing where autocast is off, because entering one costs decoding time."""
     if not autocasts(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)

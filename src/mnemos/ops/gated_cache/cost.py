@@ -1,32 +1,31 @@
-"""What a gated recurrent cache costs beside an attention, by hand: multiply-adds, bytes, parameters. Plain Python.
+"""The cost that a gated recurrent cache adds to an attention, by formula: multiply-adds, bytes and parameters.
 
-T tokens and Tm slots, D channels in and D' out, Dm of them cached, V wide values, H heads; R rows (samples, or windows
-of one: Swin's are folded in the batch), K rows of keys and values: R, or 1 where all read the batch mean of C_t.
+T tokens and Tm slots, D channels in and D' out, Dm cached channels, V: width of the values, H heads. R rows: samples,
+or windows, which are rows of the batch in Swin. K rows of keys and values: R, or 1 if all read the batch mean of C_t.
 
     =================== ======================= ================================================= ===================
-    product             multiply-adds           once for                                          backward
+    product             multiply-adds           once per                                          backward
     =================== ======================= ================================================= ===================
-    update, source      3·Tm·Dm²                each row (three gates, the half that sees S̄)      thrice the forward:
-    update, candidate   Tm·Dm²                  each row (the half that sees g_r ⊙ C)             it is made again
-    update, cache       2·Tm·Dm²                the batch (two gates, the half that sees C)       twice: C is a constant
-    queries             T·Dm²                   each row                                          twice
-    keys and values     Tm·Dm·(Dm + V)          each row; the batch, for read="mean"              twice
-    scores and values   T·Tm·(Dm + V)           each row                                          2½ for V = Dm: scores
-                                                                                                  again; else twice
-    lift                T·Dm·D'                 each row                                          twice
-    convolution         9·T·D·D/Dm              each row, T without class tokens                  twice
+    update, source      3·Tm·Dm²                row (three products, the half for S̄)              3 × forward, with
+    update, candidate   Tm·Dm²                  row (the half for g_r ⊙ C)                        its recomputation
+    update, cache       2·Tm·Dm²                batch (two gates, the half for C)                 2 ×: C is a constant
+    queries             T·Dm²                   row                                               2 ×
+    keys and values     Tm·Dm·(Dm + V)          row; batch, for read="mean"                       2 ×
+    scores and values   T·Tm·(Dm + V)           row                                               2½ × for V = Dm (with
+                                                                                                  recomputation); 2 ×
+    lift                T·Dm·D'                 row                                               2 ×
+    convolution         9·T·D·D/Dm              row, T without class tokens                       2 ×
     =================== ======================= ================================================= ===================
 
-Beside a host V = Dm and `lift` makes it D'; in a layer of our own V = D' and nothing is lifted, since the layer's own
-projection follows; lift="pad" has V = Dm and lifts to Dm. A cache that is frozen at inference pays queries, scores and
-lift alone: its gates do not run, and its keys and values were projected once. A transient one pays all, its keys and
-values row by row. branch="linear" has K·Tm·Dm·V/H + R·T·Dm·(V/H + 1) in place of scores and values.
+In a host V = Dm, and `lift` projects to D'. In a layer of mnemos V = D' without a lift, because the layer's projection
+follows. lift="pad" has V = Dm and lifts to Dm. A cache that is frozen at inference costs queries, scores and lift only:
+its gates do not run, and its keys and values are projected once. A transient cache costs everything, with keys and
+values per row. branch="linear" has K·Tm·Dm·V/H + R·T·Dm·(V/H + 1) instead of scores and values.
 
-Bytes are numbers read and written, each operation on its own: it reads what it takes, writes what it gives, and finds
-nothing of the operation before in a processor's cache. Attention is fused: its scores are never written. They are a
-floor: copies that a library makes besides are its own. Operations run one after another and do not overlap, so a
-roofline's time is their sum, each the longer of its arithmetic and its traffic: products are bound by the one,
-elementwise work by the other.
+Bytes are numbers read and written by each operation: all its inputs and outputs, as if nothing stayed in a processor's
+cache between operations. Attention is fused, so its scores are not written. These bytes are a lower bound: a library
+may make further copies. Operations run one after another without overlap, so the predicted time is a sum over
+operations of the larger of two times, FLOPs by the machine's rate and bytes by its bandwidth.
 """
 
 from collections.abc import Iterable
@@ -72,9 +71,9 @@ class Switches(Protocol):
 class Shape(NamedTuple):
     """The sizes of one cached attention: T, Tm, D, Dm, H, D' (None: D).
 
-    rows: rows of its batch a sample, the number of windows in Swin. grid_tokens: T without class tokens where they
-    form a known grid, 0 where not (then nothing is convolved). lifts: beside a host's output that is projected already;
-    False: inside a layer of our own.
+    rows: rows of its batch per sample (in Swin the number of windows). grid_tokens: T without class tokens if they form
+    a known grid, else 0 (then nothing is convolved). lifts: True in a host, whose output is projected already; False in
+    a layer of mnemos.
     """
 
     tokens: int
@@ -89,9 +88,9 @@ class Shape(NamedTuple):
 
 
 class CostPart(NamedTuple):
-    """One operation, or a few alike, of a batch: multiply-adds, and numbers read and written, forward and backward.
+    """An operation, or several similar ones, of a batch: multiply-adds, and numbers moved (read and written).
 
-    kept: numbers that its backward needs and that nothing else keeps.
+    kept: numbers that its backward needs and that no other part of the model keeps.
     """
 
     name: str
@@ -103,7 +102,7 @@ class CostPart(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """What the formulas are made of, for a whole batch. `lifted`: channels after the lift, 0 without one."""
+    """The variables of the formulas, for a whole batch. lifted: channels after the lift, 0 without one."""
 
     rows: int
     key_rows: int
@@ -122,12 +121,12 @@ def parts(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training") 
 
 
 def training_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of a training forward of a batch; for batch=1 what the batch shares is counted for one sample."""
+    """Multiply-adds of a training forward of a batch. What the batch shares counts once."""
     return sum(part.macs for part in parts(shape, grc, batch, "training"))
 
 
 def frozen_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of an eval() forward of a batch with inference="frozen", keys and values projected before."""
+    """Multiply-adds of an eval() forward of a batch with inference="frozen", after keys and values were projected."""
     return sum(part.macs for part in parts(shape, grc, batch, "frozen"))
 
 
@@ -142,12 +141,12 @@ def inference_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
 
 
 def backward_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of the backward of a training forward; a step has these and `training_macs`."""
+    """Multiply-adds of the backward of a training forward; a training step costs these and `training_macs`."""
     return sum(part.backward_macs for part in parts(shape, grc, batch, "training"))
 
 
 def forward_bytes(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training", width: int = 4) -> int:
-    """Bytes that a forward of a batch reads and writes; `width` bytes a number (4: float32)."""
+    """Bytes that a forward of a batch reads and writes, of `width` bytes per number (4: float32)."""
     return width * sum(part.moved for part in parts(shape, grc, batch, mode))
 
 
@@ -157,15 +156,15 @@ def backward_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) 
 
 
 def kept_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) -> int:
-    """Bytes that a training forward leaves for its backward: the floor of what memory a cache costs, but for weights.
+    """Bytes that a training forward keeps for its backward: a lower bound of the memory that a cache adds.
 
-    Four numbers a parameter come on top: itself, its gradient and AdamW's two averages.
+    Parameters add four numbers each: the value, the gradient and AdamW's two averages.
     """
     return width * sum(part.kept for part in parts(shape, grc, batch, "training"))
 
 
 def seconds(found: Iterable[CostPart], macs: float, moved: float, backward: bool = False) -> float:
-    """The roofline's time on a machine of `macs` multiply-adds and `moved` numbers a second: Σ max(work / rate)."""
+    """Predicted seconds on a machine of `macs` multiply-adds and `moved` numbers per second: Σ max(work / rate)."""
     total = 0.0
     for part in found:
         total += max(part.macs / macs, part.moved / moved)
@@ -185,10 +184,10 @@ def parameters(shape: Shape, grc: Switches) -> int:
 
 
 def paper_flops(shape: Shape) -> int:
-    """What the paper counts for one sample: 9·T·Dm², which its Table 10 fits to its rounding at every caching ratio.
+    """The paper's count for one sample: 9·T·Dm², which equals its Table 10, as rounded there, at every caching ratio.
 
-    Its FLOPs are multiply-adds; products of queries with keys and of weights with values are not counted, and the cache
-    is as long as the tokens are many (Tm = T), where ours keeps PVT's reduced length.
+    Its FLOPs are multiply-adds. It does not count the products of queries with keys and of weights with values, and its
+    cache has as many slots as tokens (Tm = T); here PVT's caches have the reduced length of its keys.
     """
     return 9 * shape.rows * shape.tokens * shape.cache_width**2
 
@@ -205,7 +204,7 @@ def _sizes(shape: Shape, grc: Switches, batch: int, mode: Mode) -> _Sizes:
 
 
 def _product(name: str, n: int, k: int, m: int) -> CostPart:
-    """[n, k]·[k, m] + bias: the backward is one product for each of the two, and a sum for the bias."""
+    """[n, k]·[k, m] + bias: the backward is one product per factor, and a sum for the bias."""
     macs, moved = n * k * m, n * k + k * m + n * m
     return CostPart(name, macs, moved, 2 * macs, 2 * moved + n * m)
 
@@ -214,9 +213,9 @@ def _update(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[Cost
     d, tm = shape.cache_width, shape.length
     all_slots = sizes.rows * sizes.slots
     resampled = 0 if shape.tokens == tm else 2 * all_slots
-    # Sum and σ of two gates, g_r ⊙ C, sum of the candidate, interpolation: C itself is small and read along.
+    # Sum and σ of two gates, g_r ⊙ C, sum of the candidate, interpolation. C itself is small and not counted.
     elementwise = (4 + 4 + 2 + 3 + 3) * all_slots
-    # All but the interpolation again; grad ⊙ g_u, (C̃ − C) ⊙ grad, through g_r ⊙ C, σ' of both, sums over the batch.
+    # The forward again without its interpolation; grad ⊙ g_u, (C̃ − C) ⊙ grad, g_r ⊙ C, σ' of both, batch sums.
     backward = (13 + 3 + 5 + 2 + 10 + 2) * all_slots
     if grc.candidate == "layernorm_gelu":
         elementwise += 4 * all_slots
@@ -224,7 +223,7 @@ def _update(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[Cost
     if mode == "training":
         elementwise += all_slots  # the batch mean that is stored
     cache = _product("update, cache", tm, d, 2 * d)
-    # Nothing is kept: S̄ is made of tokens that the host keeps, and what is made of it again.
+    # Nothing is kept: the host keeps the tokens that S̄ is made of, and the backward recomputes the rest.
     return [
         CostPart("resampling", 0, resampled, 0, 2 * resampled),
         _again(_product("update, source", sizes.rows * tm, d, 3 * d)),
@@ -235,7 +234,7 @@ def _update(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[Cost
 
 
 def _again(part: CostPart) -> CostPart:
-    """An operation that the backward does a second time."""
+    """An operation that the backward computes a second time."""
     return part._replace(backward_macs=part.backward_macs + part.macs, backward_moved=part.backward_moved + part.moved)
 
 
@@ -247,14 +246,14 @@ def _read(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPa
         slots = sizes.key_rows * tm
         found += [_product("keys", slots, d, d), _product("values", slots, d, values)]
     moved = tokens * (d + values) + sizes.key_rows * tm * (d + values)
-    kept = moved + sizes.key_rows * sizes.slots  # queries, keys, values and what came of them; C_t
+    kept = moved + sizes.key_rows * sizes.slots  # queries, keys, values and the result; C_t
     if grc.branch == "linear":
         each = d * values // shape.heads
         macs = sizes.key_rows * tm * each + tokens * (each + d)
         found.append(CostPart("linear attention", macs, moved, 2 * macs, 2 * moved, kept))
     else:
         macs = tokens * tm * (d + values)
-        # The fused kernel, for equal widths, does not keep its scores: five products backward to two forward.
+        # The fused kernel, for equal widths, does not keep its scores: five products backward for two forward.
         backward = macs * 5 // 2 if values == d else 2 * macs
         found.append(CostPart("scores and values", macs, moved, backward, 2 * moved, kept))
     if sizes.lifted:
@@ -262,9 +261,9 @@ def _read(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPa
     if grc.lift == "pad":
         padded = tokens * (d + sizes.out)
         found.append(CostPart("zeros", 0, padded, 0, padded, tokens * sizes.out))
-    mixed = 3 * tokens * sizes.out  # both branches are read, one is written
+    mixed = 3 * tokens * sizes.out  # reads both branches, writes one tensor
     found.append(CostPart("mix", 0, mixed, 0, mixed * 3 // 2, tokens * sizes.out))
-    # The gradient of Dm channels is spread over D and added to that of the self-attention; the summary's likewise.
+    # The gradient of Dm channels is padded to D and added to the self-attention's; so is that of the summary.
     for _ in range(1 if mode == "frozen" else 2):
         found.append(CostPart("gradient of the input", 0, 0, 0, tokens * (d + 4 * shape.width)))
     if _convolves(shape, grc):
@@ -276,5 +275,5 @@ def _read(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPa
 
 
 def _convolves(shape: Shape, grc: Switches) -> bool:
-    """On where it is asked for, and where it is left open (None) and the tokens form a grid."""
+    """Whether the tokens form a grid and convolution is not False (None: on for a grid)."""
     return bool(shape.grid_tokens) and grc.convolution is not False

@@ -1,6 +1,6 @@
-"""The gated recurrent cache from its equations (Cached Transformers, eq. 2 to 5), slowly: by sample, slot and head.
+"""The gated recurrent cache by its equations (Cached Transformers, eq. 2 to 5): loops over samples, slots and heads.
 
-It judges the fast path, so it shares nothing with it: torch's elementary functions alone, and loops.
+Tests compare the fast path with it, so it shares no code with it and uses only elementary functions.
 """
 
 import math

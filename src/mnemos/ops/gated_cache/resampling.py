@@ -1,4 +1,4 @@
-"""Tokens to slots: resampling along time, over each row's valid tokens alone."""
+"""Resample the tokens of a row to the slots of a cache."""
 
 import math
 
@@ -16,12 +16,13 @@ def resample(
     method: str = "nearest",
     grid: tuple[int, int] | None = None,
 ) -> Tensor:
-    """[B, T, C] -> [B, length, C] over each row's valid tokens; the identity where nothing has to be done.
+    """Resample the valid tokens of each row, [B, T, C] -> [B, length, C]; without a mask, T = length is the identity.
 
-    mask [B, T] bool, True = valid; a row without a valid token gives values that mean nothing.
-    nearest: slot i takes valid token floor(i·n/length), n of them. linear: between the two nearest centres.
-    grid: bilinear over the (height, width) that T tokens form. Cost O(B·length·C).
-    Raises InputError where a grid is wanted and T is not height·width, or `length` has no such shape.
+    mask [B, T] bool, True = valid; the result of a row without valid tokens is undefined.
+    nearest: slot i takes token floor(i·n/length) of the n valid ones. linear: between the two nearest centres.
+    grid: bilinear over the (height, width) that the T tokens form. Cost O(B·length·C).
+    Raises InputError for an unknown method, and for method="grid" with a mask, if T is not height·width, or if
+    `length` slots cannot form a grid of that shape.
     """
     b, t, c = tokens.shape
     if t == 0:
@@ -43,7 +44,7 @@ def resample(
     if method == "nearest":
         return _take(tokens, torch.minimum(slot * count // length, last), where)
     if method != "linear":
-        raise InputError(f"no resampling is called {method!r}; known: nearest, linear, grid")
+        raise InputError(f"expected resample nearest, linear or grid, found {method!r}; choose one of them")
     exact = torch.promote_types(tokens.dtype, torch.float32)
     place = ((slot.to(exact) + 0.5) * count / length - 0.5).clamp(min=0)
     low = torch.minimum(place.floor().long(), last)
@@ -53,13 +54,13 @@ def resample(
 
 
 def places(tokens: int, length: int, device: torch.device | None = None) -> Tensor:
-    """Nearest neighbour without padding: slot i takes token floor(i·T/length), [length]."""
+    """The tokens of method="nearest" without a mask: slot i takes token floor(i·T/length). [length] int64."""
     return torch.arange(length, device=device) * tokens // length
 
 
 def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:
     """tokens[b, where[b, index[b, i]]]."""
-    if where is None:  # all rows alike: one index for the batch
+    if where is None:  # without a mask all rows have the same index
         return tokens.index_select(1, index[0])
     return tokens.gather(1, where.gather(1, index)[..., None].expand(-1, -1, tokens.shape[2]))
 
@@ -67,9 +68,9 @@ def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:
 def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:
     t = tokens.shape[1]
     if grid is None or grid[0] * grid[1] != t:
-        raise InputError(f'resample="grid" needs the (height, width) of {t} tokens, found {grid}')
+        raise InputError(f'resample="grid": expected the (height, width) of {t} tokens, found {grid}; give grid=')
     if mask is not None:
-        raise InputError('resample="grid" takes no padding mask; use "nearest" or "linear"')
+        raise InputError('resample="grid": expected no padding mask, found one; use "nearest" or "linear"')
     if t == length:
         return tokens
     height, width = grid_shape(grid, length)
@@ -79,11 +80,13 @@ def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple
 
 
 def grid_shape(grid: tuple[int, int] | None, length: int) -> tuple[int, int]:
-    """The (height, width) of `length` slots in the shape of a grid. Raises InputError where there is none."""
+    """The (height, width) of `length` slots in the proportions of a grid. Raises InputError if there is none."""
     if grid is None:
-        raise InputError('resample="grid" needs the (height, width) of the tokens, found none; give grid=')
+        raise InputError('resample="grid": expected the (height, width) of the tokens, found none; give grid=')
     height = max(1, round(grid[0] * math.sqrt(length / (grid[0] * grid[1]))))
     width = length // height
     if height * width != length:
-        raise InputError(f"a grid of {grid[0]} x {grid[1]} cannot become {length} slots; use {height * width}")
+        raise InputError(
+            f"expected slots in the shape of a {grid[0]} x {grid[1]} grid, found {length}; use {height * width}"
+        )
     return height, width

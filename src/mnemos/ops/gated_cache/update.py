@@ -1,4 +1,4 @@
-"""The gated recurrent cache's update, eq. 4 and 5 of Cached Transformers, for a batch; its backward by hand."""
+"""The update of a gated recurrent cache, eq. 4 and 5 of Cached Transformers, with a hand-written backward."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ _EPS = 1e-5  # of the layer norm
 
 
 class GateWeights(NamedTuple):
-    """What an update opened: g_u and g_r [B, Tm, Dm]. To look at: no gradient flows through them."""
+    """The gates of an update: g_u and g_r [B, Tm, Dm], for inspection; no gradient flows through them."""
 
     update: Tensor
     reset: Tensor
@@ -33,27 +33,27 @@ def gated_update(
 
         g_u = σ(W_u [S̄ ; C])    g_r = σ(W_r [S̄ ; C])    C̃ = W_c [S̄ ; g_r ⊙ C]
 
-    update, reset, candidate: (weight [Dm, 2·Dm], bias [Dm]). With `norm`, a layer norm's (gain, shift), the
-    candidate is LN(GELU(·)), whose size is bounded; without, the recurrence is linear in C and is not. With `places`
-    [Tm] (integers) source is [B, T, Dm] and slot i takes its token places[i].
+    update, reset, candidate: (weight [Dm, 2·Dm], bias [Dm]). norm: (gain, shift) of a layer norm; the candidate is then
+    LN(GELU(·)), which is bounded. Without it the recurrence is linear in C and unbounded. places [Tm] integers: source
+    is [B, T, Dm] and slot i takes its token places[i].
 
-    Each weight is split in its two halves, so that [S̄ ; C] is never built and a cache that the batch shares
-    is multiplied once, not B times: 4·B·Tm·Dm² multiply-adds for it, 6 for a cache a row. What comes out of a product
-    is added to and squashed in place: the traffic of elementwise work is most of an update's time. For the backward
-    nothing is kept but what was given: it makes the products again, 4·B·Tm·Dm², beside the 8 that are its own. A
-    gradient that is itself to be differentiated is taken by autograd, and keeps all.
+    Each weight is split into its two halves: [S̄ ; C] is not built, and a cache shared by the batch is multiplied once
+    instead of B times. Cost of a forward: 4·B·Tm·Dm² multiply-adds, 6·B·Tm·Dm² for a cache per row. Sums and
+    non-linearities work in place, because the memory traffic of elementwise operations takes most of the time. The
+    backward keeps only the inputs: it computes the products again, 4·B·Tm·Dm², and 8·B·Tm·Dm² of its own. If its
+    result must be differentiable too, autograd computes it and keeps all intermediates.
     """
     given = (source, cache, *update, *reset, *candidate, *(norm or (None, None)))
     differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     with full_precision(source.device.type):
-        # A transformation of functions (vmap, jvp) knows each operation, and not ours.
+        # Function transforms (vmap, jvp) have rules for PyTorch's operations, and none for `_Update`.
         compute = _Update.apply if differentiates and not _transformed(source) else _update
         new, g_u, g_r = compute(places, *given)
     return new, GateWeights(g_u, g_r)
 
 
 def _transformed(tensor: Tensor) -> bool:
-    """Whether functions are being transformed (vmap, jvp), or a tensor is many at once (is_grads_batched)."""
+    """Whether a function transform (vmap, jvp, is_grads_batched) is active. Never under torch.compile."""
     if torch.compiler.is_compiling():
         return False
     return transformed(tensor)
@@ -66,7 +66,7 @@ def _raw(
     w_u, b_u, w_r, b_r, w_c, b_c = weights
     d = source.shape[-1]
     slots = (source if places is None else source.index_select(1, places)).to(cache.dtype)
-    rows = slots.flatten(0, 1)  # a matrix whose rows may stand apart is multiplied without a copy
+    rows = slots.flatten(0, 1)  # a matrix with any row stride is multiplied without a copy
 
     def product(weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(rows, weight[:, :d], bias).unflatten(0, slots.shape[:2])
@@ -97,11 +97,11 @@ class _Update(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: object) -> tuple:
         places, *given = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
-        with full_precision(grad.device.type):  # as the forward was
+        with full_precision(grad.device.type):  # as in the forward
             if not torch.is_grad_enabled() and not _transformed(grad):
                 return None, *_backward(needed[1], grad, places, *given)
             with torch.enable_grad():
-                # Views, for gradients of this update alone: what is given may be made of one another.
+                # Views: the gradient must stop at these inputs, although one input may be computed from another.
                 given = [None if t is None else t.view_as(t) for t in given]
                 new = _update(places, *given)[0]
             wanted = [t for t, wants in zip(given, needed, strict=True) if wants]
@@ -112,7 +112,7 @@ class _Update(torch.autograd.Function):
 def _backward(
     moves: bool, grad: Tensor, places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor
 ) -> tuple:
-    """The gradient of all that C_t is made of, in its order; None for a cache, unless it `moves`."""
+    """The gradients of the inputs, in their order. moves: whether the cache requires a gradient; otherwise None."""
     *gates, gain, shift = weights
     w_u, _, w_r, _, w_c, _ = gates
     d = source.shape[-1]
@@ -131,7 +131,7 @@ def _backward(
     d_cache = None
     if moves:
         d_cache = torch.addcmul(grad, grad, g_u, value=-1).addcmul_(d_gated, g_r)
-    # All of these are made here and used once: a sigmoid's gradient is g·(1 − g).
+    # In place: these tensors are used once. The derivative of a sigmoid is g·(1 − g).
     d_u = new.sub_(cache).mul_(grad).mul_(g_u.addcmul_(g_u, g_u, value=-1))
     d_r = d_gated.mul_(cache).mul_(g_r.addcmul_(g_r, g_r, value=-1))
 
@@ -144,7 +144,7 @@ def _backward(
         d_cache = d_cache.sum_to_size(cache.shape)
 
     def linear(of: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a weight and its bias, from that of its product: of its half that saw S̄, and of that beside."""
+        """Gradients of a weight and its bias, from that of its product: the halves for S̄ and for `beside`."""
         flat = of.flatten(0, 1)
         shared = of.sum_to_size(beside.shape).flatten(0, -2)
         halves = flat.t() @ slots.flatten(0, 1), shared.t() @ beside.flatten(0, -2)

@@ -1,10 +1,16 @@
 """Linear attention (Katharopoulos et al. 2020): one function for training, prefill and decoding. See README.md.
 
-A backend is a file here that is cheap to import, says whether it `runs_here()` and whether it `takes(q, k, v)`, and
-computes `causal(q, k, v, s, z, mask, phi, eps)`; it is listed in `BACKENDS`, best first. One with a shorter way for a
-single token has `token`, of the same arguments; one that keeps what sums had no digits for by itself has `compensated`
-(compensated.py says what that is); one that cannot run here may say `why_not()`; one that takes more than "auto" should
-give it says what that may in `suits(q, k, v)`. "auto" is the first that runs here and takes the tensors.
+A backend is a module of this package, listed in `BACKENDS`, best first. Its functions:
+
+    runs_here()                                whether it can run on this machine; importing it must be cheap
+    takes(q, k, v)                             whether it can compute these tensors
+    causal(q, k, v, s, z, mask, phi, eps)      the computation
+    token(...)            optional             the same for a single token, if there is a faster way
+    compensated(...)      optional             the same with a compensated state (see compensated.py)
+    why_not()             optional             why it cannot run on this machine
+    suits(q, k, v)        optional             whether "auto" may choose it, if that is less than it takes
+
+"auto" chooses the first backend that runs on this machine and suits (or takes) the tensors.
 """
 
 from types import ModuleType
@@ -26,9 +32,9 @@ BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked"
 
 
 class LinearState(NamedTuple):
-    """What linear attention remembers: s [B, H, D', M] = Σ φ(k)·vᵀ and z [B, H, D'] = Σ φ(k) (eq. 10, 11).
+    """The state of linear attention: s [B, H, D', M] = Σ φ(k)·vᵀ and z [B, H, D'] = Σ φ(k) (eq. 10, 11).
 
-    float32 whatever the inputs (float64 for float64): in bfloat16 a sum stops growing after some hundred tokens.
+    float32 for all inputs (float64 for float64): a sum in bfloat16 stops growing after some hundred tokens.
     """
 
     s: Tensor
@@ -49,22 +55,23 @@ def linear_attention(
 ) -> tuple[Tensor, LinearState | CompensatedState]:
     """y_i = φ(q_i)·S / (φ(q_i)·z + eps) with S = Σ φ(k_j)·v_jᵀ and z = Σ φ(k_j), and the state after the call.
 
-    causal: the sums run over j ≤ i (eq. 8 to 12; eq. 16 to 20 when called token by token), on top of `state`; T may be
-    anything from 0 up, and a sequence may be cut anywhere. Not causal: over all keys of the call, on top of `state`
-    (eq. 3 to 6); then q may have another length T than the N of k and v, and a second call with the returned state
-    reads everything so far.
+    causal: the sums run over j ≤ i (eq. 8 to 12; token by token eq. 16 to 20), starting from `state`. T ≥ 0, and a
+    sequence may be split into calls anywhere. Not causal: the sums run over all keys of the call, starting from `state`
+    (eq. 3 to 6). Then q may have another length T than the N of k and v, and a later call with the returned state also
+    reads the keys of the earlier ones.
 
     q [B, T, H, D], k [B, N, H, D], v [B, N, H, M]; N = T if causal. y [B, T, H, M] in v's dtype.
     feature_map: "elu", "relu", "polynomial" (exact, degree 2), or any function [.., D] -> [.., D'].
-    state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed, gradient flows through it; None is zeros.
-    mask [B, N] bool, True = valid: what is not valid enters neither s nor z, whatever it holds.
-    eps is added to every denominator; with it, scaling φ by a constant is not without effect.
-    backend: "auto", one of `mnemos.ops.backends("linear_attention")`, which causal calls go through, or "reference";
-    `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` says which one "auto" takes.
-    compensated: the state is a `CompensatedState`, which keeps a sum right through millions of calls of a token or a
-    few; a state that is one stays one, asked for or not. Twice the state, and up to twice its time a token.
+    state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed; gradients flow through it. None: zeros.
+    mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain.
+    eps is added to every denominator; because of it, scaling φ by a constant changes the result.
+    backend: of causal calls: "auto", one of `mnemos.ops.backends("linear_attention")`, or "reference".
+    `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
+    compensated: return a `CompensatedState`, whose sums stay exact to rounding over millions of calls of few tokens. A
+    `CompensatedState` that is given is continued in any case. It needs twice the memory of the state and up to twice
+    the time per token.
 
-    Cost: O((T + N)·H·D'·M) time; beside inputs and output, memory for the backward of O(T·H) and a few states.
+    Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, the output, O(T·H) numbers and a few states.
     Differentiable once. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.
     """
     _check(q, k, v, causal, mask, eps)
@@ -97,7 +104,7 @@ def linear_attention(
 
 
 def _token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """One token, eq. 18 to 20, in as few operations as there are: what decoding waits for is their number."""
+    """One token, eq. 18 to 20, in few operations, because their number determines the time of decoding."""
     s = torch.addcmul(s, k.transpose(1, 2).mT, v.transpose(1, 2))
     z = z + k[:, 0]
     q = q.transpose(1, 2)  # [B, H, 1, D]
@@ -106,7 +113,7 @@ def _token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) ->
 
 
 def _everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """All queries see all keys, eq. 5 and 6; and where there are none, causal or not."""
+    """All queries read all keys, eq. 5 and 6. Also used for causal calls without keys."""
     s = s + torch.einsum("bnhd,bnhm->bhdm", k, v)
     z = z + k.sum(1)
     y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
@@ -114,15 +121,15 @@ def _everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: floa
 
 
 def backends() -> list[str]:
-    """The backends that can run on this machine, best first; "reference", slow and exact, goes without saying."""
+    """The backends that can run on this machine, best first, without the slow "reference", which always can."""
     return [name for name, module in BACKENDS.items() if module.runs_here() and module is not oracle]
 
 
 def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto", feature_map: str | FeatureMap = "elu") -> str:
-    """The backend that a causal call of these tensors goes through: what "auto" comes to, or the one that is named.
+    """The backend that a causal call of these tensors uses: the choice of "auto", or the named one.
 
-    A feature map may widen q and k, or change their type: one token of each goes through it, to see what is left.
-    Raises InputError for a backend that there is not, that cannot run here or that does not take them.
+    The feature map is applied to one token, because it may change the width and type of q and k. Raises InputError for
+    a backend that does not exist, cannot run on this machine or does not take the tensors.
     """
     phi = find(feature_map)
     if not isinstance(phi, Pointwise):
@@ -131,7 +138,7 @@ def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto", feature_map: s
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
-    """`which`, of tensors that have been through all of φ but a `Pointwise` one."""
+    """`which` for tensors after φ, unless φ is a `Pointwise` map, which backends apply."""
     if backend == "auto":
         return next(
             name
@@ -139,7 +146,9 @@ def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
             if module.runs_here() and getattr(module, "suits", module.takes)(q, k, v)
         )
     if backend not in BACKENDS:
-        raise InputError(f"linear_attention has no backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
+        raise InputError(
+            f"linear_attention: expected a known backend, found {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
+        )
     module = BACKENDS[backend]
     if not module.runs_here():
         why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
@@ -169,22 +178,23 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, e
     if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
         raise InputError(f"expected a mask of booleans {(b, n)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
     if not eps >= 0:
-        raise InputError(f"eps is added to a sum of positive numbers and must be at least 0, found {eps}")
+        raise InputError(f"expected an eps of at least 0, found {eps}; it is added to a sum of positive numbers")
 
 
 def _check_features(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dim() != 4 or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise InputError(
-            f"a feature map must keep all axes but the last, found φ(q) {tuple(q.shape)}, φ(k) {tuple(k.shape)}"
+            f"expected a feature map that keeps all axes but the last, found φ(q) {tuple(q.shape)} and "
+            f"φ(k) {tuple(k.shape)}"
         )
 
 
 def _start(
     state: tuple[Tensor, ...] | None, shape: tuple[int, ...], wide: torch.dtype, compensated: bool, like: Tensor
 ) -> LinearState | CompensatedState:
-    """The state before the call, in the type of the sums; None is zeros."""
+    """The state before the call, in the dtype of the sums; None: zeros."""
     if state is None:
-        # One number, seen everywhere: what a backward keeps of a fresh start is nothing then.
+        # One expanded number: the backward keeps no memory for it.
         nothing = like.new_zeros((), dtype=wide)
         found = [nothing.expand(shape), nothing.expand(shape[:3])]
     else:
@@ -197,7 +207,7 @@ def _start(
 
 def _check_state(state: tuple[Tensor, ...], shape: tuple[int, ...], like: Tensor) -> None:
     if not isinstance(state, tuple | list) or len(state) not in (2, 4) or not all(map(torch.is_tensor, state)):
-        raise InputError(f"expected a state as a call returns it, or None; found {type(state).__name__}")
+        raise InputError(f"expected a state that linear_attention returned, or None, found {type(state).__name__}")
     for x, expected in zip(state, (shape, shape[:3]) * 2, strict=False):
         if x.shape != expected or not x.is_floating_point() or x.device != like.device:
             found = ", ".join(f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in state)

@@ -1,8 +1,8 @@
-"""Causal linear attention in pure PyTorch: chunk by chunk, with a backward whose memory does not grow with D·M·T.
+"""Causal linear attention in PyTorch, chunk by chunk, with a backward whose memory is not O(T·D·M).
 
-With o = num/den, den = φ(q)·z + eps, values v' = [v, 1] carry the normaliser along: num' = [num, den − eps] is plain
-causal linear attention of v', whose state S' = [S, z] is [D', M+1]. Within a chunk it is a masked product, across
-chunks a running sum:
+With o = num/den and den = φ(q)·z + eps, the values v' = [v, 1] include the normaliser: num' = [num, den − eps] is
+unnormalised causal linear attention of v', with the state S' = [S, z] of shape [D', M+1]. Within a chunk it is a masked
+product, across chunks a running sum:
 
     num'_i = Σ_{j≤i in the chunk} (q_i·k_j) v'_j + S'ᵀ q_i                 S' = Σ_{j before the chunk} k_j v'_jᵀ
 
@@ -12,9 +12,9 @@ and, with ĝ = g/den, γ = −(ĝ·o), g' = [ĝ, γ] and R' = Σ_{i after the ch
     dk_j = Σ_{i≥j} (g'_i·v'_j) q_i + R' v'_j
     dv_j = Σ_{i≥j} (q_i·k_j) ĝ_i + Rᵀ k_j            dS_0, dz_0 = R' at the start
 
-A *segment* is as many chunks as fit the processor's caches; its temporaries are all that is alive beside the inputs,
-the output, one denominator a token and head, and one S' a segment. Sums begin at zero in a segment, and in the forward
-what S' has no digits for is kept from one segment to the next: no rounding is repeated a million times.
+A *segment* is as many chunks as fit the processor's caches. Memory: the inputs, the output, one denominator per token
+and head, one S' per segment, and the temporaries of one segment. Sums start from zero in each segment, and the forward
+carries their rounding errors from segment to segment (Kahan), so errors do not grow with the number of segments.
 """
 
 from typing import Any
@@ -28,27 +28,27 @@ from mnemos.ops.precision import full_precision
 from .compensated import add
 from .feature_maps import Pointwise
 
-# Measured on CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels and of 64
-# above; a segment's tensors are best kept to about a megabyte each (see README.md). A device likes few large steps.
+# Measured on a CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels, chunks
+# of 64 above; tensors of a segment should have about a megabyte (README.md). GPUs are faster with few large steps.
 NARROW, CHUNK_NARROW, CHUNK_WIDE = 32, 32, 64
 SEGMENT_NUMBERS = {"cpu": 2**18}
 SEGMENT_NUMBERS_ELSEWHERE = 2**25
 
 
 def runs_here() -> bool:
-    """PyTorch runs everywhere."""
+    """True: it needs only PyTorch."""
     return True
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Any device, any floating type."""
+    """True: any device and floating type."""
     return True
 
 
 def causal(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
+    """q, k [B, T, H, D] (before `phi`, if that is not None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
 
     Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens.
     """
@@ -56,12 +56,12 @@ def causal(
 
 
 def plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:
-    """Tokens of a chunk and of a segment."""
+    """Tokens per chunk and per segment."""
     chunk = CHUNK_NARROW if width <= NARROW else CHUNK_WIDE
     numbers = SEGMENT_NUMBERS.get(device, SEGMENT_NUMBERS_ELSEWHERE)
     chunks = max(1, numbers // max(1, b * h * width * chunk))
     if torch.compiler.is_compiling():
-        chunks = -(-t // chunk)  # a loop would be unrolled into the graph
+        chunks = -(-t // chunk)  # one segment, because torch.compile would unroll a loop
     return chunk, chunk * chunks
 
 
@@ -107,7 +107,7 @@ class _Causal(torch.autograd.Function):
     @differentiable_once("linear_attention")
     def backward(ctx: Any, gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, y, den, *starts = ctx.saved_tensors
-        # The caller's autocast may be on again, and would round the float32 products.
+        # The caller may have autocast on, which would round the float32 products.
         with full_precision(q.device.type):
             return (*_backward(q, k, v, mask, y, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
 
@@ -153,13 +153,13 @@ def _backward(
 
 
 class _Rows:
-    """[B, T, H, ·] to chunks [B·H·n, c, ·] of the working type, the last one filled with zeros, and back."""
+    """Converts [B, T, H, ·] to chunks [B·H·n, c, ·] of the working dtype, padded with zeros, and back."""
 
     def __init__(self, b: int, t: int, h: int, c: int, dtype: torch.dtype) -> None:
         self.b, self.t, self.h, self.c, self.n, self.dtype = b, t, h, c, -(-t // c), dtype
 
     def split(self, x: Tensor, phi: Pointwise | None = None, valid: Tensor | None = None, ones: int = 0) -> Tensor:
-        """φ(x), zero where not valid [B, T], with `ones` columns of 1 behind."""
+        """φ(x), zero where not valid [B, T], with `ones` columns of 1 appended."""
         d = x.shape[-1]
         out = torch.empty(self.b, self.h, self.n * self.c, d + ones, dtype=self.dtype, device=x.device)
         out[:, :, : self.t, :d] = x.transpose(1, 2)
@@ -176,7 +176,7 @@ class _Rows:
     def inputs(
         self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, phi: Pointwise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """φ(q), φ(k) and v'. A value that is not valid is zero as well: 0·NaN would be NaN."""
+        """φ(q), φ(k) and v'. Invalid values are set to zero too, because 0·NaN is NaN."""
         return self.split(q, phi), self.split(k, phi, valid), self.split(v, None, valid, ones=1)
 
     def back(self, x: Tensor) -> Tensor:
@@ -185,10 +185,10 @@ class _Rows:
 
 
 def _sums(a: Tensor, b: Tensor, start: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
-    """start + Σ aᵀb over the chunks before each one (after, if backwards) [B·H·n, ·, ·], and Σ aᵀb over all."""
+    """Per chunk start + Σ aᵀb over the chunks before it (backwards: after it) [B·H·n, ·, ·]; and Σ aᵀb over all."""
     new = torch.bmm(a.mT, b).unflatten(0, (start.shape[0], -1))
     if start.device.type == "cpu" and not torch.compiler.is_compiling():
-        # On a CPU a scan of few large matrices costs several times their additions.
+        # On a CPU cumsum of a few large matrices takes several times as long as adding them.
         parts = new.unbind(1)
         sums = [torch.zeros_like(start)]
         for part in reversed(parts) if backwards else parts:

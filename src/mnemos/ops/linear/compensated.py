@@ -1,11 +1,11 @@
-"""Sums beside which lies what they had no digits for: token by token, for as long as you like, in float32.
+"""Kahan-compensated sums: a float32 state that stays accurate over any number of tokens.
 
-A float32 sum of n tokens, one after the other, has lost about √n/2 times its last digit. Kahan's remedy is to keep of
-each sum x what was rounded away, and to add it to what comes next:
+A float32 sum of n numbers has a rounding error of about √n/2 units in the last place. Kahan's method stores the
+rounding error `low` of each sum x, and adds it to the next number:
 
-    x' = fl(x + d)    low' = d − (x' − x)    with d = low + (what comes)
+    x' = fl(x + d)    low' = d − (x' − x)    with d = low + (next number)
 
-A backend that does so by itself has `compensated`; for any other, `carry` sums the call's φ(k)·vᵀ once more.
+A backend may have a function `compensated` for it; for the others `carry` sums the φ(k)·vᵀ of a call a second time.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from .feature_maps import FeatureMap
 
-BLOCK = 256  # tokens of one plain sum
+BLOCK = 256  # tokens that are summed without compensation
 
 
 class CompensatedState(NamedTuple):
-    """A `LinearState` and what its numbers had no digits for: s + s_low and z + z_low are the sums.
+    """A `LinearState` and its rounding errors: the sums are s + s_low and z + z_low.
 
-    s, s_low [B, H, D', M] and z, z_low [B, H, D']. Zeros are a fresh row here too. The gradient of the sums is that of
-    s and z: none flows through s_low and z_low, which are constants.
+    s, s_low [B, H, D', M] and z, z_low [B, H, D']. A row of zeros is a new sequence. Gradients flow through s and z;
+    s_low and z_low are constants.
     """
 
     s: Tensor
@@ -40,11 +40,10 @@ def carry(
     mask: Tensor | None,
     phi: FeatureMap | None,
 ) -> CompensatedState:
-    """The state after a call of k [B, T, H, D], v [B, T, H, M] that took s and z to `after`, whose gradient it keeps.
+    """The compensated state after a call with k [B, T, H, D], v [B, T, H, M] and phi, to be applied to k, or None.
 
-    phi is still to be applied to k, or None.
-
-    Cost: O(B·T·H·D'·M) once more, in blocks of BLOCK tokens.
+    after: (s, z) as the backend returned them; the gradients of the new state are theirs. Cost: O(B·T·H·D'·M), in
+    blocks of BLOCK tokens.
     """
     with torch.no_grad():
         s, z, s_low, z_low = before
@@ -57,12 +56,12 @@ def carry(
                 keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
             s, s_low = add(s, s_low + torch.einsum("bthd,bthm->bhdm", keys, values))
             z, z_low = add(z, z_low + keys.sum(1))
-    # Two numbers this near have an exact difference: the value is s, the gradient that of `after`.
+    # The difference of two numbers this close is exact: the value is s, and the gradient is that of `after`.
     s, z = (end + (x - end).detach() for end, x in zip(after, (s, z), strict=True))
     return CompensatedState(s, z, s_low, z_low)
 
 
 def add(x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-    """x + more and what it had no digits for, exactly where |x| ≥ |more|."""
+    """x + more and its rounding error, which is exact if |x| ≥ |more|."""
     new = x + more
     return new, more - (new - x)

@@ -1,8 +1,7 @@
-"""Feature maps φ of linear attention: what replaces exp(q·k) by φ(q)·φ(k).
+"""Feature maps φ of linear attention, which replaces exp(q·k) by φ(q)·φ(k).
 
-A `Pointwise` map keeps the width, and its derivative can be read off its value, so a backend may apply it by itself,
-chunk by chunk, and keep only the raw queries and keys for the backward. Any other map is a function [.., D] ->
-[.., D'].
+A `Pointwise` map keeps the width, and its derivative is a function of its value. So a backend can apply it chunk by
+chunk, and keeps only q and k for the backward. Any other map is a function [.., D] -> [.., D'].
 """
 
 import difflib
@@ -21,7 +20,7 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Pointwise:
-    """φ, elementwise, and dφ/dx as a function of φ(x)."""
+    """An elementwise φ, and dφ/dx as a function of φ(x)."""
 
     name: str
     value: FeatureMap
@@ -33,9 +32,9 @@ class Pointwise:
 
 
 def elu(x: Tensor) -> Tensor:
-    """elu(x) + 1 (eq. 7) as max(x, 0) + exp(min(x, 0)), which stays positive where elu(x) + 1 cancels to 0.
+    """elu(x) + 1 (eq. 7), computed as max(x, 0) + exp(min(x, 0)): positive where elu(x) + 1 would round to 0.
 
-    Its slope at 0 is 1: relu's there is 0, clamp's 1.
+    Its derivative at 0 is 1, because PyTorch's derivative of relu there is 0 and that of clamp is 1.
     """
     return F.relu(x) + torch.exp(x.clamp(max=0))
 
@@ -43,8 +42,8 @@ def elu(x: Tensor) -> Tensor:
 def polynomial(x: Tensor) -> Tensor:
     """The exact map of the degree 2 kernel: φ(q)·φ(k) = (q·k)², with D' = D(D+1)/2 features.
 
-    x_i² and √2·x_i·x_j for i < j. Attention then costs O(T·D²·M), which pays where T > D². Computed in float32
-    (float64 stays): squares of bfloat16 would lose what the state is kept in float32 for.
+    The features are x_i² and √2·x_i·x_j for i < j. Attention then costs O(T·D²·M), which is less than softmax's cost if
+    T > D². Computed in float32 (float64 for float64), because squares in bfloat16 are too inexact.
     """
     x = _wide(x)
     d = x.shape[-1]
@@ -57,10 +56,9 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     """Favor+ (Choromanski et al. 2021): positive random features, E[φ(q)·φ(k)] = exp(q·k/√D).
 
     x [.., D], projection [F, D] (see `random_projection`) -> [.., F]: exp(w·x/D^¼ − |x|²/(2√D)) / √F, in float32
-    (float64 stays). Nothing is subtracted for the data's sake: a maximum over time would look into the future and make
-    the sums of one call unfit to be added to the next one's. None is needed for large inputs: w·u − |u|²/2 is at
-    most |w|²/2, at u = w, and they fade to 0. A sum can overflow only where q and k both equal a w of |w|² > 88 (|w|²
-    is about D).
+    (float64 for float64). No maximum over time is subtracted for stability: it would depend on future tokens, and sums
+    of different calls could not be added. It is not needed: w·u − |u|²/2 is at most |w|²/2, at u = w, so large inputs
+    tend to 0. A sum overflows only if q and k both equal a w with |w|² > 88 (|w|² is about D).
     """
     x = _wide(x) * x.shape[-1] ** -0.25
     with full_precision(x.device.type):
@@ -69,11 +67,11 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def random_projection(features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
-    """Rows [F, D] for `favor`: of Gaussian length, orthogonal in blocks of D, for less variance than independent."""
+    """Rows [F, D] for `favor`: orthogonal in blocks of D, for less variance than independent rows."""
     blocks = [torch.empty(0, dim, dtype=torch.float64)]
     for _ in range(-(-features // dim)):
         q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
-        # Of the two signs of a column, qr's choice depends on the matrix; r's positive diagonal makes q uniform.
+        # qr's choice of a column's sign depends on the matrix; with a positive diagonal of r, q is uniform.
         blocks.append((q * r.diagonal().sign()).mT)
     length = torch.randn(features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
     return (torch.cat(blocks)[:features] * length).float()
@@ -91,20 +89,22 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
 
 
 def find(given: str | FeatureMap) -> FeatureMap:
-    """The map of a name in `FEATURE_MAPS`, or the function given. Raises InputError for an unknown name."""
+    """The feature map of a name in `FEATURE_MAPS`; a function is returned. Raises InputError for an unknown name."""
     if not isinstance(given, str):
         return given
     if given == "favor":
         raise InputError(
-            "favor needs its projection, which the state depends on: give feature_map=functools.partial(favor, "
-            "projection=random_projection(F, D)), or use LinearAttention(feature_map='favor'), which keeps one"
+            "expected a feature map with its projection, found 'favor'; give feature_map=functools.partial(favor, "
+            "projection=random_projection(F, D)), or use LinearAttention(feature_map='favor')"
         )
     if given not in FEATURE_MAPS:
-        raise InputError(f"linear_attention has no feature map {given!r}; {nearest(given, (*FEATURE_MAPS, 'favor'))}")
+        raise InputError(
+            f"linear_attention: expected a feature map, found {given!r}; {nearest(given, (*FEATURE_MAPS, 'favor'))}"
+        )
     return FEATURE_MAPS[given]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint for a name that is unknown: the nearest right one, or all."""
+    """A hint for an unknown name: the nearest known one, or all."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

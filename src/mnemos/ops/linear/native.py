@@ -1,8 +1,8 @@
-"""Causal linear attention on the processor, in C++ (mnemos/native): φ, sums and normaliser in one pass over the tokens.
+"""Causal linear attention on the CPU, in C++ (mnemos/native): φ, sums and normaliser in one pass over the tokens.
 
-The forward walks S over the tokens; the backward walks it again for dq, and R from the end for dk and dv (the formulas
-of chunked.py). What lasts from one to the other is q, k, v, y, the first state and one denominator a token and head.
-Any strides will do; the numbers are float32, bfloat16 or float16, the sums float32.
+The forward accumulates S over the tokens. The backward accumulates it again for dq, and R from the end for dk and dv
+(the formulas of chunked.py). It keeps q, k, v, y, the first state and one denominator per token and head. Inputs have
+any strides and are float32, bfloat16 or float16; the sums are float32.
 """
 
 import ctypes
@@ -28,22 +28,22 @@ Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
 
 @constant
 def runs_here() -> bool:
-    """Whether the kernels were built."""
+    """Whether the kernels are built and loaded."""
     return library() is not None
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """On the CPU, float32 or shorter."""
+    """Whether all tensors are float32, bfloat16 or float16 on the CPU."""
     return q.dtype in TYPES and k.dtype in TYPES and v.dtype in TYPES and v.device.type == "cpu" and v.shape[-1] > 0
 
 
 def causal(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
+    """q, k [B, T, H, D] (before `phi`, if that is not None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
 
-    Cost: O(B·T·H·D·M), by as many threads as `torch.get_num_threads()`; where there are more of them than rows and
-    heads, the sequence is shared out too, for a third to a half of the work again.
+    Cost: O(B·T·H·D·M), on `torch.get_num_threads()` threads. If there are more threads than rows times heads, the
+    sequence is divided among them too, which adds a third to a half of the work.
     """
     (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
     compute = _Eager.apply if _eager(q, k, v, s, z) else torch.ops.mnemos.linear_attention
@@ -51,13 +51,13 @@ def causal(
     return y.to(wanted), s, z
 
 
-token = causal  # a single one takes a shorter way inside
+token = causal  # the kernel has a faster path for a single token
 
 
 def compensated(
     q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, CompensatedState]:
-    """The same with a state that keeps what its sums have no digits for: the kernels do within a call anyway."""
+    """`causal` with a `CompensatedState`; within a call the kernels always compensate their sums."""
     (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
     y, _, *new = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
     return y.to(wanted), CompensatedState(*new)
@@ -76,7 +76,7 @@ def _rows(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """The kernels take any strides but the last."""
+    """x with stride 1 in the last axis; the kernels take any other strides."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -90,7 +90,7 @@ def _mask(mask: Tensor | None) -> tuple[int, ...]:
 
 def _check(status: int) -> None:
     if status:
-        raise MemoryError("no memory for the states of linear attention")
+        raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
 
 
 def _forward(
@@ -107,7 +107,7 @@ def _compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor,
 def _run(
     q: Tensor, k: Tensor, v: Tensor, state: Sequence[Tensor], mask: Tensor | None, kind: int, eps: float
 ) -> tuple[Tensor, ...]:
-    """y, den and the new state, of as many tensors as the one that is given."""
+    """y, den and the new state, which has as many tensors as the given one."""
     q, k, v, state = _packed(q), _packed(k), _packed(v), [x.contiguous() for x in state]
     y, den = v.new_empty(v.shape), state[0].new_empty(v.shape[:3])
     ends = [torch.empty_like(x) for x in state]
@@ -155,7 +155,7 @@ _gradients = differentiated(_derivative)
 
 
 class _Eager(torch.autograd.Function):
-    """The operator itself, without a dispatcher's way there in Python, which takes as long as a hundred tokens."""
+    """The operator without the Python dispatcher, whose overhead is the time of a hundred tokens."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
@@ -168,7 +168,7 @@ class _Eager(torch.autograd.Function):
 
 
 def _eager(*tensors: Tensor) -> bool:
-    """Whether these are plain numbers and nobody looks on: no compiler, tracer, transformation or counter."""
+    """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
     return (
         not torch.compiler.is_compiling()
         and not dispatch_mode_active()

@@ -1,11 +1,11 @@
-"""A compiled backend as operators of PyTorch: what native.py and triton.py register, and how they are differentiated.
+"""Register a compiled backend (native.py, triton.py) as differentiable operators of PyTorch.
 
-A backend brings two functions of plain tensors. `extra` is what it takes beside the mask, of both:
+A backend provides two functions of plain tensors. `extra` are further arguments of both:
 
     forward(q, k, v, s, z, mask, *extra, kind, eps) -> y, den, s_end, z_end
     backward(q, k, v, s, z, mask, *extra, kind, y, den, gy, gs, gz) -> dq, dk, dv, ds, dz
 
-`den` [B, T, H] are the denominators, kept for the backward; `kind` is the kernels' number of a feature map.
+`den` [B, T, H] are the denominators, kept for the backward; `kind` is the kernels' code of a feature map.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def given(q: Tensor, k: Tensor, v: Tensor, phi: Pointwise | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """q, k, v of one type and the kernels' number of the map that is left to them."""
+    """q, k, v of one dtype, and the code of the feature map that the kernels apply; other maps are applied here."""
     kind = codes.FEATURE_MAPS["identity"]
     if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in codes.FEATURE_MAPS:
         kind = codes.FEATURE_MAPS[phi.name]
@@ -45,9 +45,9 @@ def register(
     derivative: Callable[..., Gradients] | None = None,
     extra: str = "",
 ) -> None:
-    """mnemos::{name} and mnemos::{name}_backward on these devices.
+    """Register mnemos::{name} and mnemos::{name}_backward on these devices.
 
-    derivative: what autograd calls for a backward, if it has a shorter way than the operator.
+    derivative: the function that autograd calls for the backward, if there is a faster one than the operator.
     """
     inputs = f"{STATE}, Tensor? mask, {extra}int kind"
     torch.library.define(f"mnemos::{name}", f"({inputs}, float eps) -> ({_tensors(4)})")
@@ -82,7 +82,7 @@ def _like_backward(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """What lasts until the backward: the inputs, y and the denominators."""
+    """Save for the backward: the inputs, y and the denominators."""
     *tensors, ctx.kind, _ = inputs
     y, den, _, _ = output
     ctx.save_for_backward(*tensors, y, den)
@@ -90,7 +90,7 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
 
 
 def differentiated(derivative: Callable[..., Gradients]) -> Callable[..., tuple[Tensor | None, ...]]:
-    """The backward of a forward whose context went through `keep`; a gradient that nobody asks for counts as zero."""
+    """The backward of a forward that called `keep`. A missing incoming gradient counts as zero."""
 
     def gradients(
         ctx: Any, gy: Tensor | None, _: Any, gs: Tensor | None, gz: Tensor | None
@@ -98,6 +98,6 @@ def differentiated(derivative: Callable[..., Gradients]) -> Callable[..., tuple[
         *inputs, y, den = ctx.saved_tensors
         gy, gs, gz = (torch.zeros_like(x) if g is None else g for g, x in ((gy, y), (gs, inputs[3]), (gz, inputs[4])))
         found = derivative(*inputs, ctx.kind, y, den, gy, gs, gz)
-        return *found, *[None] * (len(inputs) - len(found) + 2)  # mask and what is beside it, kind, eps
+        return *found, *[None] * (len(inputs) - len(found) + 2)  # mask, extra, kind, eps
 
     return gradients

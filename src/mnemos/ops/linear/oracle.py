@@ -1,6 +1,6 @@
-"""The backend "reference": the equations of reference.py behind the same door, to hold anything else against.
+"""The backend "reference": the equations of reference.py as a backend, to compare the others with.
 
-It runs anywhere and is never chosen by itself: a loop over rows, heads and tokens, in float64.
+It loops over rows, heads and tokens in float64, runs on any machine, and is never chosen by "auto".
 """
 
 from torch import Tensor
@@ -12,24 +12,24 @@ MAPS = {"elu": reference_elu, "relu": reference_relu}
 
 
 def runs_here() -> bool:
-    """Always."""
+    """True."""
     return True
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """On the CPU, where its loops are least slow."""
+    """Whether the tensors are on the CPU, where its loops are fastest."""
     return v.device.type == "cpu"
 
 
 def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Never: "auto" has faster ones."""
+    """False: "auto" chooses a faster backend."""
     return False
 
 
 def causal(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z."""
+    """q, k [B, T, H, D] (before `phi`, if that is not None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z."""
     features = (lambda x: x) if phi is None else MAPS.get(phi.name, phi)
     y, s_end, z_end = reference_linear_attention(q, k, v, reference_causal, features, (s, z), mask, eps)
     return y.to(v.dtype), s_end.to(s.dtype), z_end.to(z.dtype)

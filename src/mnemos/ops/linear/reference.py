@@ -1,8 +1,8 @@
-"""Linear attention from its equations (Katharopoulos et al. 2020), slowly: a row, a head, a token at a time, float64.
+"""Linear attention by its equations (Katharopoulos et al. 2020): loops over rows, heads and tokens, in float64.
 
-It judges the fast paths, so it shares nothing with them: torch's elementary functions alone, and loops. Gradients are
-autograd's. A row and a head are written as in the paper, q [T, D], k [N, D], v [N, M], with the sums S [C, M] and
-Z [C] over what came before, and `eps` added to every denominator.
+Tests compare the backends with it, so it shares no code with them and uses only elementary functions. Gradients are
+autograd's. A schedule computes one row and head as the paper writes it: q [T, D], k [N, D], v [N, M], the sums S [C, M]
+and Z [C] over earlier tokens, and `eps` added to every denominator.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ def reference_relu(x: Tensor) -> Tensor:
 
 
 def reference_polynomial(x: Tensor) -> Tensor:
-    """Any map with φ(q)·φ(k) = (q·k)²; here all D² products x_i·x_j of the last axis."""
+    """A map with φ(q)·φ(k) = (q·k)²: all D² products x_i·x_j of the last axis."""
     return torch.stack([x[..., i] * x[..., j] for i in range(x.shape[-1]) for j in range(x.shape[-1])], -1)
 
 
 def reference_bidirectional(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, valid: list[bool], phi: Map, eps: float
 ) -> Result:
-    """Eq. 3 to 5: every query sees every valid key, and the sums it was given."""
+    """Eq. 3 to 5: every query reads every valid key, and the given sums."""
     for j in range(k.shape[0]):
         if valid[j]:
             s = s + torch.outer(phi(k[j]), v[j])
@@ -44,7 +44,7 @@ def reference_bidirectional(
 def reference_similarity(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, valid: list[bool], phi: Map, eps: float
 ) -> Result:
-    """Eq. 8 with sim(q, k) = φ(q)·φ(k): each query against each key that is not after it, O(T²), no running sums."""
+    """Eq. 8 with sim(q, k) = φ(q)·φ(k): each query with each key that is not after it; O(T²), no running sums."""
     rows = []
     for i in range(q.shape[0]):
         numerator, denominator = phi(q[i]) @ s, phi(q[i]) @ z + eps
@@ -62,7 +62,7 @@ def reference_similarity(
 def reference_causal(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, valid: list[bool], phi: Map, eps: float
 ) -> Result:
-    """Eq. 9 to 12, which are eq. 16 to 20 of the recurrent network: S_i and Z_i from S_{i-1} and Z_{i-1}."""
+    """Eq. 9 to 12, and equally eq. 16 to 20: S_i and Z_i from S_{i-1} and Z_{i-1}."""
     rows = []
     for i in range(q.shape[0]):
         if valid[i]:
@@ -82,7 +82,7 @@ def reference_linear_attention(
     mask: Tensor | None = None,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A schedule above for every row and head: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M], (s, z), mask [B, N].
+    """A schedule for every row and head: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M], state (s, z), mask [B, N].
 
     Returns y [B, T, H, M], s [B, H, C, M] and z [B, H, C], all float64.
     """

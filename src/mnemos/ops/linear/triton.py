@@ -1,11 +1,11 @@
 """Causal linear attention on a GPU, in Triton: φ, sums, mask and normaliser in one pass (triton_kernels.py).
 
-The forward reads q, k, v once and writes y and one denominator a token and head; S and z stay in registers. The
-backward is a scan forwards in time for dq, and one backwards each for dk and dv (the formulas of chunked.py). Where
-rows times heads are too few to fill the device, the sequence is cut in parts: first the sums of each, then all parts
-at once. The numbers are float32, bfloat16 or float16, the sums float32.
+The forward reads q, k, v once and writes y and one denominator per token and head; S and z stay in registers. The
+backward is one scan forwards in time for dq, and one backwards each for dk and dv (the formulas of chunked.py). If rows
+times heads are too few to occupy the device, the sequence is split into parts: first the sums of every part are
+computed, then all parts at once. Inputs are float32, bfloat16 or float16; the sums are float32.
 
-TRITON_INTERPRET=1, set before Triton is first imported, runs the same kernels on CPU tensors, slowly, for a test.
+TRITON_INTERPRET=1, set before Triton is first imported, runs the same kernels on CPU tensors, slowly, for tests.
 """
 
 import importlib.util
@@ -23,16 +23,16 @@ from .triton_launch import Scans, precision, running, step
 
 __all__ = ["causal", "packed", "runs_here", "suits", "takes", "token", "why_not"]
 
-WIDEST = 256  # a program holds all of D or all of M
+WIDEST = 256  # a program holds a whole row of D or of M
 
 
 def runs_here() -> bool:
-    """Whether Triton is installed, and a GPU, or its interpreter, is there to run it."""
+    """Whether Triton is installed, and there is a GPU or Triton's interpreter is on."""
     return _reason() == ""
 
 
 def why_not() -> str:
-    """Why this backend cannot run here, and what to do about it; empty if it can."""
+    """Why this backend cannot run on this machine and what to do, in one line; empty if it can."""
     return _reason()
 
 
@@ -51,7 +51,7 @@ def _interpreted() -> bool:
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """On a GPU of compute capability 8 or later (or interpreted on the CPU), float32 or shorter, D and M up to 256."""
+    """Whether D, M ≤ 256, no dtype has over 32 bits, and the GPU has compute capability 8 (or Triton interprets)."""
     if not (q.dtype in TYPES and k.dtype in TYPES and v.dtype in TYPES):
         return False
     if not (0 < q.shape[-1] <= WIDEST and 0 < v.shape[-1] <= WIDEST):
@@ -60,7 +60,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """What "auto" may give it: the interpreter runs for those alone who ask for this backend by name."""
+    """Whether "auto" may choose it: not for the interpreter, which runs only if this backend is named."""
     return v.device.type == "cuda" and takes(q, k, v)
 
 
@@ -72,23 +72,23 @@ def _has_tensor_cores() -> bool:
 def causal(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [B, T, H, D] (φ still to be applied, or None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
+    """q, k [B, T, H, D] (before `phi`, if that is not None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
 
-    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens; q, k and v are read once, k and v twice where the
-    sequence is cut in parts.
+    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens. q, k and v are read once; k and v twice if the sequence is
+    split into parts.
     """
     return _call(q, k, v, s, z, mask, None, phi, eps)
 
 
-token = causal  # a single one has a kernel of its own inside
+token = causal  # `_forward` has a separate kernel for a single token
 
 
 def packed(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, offsets: Tensor, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N sequences one after the other, q, k [total, H, D], v [total, H, M], s [N, H, D, M], z [N, H, D] -> y, s, z.
+    """N concatenated sequences: q, k [total, H, D], v [total, H, M], s [N, H, D, M], z [N, H, D] -> y, s, z.
 
-    Sequence n is tokens offsets[n] to offsets[n + 1] - 1; a program has one of them and one head.
+    Sequence n has the tokens offsets[n] to offsets[n + 1] - 1. A program computes one sequence and one head.
     """
     y, s, z = _call(q[None], k[None], v[None], s, z, None, offsets, phi, eps)
     return y[0], s, z

@@ -1,19 +1,20 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,valid-type"
-"""The kernels of triton.py, apart from it because importing Triton takes a while.
+"""The kernels of triton.py, in a module of their own because importing Triton takes long.
 
-One scan serves all. Chunk after chunk of C tokens, with a tile X of a running sum of outer products in registers, it
-writes what a chunk's rows read within the chunk (a masked product) and from X, and then adds the chunk to X:
+One scan computes all results. It goes through chunks of C tokens with a tile X of a running sum of outer products in
+registers. For each chunk it writes the rows, from a masked product within the chunk and from X, then adds the chunk to
+X:
 
-    OUT    in time    X [D, M], n [D]                  a row is written as
+    OUT    in time    X [D, M], n [D]                  a row of the result
     y      forwards   S = Σ k vᵀ, z = Σ k              (q·S + Σ_{j≤i} (q·k_j) v_j) / den
     dq     forwards   S, z                             S ĝ + γ z + Σ_{j≤i} (ĝ·v_j + γ) k_j
     dk     backwards  R = Σ q ĝᵀ, w = Σ γ q            R v + w + Σ_{i≥j} (ĝ_i·v + γ_i) q_i
     dv     backwards  R, w                             Rᵀ k + Σ_{i≥j} (q_i·k) ĝ_i
-    s, r   any        S, z or R, w, from zero          nothing: only the sums of a part of the sequence are wanted
+    s, r   any        S, z or R, w, from zero          none: computes only the sums of a part of the sequence
 
-with q, k after the feature map, ĝ = g/den and γ = −(ĝ·y). A row of y or dv sums over D, so those share M out among
-programs; one of dq or dk sums over M, so those share D out. No program writes where another one does: the result is
-the same at every run.
+with q, k after the feature map, ĝ = g/den and γ = −(ĝ·y). A row of y or dv sums over D, so programs divide M among
+themselves; a row of dq or dk sums over M, so they divide D. No two programs write the same address, so every run has
+the same result.
 """
 
 import os
@@ -24,13 +25,13 @@ from triton.runtime.errors import OutOfResources
 
 __all__ = ["OutOfResources", "running", "scan", "step"]
 
-# The interpreter would multiply bfloat16's bits as integers; it gets the rounded numbers as float32.
+# The interpreter multiplies bfloat16 as integers, so there the rounded numbers are float32.
 FACTOR = tl.constexpr(tl.float32 if os.environ.get("TRITON_INTERPRET") == "1" else tl.bfloat16)
 
 
 @triton.jit
 def _phi(x, KIND: tl.constexpr):
-    # Comparisons rather than tl.maximum, which would turn a NaN into a number.
+    # Comparisons instead of tl.maximum, which replaces NaN by a number.
     if KIND == 1:
         x = tl.where(x > 0, x + 1.0, tl.exp(x))
     elif KIND == 2:
@@ -40,7 +41,7 @@ def _phi(x, KIND: tl.constexpr):
 
 @triton.jit
 def _sloped(gradient, phi, KIND: tl.constexpr):
-    """Times dφ/dx, which can be read off φ(x)."""
+    """The gradient times dφ/dx, a function of φ(x)."""
     if KIND == 1:
         gradient = tl.where(phi < 1, gradient * phi, gradient)
     elif KIND == 2:
@@ -50,7 +51,7 @@ def _sloped(gradient, phi, KIND: tl.constexpr):
 
 @triton.jit
 def _product(a, b, PRECISION: tl.constexpr):
-    """a b, in float32. bf16: both rounded to bfloat16; bf16x2: b rounded, a as the sum of two, 16 bits in all."""
+    """The product a·b in float32. bf16: both rounded to bfloat16; bf16x2: b rounded, a as a sum of two bfloat16."""
     if PRECISION == "bf16" or PRECISION == "bf16x2":
         rounded, b = a.to(tl.bfloat16), b.to(tl.bfloat16).to(FACTOR)
         c = tl.dot(rounded.to(FACTOR), b)
@@ -63,13 +64,13 @@ def _product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _rows(base, t, stride, column, keep):
-    """[C, width] of float32, 0 where not kept."""
+    """Rows [C, width] in float32, 0 where not `keep`."""
     return tl.load(base + t[:, None] * stride + column[None, :], mask=keep, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _features(base, t, stride, column, keep, KIND: tl.constexpr):
-    """φ of rows; 0 where not kept, which φ(0) need not be."""
+    """φ of rows, 0 where not `keep`, because φ(0) may differ from 0."""
     return tl.where(keep, _phi(_rows(base, t, stride, column, keep), KIND), 0.0)
 
 
@@ -133,11 +134,11 @@ def scan(
     HAS_GAMMA: tl.constexpr = OUT == "dk" or OUT == "r"
     part = tl.program_id(1)
     block = tl.program_id(0) % blocks
-    head = tl.program_id(0) // blocks  # of all rows' heads
+    head = tl.program_id(0) // blocks  # index over rows and heads
     h = (head % H).to(tl.int64)
     b = (head // H).to(tl.int64)
     if PACKED:
-        # Clamped, so that what stands in offsets can never reach memory that is not ours.
+        # Clamped, so that wrong offsets cannot address memory outside the tensors.
         first = tl.minimum(tl.maximum(tl.load(offsets + b), 0), T).to(tl.int32)
         last = tl.minimum(tl.maximum(tl.load(offsets + b + 1), 0), T).to(tl.int32)
         b = b * 0
@@ -190,7 +191,7 @@ def scan(
         if OUT != "r" and OUT != "dv":
             value = _rows(v, t, v_t, m, valid[:, None] & in_m)
         if HAS_G:
-            # 1/den goes with the other factor: g itself is not rounded by a product, so that g·v and g·y may cancel.
+            # 1/den multiplies the other factor: g must not be rounded, because g·v and g·y may cancel.
             above = _rows(g, t, g_t, m, here[:, None] & in_m)
             inverse = (1.0 / tl.load(den + row, mask=here, other=1.0))[:, None]
         if HAS_GAMMA:
@@ -201,7 +202,7 @@ def scan(
                 query = query.to(tl.bfloat16).to(tl.float32)
             weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0)
             if PRECISION == "bf16":
-                # Numerator and denominator have the same weights, so that few keys do not make their rounding seen.
+                # Numerator and denominator use the same rounded weights, so that their rounding cancels for few keys.
                 weights = weights.to(tl.bfloat16).to(tl.float32)
             below = tl.sum(weights, 1) + tl.sum(query * n[None, :], 1) + eps
             result = _product(query, x, PRECISION) + _product(weights, value, PRECISION)
@@ -219,7 +220,7 @@ def scan(
                 result = _sloped(result + share[:, None] * n[None, :], query, KIND)
             else:
                 result = _product(value, tl.trans(x), PRECISION) + _product(tl.trans(weights), query, PRECISION)
-                # A key that is not valid has φ = 0 here, and no gradient.
+                # An invalid key has φ = 0 here, and no gradient.
                 result = tl.where(valid[:, None], _sloped(result + n[None, :], key, KIND), 0.0)
             tl.store(out + row[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_d)
         if OUT == "dv":
@@ -237,7 +238,7 @@ def scan(
                 n += tl.sum(query * share[:, None], 0)
 
     if ENDS:
-        # S from all blocks of y, R from those of dv; z from the first block of y, w from all of dk.
+        # S is written by all blocks of y, R by those of dv; z by the first block of y, w by all of dk.
         if OUT != "dk":
             tl.store(x_end + of_x, x, mask=in_x)
         if OUT == "dk":
@@ -248,9 +249,9 @@ def scan(
 
 @triton.jit
 def running(totals, start, end, parts, size, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Totals [heads, parts, size] become the running sum before each part, on top of start [heads, size]; its last.
+    """Replace totals [heads, parts, size] by start [heads, size] plus the sum of the parts before; end: after the last.
 
-    Grid (heads, blocks of size). torch.cumsum on a GPU need not sum the same way twice.
+    Grid (heads, blocks of size). torch.cumsum on a GPU may sum in another order at each call.
     """
     head = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

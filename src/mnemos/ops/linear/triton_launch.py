@@ -1,4 +1,4 @@
-"""How triton.py launches its kernels: in which precision, tiles, chunks and parts of the sequence."""
+"""Launch the kernels of triton.py: precision, tiles, chunks and parts of the sequence."""
 
 import functools
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ SHORTEST_PART = 512
 
 @functools.cache
 def kernels() -> ModuleType:
-    """Triton itself is imported here."""
+    """The module of the kernels, which imports Triton."""
     from . import triton_kernels
 
     return triton_kernels
 
 
 def precision(dtype: torch.dtype) -> tuple[str, str]:
-    """How products are taken on tensor cores: those that are read at once, and those that S is summed from.
+    """The precision of products on tensor cores: of those that are read directly, and of those that are summed to S.
 
-    S is as good as float32 whatever the inputs. bf16 rounds both factors, as every bfloat16 attention does; bf16x2
-    splits φ(k) in two, and v is one already; tf32x3 splits each float32 in two. float16 has no room for φ(q)·φ(k) or
-    1/den, so its products are tf32's, of as many bits.
-    PyTorch's setting decides for float32 where its user has made one: "tf32", or "ieee" for no tensor cores, which
-    takes several times as long. Its default, "none", asks for nothing.
+    S has the accuracy of float32 for all inputs. bf16 rounds both factors, as other bfloat16 attentions do; bf16x2
+    splits φ(k) into two numbers (v is bfloat16 already); tf32x3 splits each float32 into two. The range of float16 is
+    too small for φ(q)·φ(k) and 1/den, so its products are tf32, which has as many bits.
+    For float32 the user's setting in PyTorch decides: "tf32", or "ieee" for no tensor cores, which takes several times
+    as long. The default "none" means tf32x3.
     """
     if dtype == torch.bfloat16:
         return "bf16", "bf16x2"
@@ -39,18 +39,18 @@ def precision(dtype: torch.dtype) -> tuple[str, str]:
 
 
 def to_fill(device: torch.device) -> int:
-    """How many programs keep a device busy: one a multiprocessor. Tests put more in its place."""
+    """The number of programs that occupy a device: one per multiprocessor. Tests replace this function."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _power(n: int) -> int:
-    """The least power of two that is no less, and fit for a side of a product."""
+    """The smallest power of two that is at least n and at least 16, as the side of a product must be."""
     return max(16, 1 << (n - 1).bit_length())
 
 
 @dataclass
 class Scans:
-    """What all scans of a call share: its inputs, as the kernels read them."""
+    """The inputs that all scans of a call share, as the kernels read them."""
 
     q: Tensor
     k: Tensor
@@ -58,31 +58,31 @@ class Scans:
     mask: Tensor | None
     offsets: Tensor | None
     kind: int
-    heads: int  # of all rows, or of all sequences
+    heads: int  # rows (or sequences) times heads
     den: Tensor
     g: Tensor | None = None
     y: Tensor | None = None
     gamma: Tensor | None = None
 
     def __post_init__(self) -> None:
-        # Any strides will do but the last.
+        # The kernels need stride 1 in the last axis.
         self.q, self.k, self.v = _aligned(self.q), _aligned(self.k), _aligned(self.v)
         self.g = None if self.g is None else _aligned(self.g)
         self.mask = None if self.mask is None else self.mask.view(torch.uint8)
 
     def parts(self, blocks: int) -> tuple[int, int]:
-        """In how many parts the sequence is cut, and their length: one where there are programs enough."""
+        """The number of parts of the sequence, and their length: one part if there are enough programs."""
         t = self.q.shape[1]
         programs, enough = self.heads * blocks, to_fill(self.q.device)
         if self.offsets is not None or programs >= enough or t < 2 * SHORTEST_PART:
             return 1, max(t, 1)
-        # Two programs a multiprocessor hide each other's waiting.
+        # Two programs per multiprocessor hide each other's memory latency.
         length = max(SHORTEST_PART, -(-t // -(-2 * enough // programs)))
         length = -(-length // 64) * 64
         return -(-t // length), length
 
     def tiles(self, over_d: bool) -> tuple[int, int, int]:
-        """The tile BD × BM of a running sum that a program holds, and in how many blocks M (D, if over_d) is cut."""
+        """The tile BD × BM of a running sum in a program, and the number of blocks of M (over_d: of D)."""
         d, m = self.q.shape[-1], self.v.shape[-1]
         whole, cut = (m, d) if over_d else (d, m)
         block = min(_power(cut), 64 if whole <= 128 else 32)
@@ -90,7 +90,7 @@ class Scans:
         return *sides, -(-cut // block)
 
     def chunk(self, wide: int) -> int:
-        """Tokens of a chunk. More, and a thread's registers spill, by what the compiler says for D = M of 32 to 256."""
+        """Tokens per chunk: the largest for which the compiler reports no register spills, for D = M of 32 to 256."""
         if self.v.dtype == torch.bfloat16:
             return 64 if wide <= 128 else 16
         return 32 if wide <= 64 else 16
@@ -105,7 +105,7 @@ class Scans:
         sums: str | None = None,
         eps: float = 0.0,
     ) -> None:
-        """One scan, see triton_kernels.py; halves the chunks where a device has too little shared memory for them."""
+        """Run one scan (see triton_kernels.py). Halves the chunks while the device has too little shared memory."""
         t, h, d = self.q.shape[1:]
         bd, bm, blocks = self.tiles(what in ("dq", "dk"))
         count, length = parts if parts[1] else (1, max(t, 1))
@@ -146,7 +146,7 @@ class Scans:
                 chunk //= 2
 
     def totals(self, what: str, parts: tuple[int, int], sums: str | None = None) -> tuple[Tensor, Tensor]:
-        """The sums of each part alone."""
+        """The sums of each part by itself."""
         d, m = self.q.shape[-1], self.v.shape[-1]
         x, n = self.den.new_empty(self.heads, parts[0], d, m), self.den.new_empty(self.heads, parts[0], d)
         self.run(what, end=(x, n), parts=parts, sums=sums)
@@ -158,7 +158,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def running(totals: Tensor, start: Tensor, backwards: bool = False) -> Tensor:
-    """In place, from totals of parts to what a running sum is before each; returns it after the last."""
+    """Replace the totals of parts, in place, by the running sum before each part; returns the sum after the last."""
     end = torch.empty_like(start)
     heads, parts = totals.shape[:2]
     size = totals[0, 0].numel()
@@ -169,7 +169,7 @@ def running(totals: Tensor, start: Tensor, backwards: bool = False) -> Tensor:
 
 
 def step(scans: Scans, y: Tensor, s: Tensor, z: Tensor, s_end: Tensor, z_end: Tensor, eps: float) -> None:
-    """One token."""
+    """Compute one token."""
     q, k, v, mask = scans.q, scans.k, scans.v, scans.mask
     _, _, h, d = q.shape
     m, bd = v.shape[-1], _power(d)

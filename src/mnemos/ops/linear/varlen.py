@@ -1,4 +1,4 @@
-"""Causal linear attention of sequences of unequal lengths, one after the other, without padding."""
+"""Causal linear attention of concatenated sequences of different lengths, without padding."""
 
 import torch
 from torch import Tensor
@@ -22,17 +22,17 @@ def linear_attention_varlen(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> tuple[Tensor, LinearState]:
-    """`linear_attention(causal=True)` of N sequences, and the state of each after its last token.
+    """`linear_attention(causal=True)` of N concatenated sequences, and their states.
 
-    q, k [total, H, D], v [total, H, M]: all tokens, sequence after sequence. offsets [N + 1], integers: sequence n is
-    tokens offsets[n] to offsets[n + 1] - 1, so the first is 0, the last is total and none is less than the one before;
-    a sequence may have no token. y [total, H, M] in v's dtype; s [N, H, D', M] and z [N, H, D'] as `state`, which is
-    what each sequence starts from, never changed, and None for zeros.
+    q, k [total, H, D], v [total, H, M]: the tokens of all sequences. offsets [N + 1] integers: sequence n has tokens
+    offsets[n] to offsets[n + 1] - 1. So the first offset is 0, the last is total, and they do not decrease; a sequence
+    may be empty. y [total, H, M] in v's dtype. state: s [N, H, D', M] and z [N, H, D'] before each sequence, never
+    changed; None: zeros. The returned state has the same shapes.
 
-    Cost: O(total·H·D'·M), whatever the lengths. On a GPU one kernel runs all sequences, one program a sequence and
-    head (so that it takes as long as the longest); elsewhere they run one after another, and offsets are read.
-    Offsets on the CPU are checked; those on a GPU are not, for that would wait for it: wrong ones make wrong outputs,
-    but nothing outside of the tensors is touched.
+    Cost: O(total·H·D'·M), for any lengths. On a GPU one kernel computes all sequences, with one program per sequence
+    and head, so the longest sequence determines the time. Elsewhere the sequences run one after another.
+    Offsets on the CPU are checked. Those on a GPU are not, because reading them would wait for the GPU: wrong offsets
+    give wrong outputs, but never access memory outside the tensors.
     Raises InputError as `linear_attention` does, and for offsets that do not fit.
     """
     _check(q, k, v, offsets)
@@ -42,7 +42,7 @@ def linear_attention_varlen(
     (_, h, d), m, n = k.shape, v.shape[-1], len(offsets) - 1
     if state is not None and len(state) != 2:
         raise InputError(
-            f"expected a state of s and z alone, found {len(state)} tensors; compensated sums are not kept"
+            f"expected a state of two tensors, s and z, found {len(state)}; compensated states are not supported here"
         )
     if state is not None and (state[0].shape != (n, h, d, m) or state[1].shape != (n, h, d)):
         found = f"{tuple(state[0].shape)} and {tuple(state[1].shape)}"
@@ -72,13 +72,15 @@ def linear_attention_varlen(
 
 
 def _nothing(x: Tensor) -> Tensor:
-    """φ where it was applied already."""
+    """The feature map of q and k to which φ was applied already."""
     return x
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> None:
     if not isinstance(offsets, Tensor):
-        raise InputError(f"expected offsets as a tensor of integers, found {type(offsets).__name__}; torch.tensor(…)")
+        raise InputError(
+            f"expected offsets as a tensor of integers, found {type(offsets).__name__}; use torch.tensor(offsets)"
+        )
     if not (
         q.dim() == k.dim() == v.dim() == 3 and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
     ):
@@ -95,4 +97,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> None:
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         ends = offsets.tolist()
         if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
-            raise InputError(f"expected offsets that rise from 0 to {total}, the number of tokens; found {ends}")
+            raise InputError(f"expected offsets that rise from 0 to {total}, the number of tokens, found {ends}")

@@ -1,7 +1,7 @@
-"""Mixture of discretised logistics (Salimans et al. 2017): what a model says of a byte that is a brightness. README.md.
+"""Mixture of discretised logistics (Salimans et al. 2017): a distribution over the levels of a pixel's brightness.
 
-Parameters are [.., 3K]: K logits of the components' shares, K means and K log-scales, on a line where the levels 0 to
-L − 1 lie evenly at −1 … 1.
+Parameters are [.., 3K]: K logits of the components' weights, K means and K log-scales, on a line where the levels 0 to
+L − 1 are evenly spaced from −1 to 1.
 """
 
 import torch
@@ -12,7 +12,7 @@ from mnemos.types import InputError
 
 __all__ = ["MAX_LOG_SCALE", "MIN_LOG_SCALE", "draw", "log_prob", "mode"]
 
-# Below, a component is a tenth of a byte wide and lies in one level anyway; above, it is flat, and e^(−s) soon 0.
+# Below, a component is a tenth of a level wide, so it is in one level anyway; above, it is flat and e^(−s) underflows.
 MIN_LOG_SCALE, MAX_LOG_SCALE = -7.0, 40.0
 
 
@@ -25,8 +25,8 @@ def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
                 −softplus(b)                                               x = levels − 1
                 −softplus(−a) − softplus(b) + log(−expm1(−2h·e^(−s)))      else
 
-    which is log(σ(a) − σ(b)) without a difference and without a threshold: exact where it is 1e-30 as well, and the
-    levels' probabilities sum to 1. Cost: O(K) a number. Raises InputError for shapes or levels that do not fit.
+    which is log(σ(a) − σ(b)) without cancellation: accurate for probabilities of 1e-30 too, and the probabilities of
+    all levels sum to 1. Cost: O(K) per number. Raises InputError for shapes or levels that do not fit.
     """
     _check(parameters, levels)
     if x.shape != parameters.shape[:-1] or x.is_floating_point():
@@ -42,7 +42,7 @@ def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
     inverse = torch.exp(-log_scales)
     centred = x[..., None].to(means.dtype) * (2 * half) - 1 - means
     above, below = inverse * (centred + half), inverse * (centred - half)
-    # Each of the two tails is missing at one end of the line, where the level reaches to infinity.
+    # The first and the last level extend to infinity, so one of the two terms is missing there.
     first, last = x[..., None] == 0, x[..., None] == levels - 1
     width = torch.log(-torch.expm1(-2 * half * inverse))
     inner = width.masked_fill(first | last, 0)
@@ -53,9 +53,9 @@ def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
 def draw(
     parameters: Tensor, levels: int = 256, temperature: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Levels drawn from the mixture, int64 [..]: a component, a point of its logistic, the level that it falls in.
+    """Draw levels from the mixture, int64 [..]: a component, then a point of its logistic, rounded to a level.
 
-    temperature divides the logits and multiplies the scales; at 0 it is the mean of the likeliest component.
+    temperature divides the logits and multiplies the scales; 0: the mean of the most probable component.
     """
     _check(parameters, levels)
     logits, means, log_scales = _parts(parameters.detach())
@@ -72,7 +72,7 @@ def draw(
 
 
 def mode(parameters: Tensor, levels: int = 256) -> Tensor:
-    """The likeliest level, int64 [..]; among equals, the first. Cost: O(K·levels) a number."""
+    """The most probable level, int64 [..]; the first of equals. Cost: O(K·levels) per number."""
     _check(parameters, levels)
     every = torch.arange(levels, device=parameters.device)
     every = every.view(-1, *[1] * (parameters.dim() - 1)).expand(levels, *parameters.shape[:-1])
@@ -90,7 +90,7 @@ def _check(parameters: Tensor, levels: int) -> None:
 
 
 def _parts(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, means and log-scales; in half precision a step between two levels would be lost."""
+    """Logits, means and log-scales in float32 at least: half precision cannot represent the step between levels."""
     wide = torch.promote_types(parameters.dtype, torch.float32)
     logits, means, log_scales = parameters.to(wide).chunk(3, -1)
     return logits, means, log_scales.clamp(MIN_LOG_SCALE, MAX_LOG_SCALE)

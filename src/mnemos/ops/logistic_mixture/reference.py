@@ -1,4 +1,4 @@
-"""The mixture of discretised logistics from its definition, for tests: slow, in float64, and sharing nothing."""
+"""The mixture of discretised logistics by its definition, in float64; tests compare the fast path with it."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 def probabilities(parameters: Tensor, levels: int = 256) -> Tensor:
     """P(x = n) for every level n (Salimans et al. 2017, eq. 2), by differences of distribution functions.
 
-    parameters [.., 3K]: K logits, K means, K log-scales; levels lie at −1 … 1, and half a step to each side of a level
-    belongs to it, all the rest to the first and the last. [.., levels], float64.
+    parameters [.., 3K]: K logits, K means, K log-scales. Levels are evenly spaced from −1 to 1; each has the interval
+    of half a step to both sides, the first and the last extend to infinity. Returns [.., levels] float64.
     """
     logits, means, log_scales = parameters.double().chunk(3, -1)
     share = torch.softmax(logits, -1)

@@ -1,4 +1,4 @@
-"""LSH attention (Reformer, Kitaev et al. 2020): a query reads the keys that fall into its buckets. See README.md."""
+"""LSH attention (Reformer, Kitaev et al. 2020): a query reads the keys in its buckets. See README.md."""
 
 import torch
 from torch import Tensor
@@ -23,18 +23,18 @@ def lsh_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """y_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i meets in some round, each counted once.
+    """y_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that token i can read in at least one round.
 
-    Keys are the queries at length one, k = q/|q|. In a round, i meets the tokens of its own bucket, argmax([xR; −xR]),
-    whose chunk is its own or the one before: the t-th valid token of a bucket, from 0, is in chunk ⌊t/c⌋. Causal: only
-    those before i. A token does not meet itself; one that meets nobody in any round reads itself, y_i = v_i.
+    Keys are normalised queries, k = q/|q|. In a round, token i reads the tokens of its own bucket, argmax([xR; −xR]),
+    in its own chunk and the one before; the t-th valid token of a bucket, from 0, is in chunk ⌊t/c⌋. Causal: only
+    tokens before i. A token does not read itself, unless it can read no other token in any round: then y_i = v_i.
 
-    qk [B, T, H, D], v [B, T, H, M], rotations [R, H or 1, D, buckets/2]: R rounds, the same for all heads or their own.
-    y [B, T, H, M] in v's dtype, computed in float32 (float64 for float64). mask [B, T] bool, True = valid: what is not
-    valid meets nobody, takes no place in a bucket and reads 0, whatever it holds. scale: None is 1/√D. dropout: the
-    part of the weights dropped.
+    qk [B, T, H, D], v [B, T, H, M], rotations [R, H or 1, D, buckets/2]: R rounds, shared by the heads or per head.
+    y [B, T, H, M] in v's dtype, computed in float32 (float64 for float64). mask [B, T] bool, True = valid: an invalid
+    token is read by no other, takes no place in a chunk, and has the result 0. scale: None means 1/√D. dropout: the
+    fraction of the weights dropped.
 
-    T may be anything from 0 up. Hashing has no gradient; that to qk comes through both its roles.
+    T ≥ 0. Hashing has no gradient; qk gets the gradients of queries and of keys.
     Cost: O(T·R·c·(D + M)·H) time and O(T·(D + M + R)·H) memory; for T up to 3·R·c O(T²), which is faster there.
     Differentiable once. Raises InputError for shapes, dtypes, chunk or dropout that do not fit.
     """
@@ -55,9 +55,9 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """What the last T of N tokens read: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M] -> [B, T, H, M].
+    """Attention of the last T of N tokens: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M] -> [B, T, H, M].
 
-    place [B, N, H, R]: see `places`; k and v are 0 where it is.
+    place [B, N, H, R]: see `places`. k and v must be 0 where it is 0.
     """
     t, n, rounds = q.shape[1], k.shape[1], place.shape[3]
     wide = torch.float64 if torch.float64 in (q.dtype, v.dtype) else torch.float32
@@ -73,21 +73,21 @@ def attend(
 
 
 def dense_up_to(chunk: int, rounds: int) -> int:
-    """How many queries are compared with every key; for more, windows of 3·chunk keys a round are fewer scores."""
+    """The number of queries up to which all scores are computed. For more, windows of 3·chunk keys are fewer."""
     return 3 * chunk * rounds
 
 
 def unit(x: Tensor) -> Tensor:
-    """x/√(|x|² + 10⁻⁶) over the last axis, in float32 or more: length one, and a bounded derivative at 0."""
+    """x/√(|x|² + 10⁻⁶) over the last axis, in float32 at least: length one, with a bounded derivative at 0."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def check_settings(rounds: int, buckets: int, chunk: int) -> None:
-    """Raise InputError for numbers of rounds, buckets or tokens a chunk that there cannot be."""
+    """Raise InputError for impossible numbers of rounds, buckets or tokens per chunk."""
     if rounds < 1 or chunk < 1 or buckets < 2 or buckets % 2:
         raise InputError(
-            "expected at least one round, one token a chunk and an even number of buckets, found "
+            "expected at least one round, one token per chunk and an even number of buckets, found "
             f"{rounds=}, {chunk=}, {buckets=}"
         )
 
@@ -110,4 +110,6 @@ def _check(qk: Tensor, v: Tensor, rotations: Tensor, chunk: int, mask: Tensor | 
     if mask is not None and (mask.shape != (b, t) or mask.dtype != torch.bool):
         raise InputError(f"expected a mask of booleans {(b, t)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
     if not 0 <= dropout < 1:
-        raise InputError(f"dropout is the part of the weights dropped, from 0 up to but not 1; found {dropout}")
+        raise InputError(
+            f"expected a dropout of at least 0 and less than 1, found {dropout}; it is the fraction of weights dropped"
+        )

@@ -1,4 +1,4 @@
-"""Few queries: all keys' places are compared with theirs, and torch's fused kernel attends under the mask."""
+"""LSH attention of few queries: compare all places, and use PyTorch's fused attention with the resulting mask."""
 
 import functools
 
@@ -10,13 +10,13 @@ from .hashing import met
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor, place: Tensor, causal: bool, scale: float, dropout: float) -> Tensor:
-    """The last T of N tokens' outputs: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M], place [B, N, H, R].
+    """Outputs of the last T of N tokens: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M], place [B, N, H, R].
 
     Cost: O(T·N·(D + M + R)·H) time; T·N·H bytes for the mask.
     """
     t, n = q.shape[1], k.shape[1]
     place = place.permute(3, 0, 2, 1)  # [R, B, H, N]
-    # One after the other: each is T·N integers.
+    # One round at a time: each has T·N integers.
     rounds = (met(one[..., n - t :, None] - one[..., None, :]) for one in place)
     visible = functools.reduce(Tensor.bitwise_or_, rounds).bool()
     query = torch.arange(n - t, n, device=q.device)[:, None]
@@ -28,13 +28,13 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor, place: Tensor, causal: bool, 
     return torch.where(some, y, v[:, :, n - t :]).transpose(1, 2)
 
 
-PICKED_FROM = 16  # as many times the keys that a query can meet: from there on, gathering them is faster
+PICKED_FROM = 16  # gathering the keys is faster if there are this many times as many as a query can read
 
 
 def attend_from_one(q: Tensor, k: Tensor, v: Tensor, place: Tensor, scale: float, dropout: float, most: int) -> Tensor:
-    """The last token's output, causal, of which `most` is the number of keys it can meet: shapes as above, T = 1.
+    """Causal output of the last token, which can read `most` keys at most: shapes as above, with T = 1.
 
-    Cost: O(N·R·H) comparisons, and O(most·(D + M)·H) for the attention where there are many more keys than that.
+    Cost: O(N·R·H) comparisons, and O(most·(D + M)·H) for attention if there are many more keys than `most`.
     """
     itself, k, before = v[:, -1:], k[:, :-1].transpose(1, 2), v[:, :-1].transpose(1, 2)
     if k.shape[2] == 0:

@@ -1,4 +1,4 @@
-"""Which tokens meet: buckets of a random rotation, and chunks counted within each bucket."""
+"""Which tokens can read each other: buckets of random rotations, and chunks counted within each bucket."""
 
 import torch
 from torch import Tensor
@@ -9,21 +9,21 @@ from mnemos.ops.precision import full_precision
 def places(
     qk: Tensor, rotations: Tensor, chunk: int, mask: Tensor | None = None, counts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Where T tokens stand in every round, [B, T, H, R] int32, and how many each bucket holds now, [B, H, R, buckets].
+    """The place of T tokens in every round, [B, T, H, R] int32, and the tokens per bucket so far, [B, H, R, buckets].
 
-    A place is (bucket + 1)·S + chunk, S = 2³¹/(buckets + 2), with chunk = ⌊rank/c⌋ and the rank in the bucket counted
-    from `counts` (None: zeros) on. So i sees j in a round exactly where place_i − place_j is 0 or 1, and causality
-    allows it. A token that is not valid has place 0, takes no rank, and is seen by no valid one.
+    A place is (bucket + 1)·S + chunk with S = 2³¹/(buckets + 2) and chunk = ⌊rank/c⌋. The ranks in a bucket continue
+    from `counts` (None: zeros). So token i reads token j in a round exactly if place_i − place_j is 0 or 1, and j is
+    before i if causal. An invalid token has place 0 and no rank, and no valid token reads it.
 
-    qk [B, T, H, D], rotations [R, H or 1, D, buckets/2]. The hash is computed in float32 (float64 stays) whatever
-    autocast says: a bucket that depends on the precision would scatter what belongs together. No gradient.
-    Cost: O(T·H·R·D·buckets/2) products, of which one round is kept at a time, and a sort.
+    qk [B, T, H, D], rotations [R, H or 1, D, buckets/2]. The hash is computed in float32 (float64 for float64), also
+    under autocast, because lower precision would put similar tokens into different buckets. No gradient.
+    Cost: O(T·H·R·D·buckets/2) multiply-adds, one round in memory at a time, and a sort.
     """
     with torch.no_grad(), full_precision(qk.device.type):
         bucket = _buckets(qk, rotations)  # [B, H, R, T]
         size = 2 * rotations.shape[-1]
         if mask is not None:
-            bucket = bucket.masked_fill(~mask[:, None, None], size)  # one more, that nobody reads
+            bucket = bucket.masked_fill(~mask[:, None, None], size)  # an additional bucket, which no token reads
         order = bucket.argsort(dim=-1, stable=True)
         held = torch.zeros(*bucket.shape[:3], size + 1, dtype=torch.int64, device=qk.device)
         held.scatter_add_(-1, bucket, torch.ones_like(bucket))
@@ -50,5 +50,5 @@ def _buckets(qk: Tensor, rotations: Tensor) -> Tensor:
 
 
 def met(difference: Tensor) -> Tensor:
-    """1 where a difference of places, which is overwritten, is 0 or 1; else 0. Integers: bool costs ten times that."""
+    """1 where a difference of places is 0 or 1, else 0, in place. Integers, because bool takes ten times as long."""
     return difference.bitwise_and_(-2).eq_(0)

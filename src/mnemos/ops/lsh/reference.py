@@ -1,7 +1,7 @@
-"""LSH attention from its equations (Kitaev et al. 2020), slowly: T×T masks a row and head, float64.
+"""LSH attention by its equations (Kitaev et al. 2020): a T×T mask per row and head, in float64.
 
-It judges the fast paths, so it shares nothing with them: torch's elementary functions alone, and loops. Gradients are
-autograd's. A row and head are written as in the paper: qk [T, D], v [T, M], a round's rotation R [D, b/2].
+Tests compare the fast paths with it, so it shares no code with them and uses only elementary functions. Gradients are
+autograd's. One row and head is computed as the paper writes it: qk [T, D], v [T, M], a round's rotation R [D, b/2].
 """
 
 import torch
@@ -20,7 +20,7 @@ def reference_buckets(qk: Tensor, rotation: Tensor) -> list[int]:
 def reference_round(buckets: list[int], valid: list[bool], chunk: int, causal: bool) -> Tensor:
     """P_i of one round as a T×T mask, with chunks counted within each bucket; a token is not in its own P_i."""
     t = len(buckets)
-    chunks = []  # of each token: which chunk of its bucket it is in
+    chunks = []  # per token the chunk of its bucket
     for i in range(t):
         rank = sum(valid[j] and buckets[j] == buckets[i] for j in range(i))
         chunks.append(rank // chunk)
@@ -34,13 +34,13 @@ def reference_round(buckets: list[int], valid: list[bool], chunk: int, causal: b
 
 
 def reference_scores(qk: Tensor, scale: float) -> Tensor:
-    """q_i·k_j times the scale, keys being the queries at length one."""
+    """scale·q_i·k_j, where keys are normalised queries."""
     keys = qk / torch.sqrt((qk * qk).sum(1, keepdim=True) + 1e-6)
     return scale * qk @ keys.T
 
 
 def reference_union(qk: Tensor, v: Tensor, rounds: list[Tensor], scale: float) -> Tensor:
-    """Eq. 3 over P_i = ∪_r P_i^(r): each key once; a token that sees nothing else reads itself."""
+    """Eq. 3 over P_i = ∪_r P_i^(r): each key once; a token without keys reads itself."""
     scores, rows = reference_scores(qk, scale), []
     for i in range(qk.shape[0]):
         keys = [j for j in range(qk.shape[0]) if any(seen[i, j] for seen in rounds)]
@@ -49,9 +49,9 @@ def reference_union(qk: Tensor, v: Tensor, rounds: list[Tensor], scale: float) -
 
 
 def reference_rounds(qk: Tensor, v: Tensor, rounds: list[Tensor], scale: float) -> Tensor:
-    """The appendix's form of the same: o_i = Σ_r exp(z_r − z)·o_r, and log N_ij is taken from every score.
+    """The same in the appendix's form: o_i = Σ_r exp(z_r − z)·o_r, with log N_ij subtracted from every score.
 
-    N_ij is the number of rounds in which i sees j; z_r is the logarithm of a round's normaliser, z that of all.
+    N_ij is the number of rounds in which i reads j; z_r is the logarithm of a round's normaliser, z that of all.
     """
     scores, count = reference_scores(qk, scale), torch.stack(rounds).double().sum(0)
     rows = []
@@ -82,7 +82,7 @@ def reference_lsh_attention(
 ) -> Tensor:
     """Every row and head: qk [B, T, H, D], v [B, T, H, M], rotations [R, H or 1, D, b/2], mask [B, T] -> [B, T, H, M].
 
-    `combine`: one of the two forms above. A token that is not valid reads zero.
+    combine: one of the two forms above. The result of an invalid token is zero.
     """
     scale = qk.shape[-1] ** -0.5 if scale is None else scale
     rows = []

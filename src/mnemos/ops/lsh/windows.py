@@ -1,12 +1,12 @@
-"""Many tokens: sorted by place, so that whoever a query sees stands near it, and cut into blocks of c.
+"""LSH attention of many tokens: sort them by place, so that a query's keys are near it, and cut them into blocks of c.
 
-Sorted by (row and head, bucket, position), the keys of a query's own chunk and the one before lie within 2c − 1 slots
-before it and, where the future is seen, c − 1 behind it. A block of c queries therefore finds all of them in its own
-block and the two before (causal) or these and the next: 3c or 4c keys, of which the places strike out the rest. Rows
-and heads follow each other in one list: that of another row is one more thing to strike out.
+In the order (row and head, bucket, position), the keys of a query's chunk and of the one before are at most 2c − 1
+slots before it and, if not causal, c − 1 slots after it. So a block of c queries finds them in its own block and the
+two before (causal), or in these and the next: 3c or 4c keys, most of which the places exclude. All rows and heads form
+one list; keys of another row or head are excluded too.
 
-Blocks are taken some at a time, and the backward computes the weights again from the normalisers, as flash attention
-does: what is kept is q, k, v, y, a number a token, and R orders and places.
+Some blocks are computed at a time. The backward computes the weights again from the normalisers, as flash attention
+does. It keeps q, k, v, y, one number per token, and R orders and places.
 """
 
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ from mnemos.ops.once import differentiable_once
 
 from .hashing import met
 
-SEGMENT = {"cpu": 2**19, "cuda": 2**25}  # scores at a time: what stays in a core's cache; what fills a device
+SEGMENT = {"cpu": 2**19, "cuda": 2**25}  # scores at a time: as many as fit a core's cache, or occupy a device
 _LOWEST = -1e30
-_LEAST = -80.0  # below it e^x is nothing beside 1; from −87 on, it is also ten times as slow
+_LEAST = -80.0  # e^x is negligible below; below −87 exp is also ten times as slow
 
 
 def attend_in_windows(
     q: Tensor, k: Tensor, v: Tensor, place: Tensor, chunk: int, causal: bool, scale: float, dropout: float
 ) -> Tensor:
-    """What all N tokens read: q, k [B, N, H, D], v [B, N, H, M], place [B, N, H, R] -> [B, N, H, M].
+    """Attention of all N tokens: q, k [B, N, H, D], v [B, N, H, M], place [B, N, H, R] -> [B, N, H, M].
 
-    Cost: O(N·R·c·(D + M)·H) time, beside R²/2 comparisons a score; O(N·(D + M + R)·H) memory, for the backward too
-    (with dropout N·R·3c·H bytes more).
+    Cost: O(N·R·c·(D + M)·H) time, and R²/2 comparisons per score; O(N·(D + M + R)·H) memory, also for the backward
+    (N·R·3c·H bytes more with dropout).
     """
     b, n, h, _ = q.shape
     order, code = _sorted(place)
@@ -41,12 +41,12 @@ def attend_in_windows(
 
 
 def _sorted(place: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each round: the tokens of all rows and heads, sorted, [R, L] with L = B·H·N; and their places, made distinct
-    between rows and heads, in the order of the tokens, [R, L] int32.
+    """Per round: the tokens of all rows and heads, sorted, [R, L] with L = B·H·N; and their places, made different
+    for different rows and heads, in the tokens' original order, [R, L] int32.
     """
     place = place.permute(3, 0, 2, 1).flatten(1, 2)  # [R, B·H, N]
     ordered, order = torch.sort(place, dim=-1, stable=True)
-    # The same place as the one before: 0. The next chunk of its bucket: 1. Anything else may be no neighbour: 2.
+    # Steps of the new places: 0 for the same place, 1 for the next chunk of the bucket, 2 for anything else.
     step = ordered.diff(dim=-1, prepend=ordered[..., :1]).clamp_(max=2)
     step[..., 0] = 2
     order = order + torch.arange(place.shape[1], device=place.device)[:, None] * place.shape[2]
@@ -55,25 +55,25 @@ def _sorted(place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Segment(NamedTuple):
-    """Some blocks of one round: the tokens of their slots, and which scores count.
+    """Some blocks of one round: the tokens in their slots, and which scores count.
 
-    keys [(blocks + w − 1)·c] are tokens of the list but where outside is True; queries [blocks·c] are the slots from 2c
-    on; counts [blocks, c, w·c] is 1 or 0.
+    keys [(blocks + w − 1)·c]: tokens of the list, unless `outside` is True; queries [blocks·c]: the slots from 2c on;
+    counts [blocks, c, w·c]: 1 if the score counts, else 0.
     """
 
     keys: Tensor
     outside: Tensor
     queries: Tensor
-    written: Tensor  # as queries; slots beyond the list write to row L, which nobody reads
+    written: Tensor  # as queries; slots beyond the list write to row L, which is not used
     counts: Tensor
 
 
 class _Walk:
-    """All rounds' segments, one after the other."""
+    """Iterates over the segments of all rounds."""
 
     def __init__(self, order: Tensor, code: Tensor, chunk: int, causal: bool, dtype: torch.dtype) -> None:
         self.order, self.code, self.chunk, self.dtype = order, code, chunk, dtype
-        self.width = 3 if causal else 4  # blocks that a block of queries looks at, the third of them its own
+        self.width = 3 if causal else 4  # blocks of keys per block of queries; the third is its own
         device, self.size = order.device, order.shape[1]
         self.blocks = -(-self.size // chunk)
         self.step = max(1, SEGMENT.get(device.type, SEGMENT["cpu"]) // (chunk * chunk * self.width))
@@ -95,16 +95,16 @@ class _Walk:
                 for earlier in range(r, -1, -1):
                     code = self.code[earlier].index_select(0, keys).masked_fill_(outside, -(2**30))
                     same = met(code[own].view(blocks, c, 1) - code.unfold(0, w * c, c)[:, None])
-                    # What an earlier round has shown is not counted again.
+                    # A key that was read in an earlier round does not count again.
                     counts = counts & same if earlier == r else counts.bitwise_and_(same.bitwise_xor_(1))
                 yield _Segment(keys, outside, keys[own], written[own], counts.to(self.dtype))
 
     def views(self, x: Tensor) -> Tensor:
-        """Each block's keys of the rows of a segment's slots: [(blocks + w − 1)·c, D] -> [blocks, D, w·c], no copy."""
+        """The keys of each block, as a view: [(blocks + w − 1)·c, D] -> [blocks, D, w·c]."""
         return x.unfold(0, self.width * self.chunk, self.chunk)
 
     def folded(self, x: Tensor) -> Tensor:
-        """The sum of all blocks' parts at their slots: [blocks, w·c, D] -> [(blocks + w − 1)·c, D]."""
+        """The sum over blocks, slot by slot: [blocks, w·c, D] -> [(blocks + w − 1)·c, D]; the adjoint of `views`."""
         blocks, c, w = x.shape[0], self.chunk, self.width
         total = x.new_zeros(blocks + w - 1, c, x.shape[2])
         for i in range(w):
@@ -113,14 +113,14 @@ class _Walk:
 
 
 class _Windows(torch.autograd.Function):
-    """Rows of q (scaled), k [L, D] and v [L, M]; order, code [R, L]; everything is summed in float32 or float64."""
+    """Attention of scaled q, k [L, D] and v [L, M] by order and code [R, L], in float32 or float64."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, order: Tensor, code: Tensor, chunk: int, causal: bool, dropout: float
     ) -> Tensor:
         walk = _Walk(order, code, chunk, causal, q.dtype)
-        y = q.new_zeros(len(q) + 1, v.shape[1])  # Σ e^(score − top)·v of what was seen so far
+        y = q.new_zeros(len(q) + 1, v.shape[1])  # Σ e^(score − top)·v over the keys so far
         top = q.new_full((len(q) + 1, 1), _LOWEST)
         norm = torch.zeros_like(top)
         kept = []
@@ -144,7 +144,7 @@ class _Windows(torch.autograd.Function):
         y, top, norm = y[:-1], top[:-1], norm[:-1]
         alone = norm == 0
         y = torch.where(alone, v, y / norm)
-        # Whoever sees nothing has no weights: e^(score − ∞).
+        # A query without keys has the weights e^(score − ∞) = 0.
         log_norm = torch.where(alone, torch.inf, top + norm.log())
         ctx.save_for_backward(q, k, v, y, log_norm, order, code, *kept)
         ctx.chunk, ctx.causal, ctx.dropout = chunk, causal, dropout
@@ -157,14 +157,14 @@ class _Windows(torch.autograd.Function):
         walk, c = _Walk(order, code, ctx.chunk, ctx.causal, q.dtype), ctx.chunk
         dq, dk = torch.zeros_like(q), torch.zeros_like(k)
         dv = torch.where(log_norm == torch.inf, dy, 0)
-        through = (dy * y).sum(-1, keepdim=True)  # Σ_j of weight times its gradient
+        through = (dy * y).sum(-1, keepdim=True)  # Σ_j of each weight times its gradient
         for i, (keys, outside, queries, written, counts) in enumerate(walk):
             blocks, beyond = len(counts), (written == len(q))[:, None]
             query = q.index_select(0, queries).view(blocks, c, -1)
             key = walk.views(k.index_select(0, keys))
             value = walk.views(v.index_select(0, keys))
             upstream = dy.index_select(0, queries).masked_fill_(beyond, 0).view(blocks, c, -1)
-            # What does not count may be far above the normaliser.
+            # Clamped: scores that do not count may be far above the normaliser.
             weights = (query @ key).sub_(log_norm.index_select(0, queries).view(blocks, c, 1))
             weights = weights.clamp_(_LEAST, 1).exp_().mul_(counts)
             slope = upstream @ value

@@ -1,4 +1,4 @@
-"""Relative attention (Transformer-XL, Dai et al. 2019): scores of contents and of distances. See README.md."""
+"""Relative attention (Transformer-XL, Dai et al. 2019): scores from contents and from distances. See README.md."""
 
 import torch
 from torch import Tensor
@@ -25,14 +25,14 @@ def relative_attention(
 ) -> Tensor:
     """y_i = Σ_j softmax_j([(q_i + u)·k_j + (q_i + v)·r_{i−j}]/√D)·v_j: eq. of section 3.3, all four terms.
 
-    q [B, T, H, D]: queries at the last T of N places; k [B, N, H, D], v [B, N, H, M], N ≥ T; y [B, T, H, M].
-    r [L, H, D]: the projected vectors of distances, row ℓ of distance N − 1 − ℓ, so that the last of N rows is that of
-    distance 0; causal: L = N or more; not causal: L = N + T − 1, to the distance 1 − T of a key after its query.
-    content_bias u, position_bias v [H, D]. mask [B, N] bool, True = valid. window: how many places a query sees, itself
-    among them. A query always sees itself, valid or not. dropout: the part of the weights dropped.
+    q [B, T, H, D]: queries at the last T of N positions; k [B, N, H, D], v [B, N, H, M], N ≥ T; y [B, T, H, M].
+    r [L, H, D]: the projected vectors of distances. Row ℓ has the distance N − 1 − ℓ, so row N − 1 has distance 0.
+    Causal: L ≥ N. Not causal: L ≥ N + T − 1, down to the distance 1 − T of a key after its query.
+    content_bias u, position_bias v [H, D]. mask [B, N] bool, True = valid. window: the number of positions a query
+    reads, with its own. A query always reads its own position, valid or not. dropout: the fraction of weights dropped.
 
-    Cost: O(B·T·N·H·(D + M)) time, and B·H·T·N scores are held, with gradient twice. Without gradient the distances'
-    scores go into torch's fused attention as its bias; with gradient that is slower than the products written out.
+    Cost: O(B·T·N·H·(D + M)) time and B·H·T·N scores in memory, twice with gradient. Without gradient the scores of
+    distances are the bias of PyTorch's fused attention; with gradient that is slower than separate products.
     Raises InputError for shapes that do not fit.
     """
     _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
@@ -42,7 +42,9 @@ def relative_attention(
     scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)  # [H, B, T, N]
     scores = hidden(scores, seen_keys(t, n, causal, mask, window, q.device))
     content, k, v = (x.permute(2, 0, 1, 3) for x in ((q + content_bias) * scale, k, v))
-    if torch.is_grad_enabled() or dropout:  # dropout: one way, so that activation checkpointing draws alike twice
+    if (
+        torch.is_grad_enabled() or dropout
+    ):  # dropout: always this path, so that activation checkpointing draws the same numbers twice
         content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
         y = weighted(content, k, v, scores, dropout).view(h, b, t, v.shape[-1])
     else:
@@ -51,7 +53,7 @@ def relative_attention(
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:
-    """softmax(q·kᵀ + scores)·v, dropped out: q [G, T, D], k [G, N, D], v [G, N, M], scores [G, T, N]."""
+    """softmax(q·kᵀ + scores)·v with dropout: q [G, T, D], k [G, N, D], v [G, N, M], scores [G, T, N]."""
     weights = torch.softmax(torch.baddbmm(scores, q, k.mT), -1)
     return torch.bmm(F.dropout(weights, dropout) if dropout else weights, v)
 
@@ -84,4 +86,4 @@ def _check(
     if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
         raise InputError(f"expected a mask of booleans [{b}, {n}], found {mask.dtype} {tuple(mask.shape)}")
     if window is not None and window < 1:
-        raise InputError(f"window must be at least 1, found {window}")
+        raise InputError(f"expected a window of at least 1 position, found {window}")

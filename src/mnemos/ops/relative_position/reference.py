@@ -1,7 +1,7 @@
-"""Relative attention from its equations (Dai et al. 2019, section 3.3), slowly: a score at a time, float64.
+"""Relative attention by its equations (Dai et al. 2019, section 3.3): score by score, in float64.
 
-It judges the fast paths, so it shares nothing with them: there is no shift, the vector of a distance is looked up by
-i − j. Gradients are autograd's.
+Tests compare the fast paths with it, so it shares no code with them: there is no shift, and the vector of a distance
+is found by i − j. Gradients are autograd's.
 """
 
 import math
@@ -32,9 +32,9 @@ def reference_relative_attention(
 ) -> Tensor:
     """y_i = Σ_j softmax_j([(q_i + u)·k_j + (q_i + v)·r_{i−j}]/√d)·v_j.
 
-    q [B, T, H, d] stand at places N − T … N − 1; k [B, N, H, d], v [B, N, H, M]; r: the projected vectors [H, d] by
-    distance i − j; content_bias u, position_bias v [H, d]. A query reads the valid keys (mask [B, N]) not after it
-    (causal) and fewer than `window` before it, and always itself. [B, T, H, M].
+    q [B, T, H, d] at positions N − T … N − 1; k [B, N, H, d], v [B, N, H, M]; r: the projected vectors [H, d] by
+    distance i − j; content_bias u, position_bias v [H, d]. A query reads the valid keys (mask [B, N]) that are not
+    after it (causal) and fewer than `window` positions before it, and always its own. Returns [B, T, H, M].
     """
     q, k, v = q.double(), k.double(), v.double()
     b, t, h, d = q.shape

@@ -1,4 +1,4 @@
-"""The scores of distances, and what may be seen: the parts of relative attention that its paths share."""
+"""The scores of distances, and masks: the parts that all paths of relative attention share."""
 
 import torch
 from torch import Tensor
@@ -11,34 +11,35 @@ from mnemos.types import Device
 def sinusoids(first: int, last: int, dim: int, clamp: int = 0, device: Device = None) -> Tensor:
     """R of distances first, first − 1 … last, [first − last + 1, dim] float32: sines in even channels, cosines in odd.
 
-    clamp > 0: distances beyond ±clamp are taken for it.
+    clamp > 0: distances are clamped to ±clamp.
     """
     distances = torch.arange(first, last - 1, -1, device=device)
     return of_positions(distances.clamp(-clamp, clamp) if clamp else distances, dim)
 
 
 def distance_scores(q: Tensor, r: Tensor, n: int) -> Tensor:
-    """q_i·r_{i−j} for T queries at places N − T … N − 1 and all N places j: [G, X, T, N].
+    """q_i·r_{i−j} for T queries at positions N − T … N − 1 and all N positions j: [G, X, T, N].
 
-    q [G, X, T, D]; r [G, L, D], row ℓ of distance N − 1 − ℓ; L = N + T − 1, or N where nobody looks ahead: then what is
-    ahead holds other, finite numbers. Cost: one product with all of X at once, X·T·L·D; the shift itself moves nothing.
+    q [G, X, T, D]; r [G, L, D], where row ℓ has the distance N − 1 − ℓ. L = N + T − 1; or N for causal attention, where
+    the results for keys after the query are finite and meaningless. Cost: one product for all of X, X·T·L·D; the shift
+    is a view.
     """
     g, x, t, d = q.shape
     if t == 1:
         return torch.bmm(q.reshape(g, x, d), r.mT).view(g, x, 1, -1)[..., :n]
-    # q_i·r_{i−j} stands in row i, column j + T − 1 − i. With one column more in front, reading the same numbers in rows
-    # one shorter shifts each row one further than the last, and the first T numbers fall away.
+    # q_i·r_{i−j} is in row i, column j + T − 1 − i. With one more column in front, a view of the same numbers with rows
+    # shorter by one shifts each row by one more than the row before; the first T numbers are dropped.
     scores = torch.bmm(q.reshape(g, x * t, d), F.pad(r, (0, 0, 1, 0)).mT)
     length = r.shape[1]
     return scores.view(g, x, length + 1, t)[:, :, 1:].view(g, x, t, length)[..., :n]
 
 
 def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | None, device: Device) -> Tensor | None:
-    """Which of N keys each of the last T places reads, [B or 1, T, N] bool; None: all of them.
+    """The keys that each of the last T of N positions reads, [B or 1, T, N] bool; None: all keys.
 
-    Valid ones (mask [B, N]) that are not after it (causal) and fewer than `window` before it, and always itself.
+    These are the valid ones (mask [B, N]), not after it (causal) and fewer than `window` before it, and its own.
     """
-    # Finding out that nothing is masked is free where the tensor can be looked at without waiting for a device.
+    # On the CPU the values can be read without waiting for a device: no mask is cheaper than one that is all True.
     if mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
         mask = None
     far = window is not None and n > window
@@ -56,9 +57,9 @@ def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | N
 
 
 def hidden(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """Scores [.., T, N] with −∞ where nothing is seen (`seen` broadcasts). In place but where gradient flows."""
+    """Scores [.., T, N] with −∞ where `seen` (broadcast) is False. In place if no gradient is recorded."""
     if seen is None:
         return scores
-    # Adding is up to twice as fast as filling in, forward and backward.
+    # Adding −∞ is up to twice as fast as masked_fill, forward and backward.
     floor = torch.zeros(seen.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~seen, -torch.inf)
     return scores + floor if torch.is_grad_enabled() else scores.add_(floor)

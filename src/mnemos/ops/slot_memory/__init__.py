@@ -1,4 +1,4 @@
-"""Memory slots (Memformer, Wu et al. 2022): a sparse write, and a norm that forgets. README.md, reference.py."""
+"""Memory slots (Memformer, Wu et al. 2022): write attention and forgetting. See README.md and reference.py."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from mnemos.types import InputError
 
 __all__ = ["biased_memory_norm", "slot_attention", "slot_write"]
 
-GUARD = 1e-6  # a slot shorter than this is divided by it: nothing but 0 itself stays off the sphere
+GUARD = 1e-6  # slots shorter than this are divided by it instead of by their length
 
 
 def slot_attention(
@@ -20,21 +20,21 @@ def slot_attention(
     temperature: float = 0.25,
     self_logit: Tensor | None = None,
 ) -> Tensor:
-    """What each slot listens to (eq. 6, 7): weights [B, H, K, 1 + L], of which column 0 is the slot itself.
+    """The weights of write attention (eq. 6, 7): [B, H, K, 1 + L]; column 0 is the slot itself, the others the tokens.
 
         a_i = softmax([q_i·k_i/(√d·τ) + s_i ; q_i·k_x/(√d·τ)])          for every row, head and slot i
 
     q_m, k_m [B, K, H, d] of the slots, k_x [B, L, H, d] of the tokens, mask [B, L] bool, True = valid, self_logit s
-    [K, H] or [H]. A slot never sees another. Where no token is valid the slot's own weight is exactly 1.
-    In float32 (float64 for float64), also under autocast but for the products. Cost: O(B·K·L·H·d) time, O(B·H·K·L)
-    memory, nothing in K². Raises InputError for shapes or a temperature that do not fit.
+    [K, H] or [H]. A slot never reads another slot. If no token is valid, the slot's own weight is exactly 1.
+    Computed in float32 (float64 for float64); under autocast only the products have lower precision. Cost:
+    O(B·K·L·H·d) time, O(B·H·K·L) memory; linear in K. Raises InputError for shapes or a temperature that do not fit.
     """
     _check_scores(q_m, k_m, k_x, mask, temperature, self_logit)
-    if mask is not None:  # 0·NaN is NaN, in the backward too
+    if mask is not None:  # 0·NaN is NaN, also in the backward
         k_x = k_x.masked_fill(~mask[..., None, None], 0)
     wide = torch.promote_types(q_m.dtype, torch.float32)
     scale = q_m.shape[-1] ** -0.5 / temperature
-    # The scale goes into the queries, [B, K, H, d] of them, and not into the scores, of which there are more.
+    # The queries are scaled and not the scores, because there are fewer of them.
     q_m = q_m * scale
     itself = (q_m.to(wide) * k_m.to(wide)).sum(-1)
     if self_logit is not None:
@@ -55,11 +55,11 @@ def slot_write(
     temperature: float = 0.25,
     self_logit: Tensor | None = None,
 ) -> Tensor:
-    """Slots after listening to tokens (eq. 8): m_i ← a_i·[m_i ; v_x], by heads, with `slot_attention`'s weights a.
+    """The slots after writing tokens to them (eq. 8): m_i ← a_i·[m_i ; v_x] per head; a: `slot_attention`.
 
-    memory [B, K, D] -> [B, K, D] in its dtype; v_x [B, L, H, D/H], the rest as there. A slot's own value is what it
-    holds, split by heads: there is no projection and no residual, so a slot that listens to itself alone keeps its
-    content exactly, and so do all slots of a row without a valid token, whatever stands in its tokens.
+    memory [B, K, D] -> [B, K, D] in its dtype; v_x [B, L, H, D/H]; the others as in `slot_attention`. A slot's own
+    value is its content, split into heads, without projection or residual. So a slot with the weight 1 for itself keeps
+    its content exactly; so do all slots of a row without valid tokens.
     Cost: O(B·K·L·(H·d + D)) time, O(B·H·K·L) memory. Raises InputError for shapes or a temperature that do not fit.
     """
     _check_values(memory, q_m, k_x, v_x)
@@ -72,11 +72,12 @@ def slot_write(
 
 
 def biased_memory_norm(memory: Tensor, bias: Tensor, radius: float | None = None) -> Tensor:
-    """Forgetting (§3.4.3): m_i ← ρ·(m_i + v_i)/‖m_i + v_i‖ over D, each slot drawn towards its own ρ·v_i/‖v_i‖.
+    """Forgetting (§3.4.3): m_i ← ρ·(m_i + v_i)/‖m_i + v_i‖ over D, which moves each slot towards ρ·v_i/‖v_i‖.
 
-    memory [B, K, D], bias v [K, D], radius ρ (None: √D, entries of size one) -> [B, K, D] in memory's dtype, computed
-    in float32 at least. What counts is r = ‖v‖/ρ: near its end a slot's distance to it shrinks to 1/(1 + r) a step.
-    A slot that is 0 after the sum stays 0. Cost: O(B·K·D). Raises InputError for shapes or a radius that do not fit.
+    memory [B, K, D], bias v [K, D], radius ρ (None: √D, for entries of size one) -> [B, K, D] in memory's dtype,
+    computed in float32 at least. The rate depends on r = ‖v‖/ρ: near the limit, each call multiplies the distance to
+    it by 1/(1 + r). A slot whose sum is 0 stays 0. Cost: O(B·K·D). Raises InputError for shapes or a radius that do not
+    fit.
     """
     if memory.dim() != 3 or bias.shape != memory.shape[1:] or not memory.is_floating_point():
         raise InputError(
@@ -84,7 +85,7 @@ def biased_memory_norm(memory: Tensor, bias: Tensor, radius: float | None = None
             f"{tuple(bias.shape)}"
         )
     if radius is not None and not radius > 0:
-        raise InputError(f"radius must be above 0, or None for √D, found {radius}")
+        raise InputError(f"expected a radius above 0, or None for √D, found {radius}")
     wide = torch.promote_types(memory.dtype, torch.float32)
     radius = memory.shape[-1] ** 0.5 if radius is None else radius
     with full_precision(memory.device.type):
@@ -105,10 +106,10 @@ def _check_scores(
             f"expected a mask of booleans {tuple(k_x.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
         )
     if not temperature > 0:
-        raise InputError(f"temperature must be above 0, found {temperature}")
+        raise InputError(f"expected a temperature above 0, found {temperature}")
     if self_logit is not None and self_logit.shape not in (q_m.shape[1:3], q_m.shape[2:3]):
         wanted = f"[{q_m.shape[1]}, {q_m.shape[2]}] or [{q_m.shape[2]}]"
-        raise InputError(f"expected a self_logit a slot and head, {wanted}, found {tuple(self_logit.shape)}")
+        raise InputError(f"expected a self_logit {wanted}, found {tuple(self_logit.shape)}")
 
 
 def _check_values(memory: Tensor, q_m: Tensor, k_x: Tensor, v_x: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Writing to slots and forgetting from the equations (Memformer, eq. 4 to 8 and §3.4.3), slowly: by row, slot and head.
+"""Memory slots by their equations (Memformer, eq. 4 to 8 and §3.4.3): loops over rows, slots and heads.
 
-It judges the fast path, so it shares nothing with it: torch's elementary functions alone, and loops.
+Tests compare the fast path with it, so it shares no code with it and uses only elementary functions.
 """
 
 import math
@@ -19,7 +19,7 @@ def reference_slot_attention(
 ) -> Tensor:
     """Eq. 6 and 7: q_m, k_m [B, K, H, d], k_x [B, L, H, d] to weights [B, H, K, 1 + L]; column 0 is the slot itself.
 
-    self_logit [K, H] is added to what is divided by the temperature already.
+    self_logit [K, H] is added after the division by the temperature.
     """
     b, slots, heads, width = q_m.shape
     weights = torch.zeros(b, heads, slots, 1 + k_x.shape[1], dtype=torch.float64)
@@ -54,7 +54,7 @@ def reference_slot_write(
     temperature: float = 0.25,
     self_logit: Tensor | None = None,
 ) -> Tensor:
-    """Eq. 8: memory [B, K, D] to the next one, float64; a head's part of the slot itself, raw, is its own value."""
+    """Eq. 8: memory [B, K, D] to the next memory, float64; a slot's own value is its content, split into heads."""
     weights = reference_slot_attention(q_m, k_m, k_x, mask, temperature, self_logit)
     b, heads, slots, _ = weights.shape
     width = memory.shape[2] // heads
@@ -74,7 +74,7 @@ def reference_slot_write(
 
 
 def reference_biased_memory_norm(memory: Tensor, bias: Tensor, radius: float | None = None) -> Tensor:
-    """§3.4.3: m ← m + v_bias, then m ← ρ·m/‖m‖, a slot at a time, float64; ρ = √D for None."""
+    """§3.4.3: m ← m + v_bias, then m ← ρ·m/‖m‖ per slot, float64; radius None: ρ = √D."""
     b, slots, width = memory.shape
     radius = math.sqrt(width) if radius is None else radius
     rows = []
