@@ -1,5 +1,6 @@
 """The examples of README and docs run and print what they say; the files and commands that they name exist."""
 
+import doctest
 import re
 from pathlib import Path
 
@@ -23,7 +24,8 @@ RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 def test_an_example_prints_what_it_says(code, said, tmp_path):
     done = processes.run(_example, code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == said
+    # "..." stands for what differs from run to run, as in a doctest
+    assert doctest.OutputChecker().check_output(said, done.stdout, doctest.ELLIPSIS), done.stdout
 
 
 def _example(code: str) -> None:
@@ -50,6 +52,8 @@ def test_the_files_they_name_exist():
     for page in [*FILES, *(ROOT / "log").glob("*.md"), *(ROOT / "src").glob("**/README.md")]:
         text = page.read_text()
         for linked, named in re.findall(r"\]\(([\w./-]+)\)|`((?:src|benchmarks|docs|results)/[\w./-]*)`", text):
+            if re.search("/(PAPER|NAME)/", named):  # a place to fill in
+                continue
             assert (page.parent / linked if linked else ROOT / named).exists(), f"{page.name}: {linked or named}"
 
 
