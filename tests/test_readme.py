@@ -14,8 +14,6 @@ ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = "\n".join(page.read_text() for page in FILES)
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
-# Beside a CPU-only PyTorch, torchvision (which transformers imports where it finds it) needs this first.
-PREAMBLE = "import mnemos.libraries; mnemos.libraries.transformers()\n"
 RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 
 
