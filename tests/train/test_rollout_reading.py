@@ -1,5 +1,7 @@
 """What is read in steps: evaluation in pieces, settings that do not fit, and runs that were stopped."""
 
+import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -9,11 +11,12 @@ from test_resume import same
 from test_rollout import run, toys, transformer
 from train_standins import Toy, Toys
 
-from mnemos.attention.linear import LinearConfig
-from mnemos.attention.softmax import SoftmaxConfig
+from mnemos import GRC, Transformer, TransformerConfig
+from mnemos.attention import LinearConfig, LSHConfig, RelativeConfig, SoftmaxConfig
 from mnemos.data.batch import Batch, pieces
 from mnemos.evaluate.metrics import evaluate
-from mnemos.train.checks import check_settings, check_task
+from mnemos.train.checks import check_settings, check_state, check_task
+from mnemos.train.loop import train
 from mnemos.types import InputError
 
 
@@ -80,6 +83,38 @@ def test_settings_that_do_not_fit_are_named(toys_, words):
     with pytest.raises(InputError, match=words) as error:
         check()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("attention", "grows"),
+    [
+        (SoftmaxConfig(), True),
+        (SoftmaxConfig(window=8), False),
+        (LSHConfig(), True),
+        (LinearConfig(), False),
+        (RelativeConfig(memory=8), False),
+    ],
+)
+def test_a_state_that_grows_is_refused_where_streams_have_no_end(attention, grows, cached):
+    """Read from what the model declares, and so through a gated cache around the attention."""
+    fields = {"vocab_size": 11, "dim": 8, "num_heads": 2, "layers": 1, "mlp": 8, "position": "none"}
+    model = Transformer(attention=attention, cache=GRC(length=2) if cached else None, **fields)
+    streams, rows = (toys_.recipe().data.build() for toys_ in (toys(False, segments=2), toys(True, segment_length=4)))
+    assert streams.carries_state
+    assert not rows.carries_state
+    check_state(model, rows)
+    with pytest.raises(InputError, match=r"model\.attention\.window") if grows else contextlib.nullcontext():
+        check_state(model, streams)
+
+
+def test_training_refuses_a_growing_state_before_it_writes(tmp_path):
+    recipe = toys(False, segments=2).recipe()
+    size = recipe.data.build().sizes["vocab_size"]
+    model = TransformerConfig(vocab_size=size, dim=8, num_heads=2, layers=1, mlp=8, attention=LSHConfig())
+    with pytest.raises(InputError, match=r"model\.attention\.window"):
+        train(dataclasses.replace(recipe, model=model), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_without_a_state_is_refused(tmp_path, monkeypatch):

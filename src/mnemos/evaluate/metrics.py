@@ -11,7 +11,7 @@ from mnemos.data.batch import fed
 from mnemos.data.metrics import CorpusMetric, sum_functions, values
 from mnemos.data.task import SUPERVISED, Task
 from mnemos.modes import evaluating
-from mnemos.types import InputError, State
+from mnemos.types import Advances, InputError, State
 from mnemos.types import reset as make_fresh
 
 
@@ -43,7 +43,7 @@ def evaluate(
     loss, count = 0.0, 0
     sums = {function: [0.0] * width for function, width in functions.items()}
     records: dict[Any, list[list[Any]]] = {collect: [] for collect in corpus}
-    advances = total is None and hasattr(model, "advance")
+    advances = total is None and isinstance(model, Advances)
     with torch.no_grad(), evaluating(model):
         for given in batches:
             ours = not isinstance(given, Uncounted)

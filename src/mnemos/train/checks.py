@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from mnemos.data.task import Task
-from mnemos.types import InputError
+from mnemos.types import Declared, InputError
 
 from . import optim
 from .recipe import Recipe, RolloutConfig, TrainConfig
@@ -65,13 +65,21 @@ def check_task(recipe: Recipe, task: Task) -> None:
     _check_rollout(recipe.train.rollout, task)
     for name, size in task.sizes.items():
         _check_size(model, name, size)
-    if task.carries_state and getattr(getattr(model, "attention", None), "window", 0) is None:
-        raise InputError(
-            "model.attention.window is None, but the data's streams have no end and the keys of all of them would be "
-            f"kept; use model.attention.window {task.max_length}, or another attention"
-        )
     if task.carries_state and getattr(model, "position", None) == "learned":
         raise InputError("model.position is learned, but the data's streams have no end; use sinusoidal or rotary")
+
+
+def check_state(model: object, task: Task) -> None:
+    """Raise InputError where a task's streams have no end and the model's state grows with every token.
+
+    Reads what the model declares (`mnemos.types.Declared`); a model that declares nothing is not checked.
+    """
+    if task.carries_state and isinstance(model, Declared) and model.state_kind == "growing":
+        raise InputError(
+            "model: expected a state that does not grow, because the data's streams have no end, found "
+            f"{type(model).__name__} with a state that keeps every token; use model.attention linear or relative, or "
+            f"softmax with model.attention.window {task.max_length}"
+        )
 
 
 def _check_size(model: Any, name: str, size: int) -> None:

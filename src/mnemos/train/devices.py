@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mnemos.types import InputError
+from mnemos.types import Advances, InputError
 
 from .recipe import TrainConfig
 
@@ -72,11 +72,12 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    model: Any = module.model
+    model = module.model
+    assert isinstance(model, nn.Module)
     for block in getattr(model, "blocks", ()):
         fully_shard(block, mesh=mesh["data_parallel"])
     fully_shard(model, mesh=mesh["data_parallel"])
-    if hasattr(model, "advance"):
+    if isinstance(model, Advances):
         register_fsdp_forward_method(model, "advance")
     return module
 

@@ -30,7 +30,7 @@ from mnemos.evaluate.metrics import Uncounted, evaluate, told
 from mnemos.types import InputError
 
 from . import checkpoint, devices
-from .checks import check_settings, check_task, complete
+from .checks import check_settings, check_state, check_task, complete
 from .learner import Learner
 from .progress import Silent, progress
 from .recipe import Recipe, as_json
@@ -77,8 +77,10 @@ def train(
     recipe = complete(recipe, task)
     check_task(recipe, task)
     if model is None:
-        with torch.device("meta"):  # a model that cannot be must not leave a folder behind
-            recipe.model.build()
+        with torch.device("meta"):  # a model that cannot be built must not leave a folder behind
+            check_state(recipe.model.build(), task)
+    else:
+        check_state(model, task)
     run, saved, result = _open(fabric, recipe, Path(folder), resume)
     try:
         if result is not None:

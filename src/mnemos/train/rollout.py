@@ -20,7 +20,7 @@ from mnemos.data.task import Task
 from mnemos.memory.stored import accumulate_caches, stored
 from mnemos.memory_replay import replay
 from mnemos.memory_replay.state_checks import HALF
-from mnemos.types import InputError, State, collect_auxiliary_losses, detach, leaves, map_state, reset
+from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, detach, leaves, map_state, reset
 
 from .recipe import RolloutConfig, TrainConfig
 
@@ -51,7 +51,7 @@ class Scored(nn.Module):
     def __init__(self, model: nn.Module, task: Task, alone: bool) -> None:
         super().__init__()
         self.model, self.task = model, task
-        self._skips = alone and hasattr(model, "advance")
+        self._skips = alone and isinstance(model, Advances)
         self._functions = sum_functions(task.metrics, training=True)
 
     def reads(self, batch: Any) -> bool:
@@ -194,7 +194,7 @@ class RolloutGradients:
                 step,
                 batches,
                 state,
-                advance=advance if hasattr(self._model, "advance") else None,
+                advance=advance if isinstance(self._model, Advances) else None,
                 weights=[1.0] * len(batches),
                 truncate_every=self._config.horizon or None,
                 checkpoints=self._config.checkpoints,
