@@ -65,7 +65,7 @@ class HostBranch(GatedBranch):
                 mixed = mixed + self.convolve(x).to(y.dtype)
         except BaseException:
             if began:
-                promote([self])  # discards what the failed forward left: the next one starts anew
+                promote([self])  # discards what the failed forward left: the next one starts again
             raise
         if began:
             end_forward([self])

@@ -56,7 +56,7 @@ def _window(site: Site, _: int | None) -> Place:
 
 
 def _pyramid(site: Site, seen: int | None) -> Place:
-    """PVT v2: one slot per key, of which its convolution or pooling determines the number."""
+    """PVT v2: one slot per key; its convolution or pooling determines their number."""
     stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
     height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))
     attention = site.module

@@ -1,4 +1,4 @@
-"""What the arguments of `replay` mean, and what is wrong with them."""
+"""Checks and conversions of the arguments of `replay`."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ E = TypeVar("E")
 
 
 def check(step: object, advance: object, module: object, verify: object) -> None:
-    """Raise InputError for what is of the wrong kind."""
+    """Raise InputError for arguments of the wrong type."""
     for name, value in (("step", step), ("advance", advance)):
         if not callable(value) and not (name == "advance" and value is None):
             raise InputError(f"replay: expected {name} to be a function of (segment, state), found {value!r:.60}")
@@ -25,7 +25,7 @@ def check(step: object, advance: object, module: object, verify: object) -> None
 
 
 def sequence(segments: object) -> Any:
-    """The segments, which can then be counted and asked for by number."""
+    """The segments as a sequence."""
     if hasattr(segments, "__getitem__") and hasattr(segments, "__len__"):
         found = segments
     elif isinstance(segments, Iterable):
@@ -40,7 +40,7 @@ def sequence(segments: object) -> Any:
 
 
 def kept(checkpoints: int | str) -> Callable[[int], int]:
-    """How many states of so many steps are kept at a time."""
+    """The number of states of so many steps that are kept at a time."""
     if checkpoints == "all":
         return lambda steps: steps
     if checkpoints == "sqrt":
@@ -51,7 +51,7 @@ def kept(checkpoints: int | str) -> Callable[[int], int]:
 
 
 def horizon(truncate_every: int | None, steps: int) -> int:
-    """How many steps gradient flows through."""
+    """The number of steps that gradient flows through."""
     if truncate_every is None:
         return steps
     if not isinstance(truncate_every, int) or isinstance(truncate_every, bool) or truncate_every < 1:
@@ -62,7 +62,7 @@ def horizon(truncate_every: int | None, steps: int) -> int:
 def scaled(
     scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None
 ) -> Callable[[Tensor], object]:
-    """What runs a backward pass."""
+    """The function that runs a backward pass."""
     if scaler is not None and backward is not None:
         raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
     if scaler is not None:
@@ -71,7 +71,7 @@ def scaled(
 
 
 def each(name: str, values: Iterable[E] | None, count: int) -> list[E | None]:
-    """One for each of `count` segments."""
+    """The values, one per segment; raises InputError for another number of them."""
     found: list[E | None] = [None] * count if values is None else list(values)
     if len(found) != count:
         raise InputError(f"replay: expected {name} for {count} segments, found {len(found)}")
@@ -79,7 +79,7 @@ def each(name: str, values: Iterable[E] | None, count: int) -> list[E | None]:
 
 
 def numbers(weights: Iterable[float | Tensor] | None, count: int) -> list[float]:
-    """The losses' weights, as numbers."""
+    """The weights of the losses, as numbers."""
     found = each("weights", [1 / count] * count if weights is None else weights, count)
     if any(isinstance(weight, Tensor) and weight.requires_grad for weight in found):
         raise InputError(
@@ -90,7 +90,7 @@ def numbers(weights: Iterable[float | Tensor] | None, count: int) -> list[float]
 
 
 def owner(step: Callable[..., object]) -> nn.Module | None:
-    """The module whose step it is, if it is one's."""
+    """The module that `step` belongs to, or None."""
     called: object = step
     while isinstance(called, functools.partial):
         called = called.func

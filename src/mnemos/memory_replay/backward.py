@@ -1,4 +1,4 @@
-"""One step's backward pass: its joint root, when processes reduce, and how gradients are put back after an error."""
+"""The backward pass of one step: its root, reduction over processes, and restoring gradients after an error."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from mnemos._compat import share_buffers
 
 
 class _Joint(torch.autograd.Function):
-    """weight · loss, whose backward hands the state the gradient that later steps left for it.
+    """weight · loss, whose backward also passes to the state the gradient that later steps computed for it.
 
     One root, so that one backward pass does both (two would be refused by DistributedDataParallel), and the carried
     gradient is handed on as it is: what scales the root (a GradScaler) has already scaled it, in the last step.
@@ -28,7 +28,7 @@ class _Joint(torch.autograd.Function):
 
 
 def joint(weight: float, loss: Tensor, state: list[object], carried: list[Tensor | None], every: bool) -> Tensor | None:
-    """The root of one step's backward pass; None where nothing in it requires gradient.
+    """The root of a step's backward pass; None if nothing in it requires gradient.
 
     every: a part of the state that no gradient came back for gets zeros, so that every parameter takes part.
     """
@@ -45,7 +45,7 @@ def joint(weight: float, loss: Tensor, state: list[object], carried: list[Tensor
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """A backward pass runs in the types of its forward, and not under autocast."""
+    """A context without autocast: a backward pass uses the dtypes of its forward."""
     accelerator = torch.accelerator.current_accelerator()
     with contextlib.ExitStack() as stack:
         for kind in {"cpu", accelerator.type if accelerator is not None else "cpu"}:
@@ -55,7 +55,7 @@ def without_autocast() -> Iterator[None]:
 
 
 def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
-    """How to keep a module's gradients from being reduced over processes; None where they are not anyway.
+    """A context in which a module's gradients are not reduced over processes; None if nothing reduces them.
 
     The module, or parts of it, may be wrapped by DistributedDataParallel (or anything with a `no_sync`) or be sharded
     by `fully_shard`.
@@ -77,7 +77,7 @@ def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractCont
 
 
 def _reducing(module: nn.Module) -> Iterator[Any]:
-    """The outermost parts that reduce."""
+    """The outermost modules that reduce gradients."""
     if hasattr(module, "set_requires_gradient_sync") or callable(getattr(type(module), "no_sync", None)):
         yield module
         return
@@ -86,9 +86,9 @@ def _reducing(module: nn.Module) -> Iterator[Any]:
 
 
 def broadcast_buffers(module: nn.Module | None) -> None:
-    """Do now what DistributedDataParallel would do at the rollout's first forward: make buffers those of process 0.
+    """Broadcast the buffers of process 0 now, as DistributedDataParallel would do at the rollout's first forward.
 
-    The first step's replay would else begin with other buffers than its first pass, which had them broadcast.
+    Otherwise the replay of the first step would start with other buffers than its first pass.
     """
     for part in module.modules() if module is not None else ():
         if isinstance(part, nn.parallel.DistributedDataParallel):
@@ -96,7 +96,7 @@ def broadcast_buffers(module: nn.Module | None) -> None:
 
 
 class Gradients:
-    """The gradients as they stand, to be put back if the rollout fails. Copies those that there are."""
+    """A copy of the gradients before the rollout, to restore them if it fails."""
 
     def __init__(self, module: nn.Module | None, others: list[Tensor]) -> None:
         own = list(module.parameters()) if module is not None else []
@@ -104,7 +104,7 @@ class Gradients:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """In place, where the tensor is the one that it was."""
+        """Restore the gradients, in the same tensors."""
         for tensor, grad, value in self._before:
             if grad is not None and value is not None:
                 grad.copy_(value)

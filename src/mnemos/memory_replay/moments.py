@@ -1,4 +1,4 @@
-"""What stands between two steps: the state, the random generators, and what modules keep between forwards."""
+"""What a step of a rollout starts from: the state, the random generators, and tensors that modules keep."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from mnemos.types import InputError
 
 @dataclass(slots=True)
 class Moment:
-    """All that the step after it starts from. `leaves` are read with `Store.fetch`."""
+    """Everything that a step starts from. `leaves` of the state are read with `Store.fetch`."""
 
     leaves: "Kept"
     structure: object
@@ -28,15 +28,15 @@ class Moment:
 
 
 _ABSENT: object = object()
-_LINE = 64  # bytes, of a cache line
+_LINE = 64  # bytes of a processor's cache line
 
 
 class Buffers:
-    """What a module keeps between forwards: its buffers, and tensors that are plain attributes of it.
+    """The tensors that a module keeps between forwards: buffers and plain attributes.
 
-    A running statistic or a cache that a module reads and writes is a state that the caller does not see. Every place
-    that holds a tensor is looked at from when it first does; before, it held what it held when the rollout began. All
-    are compared at every step, and copied when changed.
+    A running statistic or a stored cache is a state that the caller does not see. An entry (a buffer or an attribute)
+    is known from when it first holds a tensor; for earlier steps its value is that at the start of the rollout. At
+    every step all known entries are compared, and copied if they have changed.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -46,10 +46,10 @@ class Buffers:
             for kind, holder in (("buffer", buffers_of(part)), ("attribute", vars(part))):
                 self._holders.append((f"{kind} {prefix}.".replace(" .", " "), holder, dict(holder)))
         self._places: dict[tuple[int, str], tuple[str, MutableMapping[str, Any], object]] = {}
-        self._look()
+        self._find()
 
-    def _look(self) -> None:
-        """Find the places that hold a tensor and are not known yet."""
+    def _find(self) -> None:
+        """Add the entries that hold a tensor and are not known yet."""
         for called, holder, at_first in self._holders:
             for name, value in holder.items():
                 place = id(holder), name
@@ -58,8 +58,8 @@ class Buffers:
 
     @torch.no_grad()
     def taken(self, before: Sequence[object] = ()) -> list[object]:
-        """Their values; what did not change since `before` is shared with it."""
-        self._look()
+        """The values of all entries; those that equal `before` are shared with it."""
+        self._find()
         found: list[object] = []
         for i, ((_, name), (_, holder, _)) in enumerate(self._places.items()):
             value = holder.get(name, _ABSENT)
@@ -71,8 +71,8 @@ class Buffers:
 
     @torch.no_grad()
     def put(self, values: Sequence[object]) -> None:
-        """Copy the values back, into the very tensors that were there when the rollout began, where they fit."""
-        self._look()  # a failing step may have made one
+        """Restore the values, by copying into the tensors of the start of the rollout where shape and type fit."""
+        self._find()  # a failing step may have added one
         for ((_, name), (_, holder, own)), value in zip(self._places.items(), self._whole(values), strict=True):
             if value is _ABSENT:
                 holder.pop(name, None)
@@ -86,14 +86,14 @@ class Buffers:
                     own.copy_(value)
 
     def changed(self, values: Sequence[object]) -> Iterator[tuple[str, object, object]]:
-        """(name, value now, value then) of what is not as it was when `values` were taken."""
+        """(name, value now, value then) of every entry that differs from `values`."""
         now = self.taken(values)
         for (called, _, _), found, then in zip(self._places.values(), now, self._whole(values), strict=True):
             if found is not then:
                 yield called, None if found is _ABSENT else found, None if then is _ABSENT else then
 
     def _whole(self, values: Sequence[object]) -> list[object]:
-        """Values that were taken, with those of the places that held no tensor then."""
+        """`values`, followed by the values at the start of the entries that were not known then."""
         return [*values, *(own for _, _, own in list(self._places.values())[len(values) :])]
 
 
@@ -113,9 +113,9 @@ def _same(a: object, b: object) -> bool:
 
 
 def compact(leaves: list[object], incoming: list[object], shelf: "Shelf | None" = None) -> list[object]:
-    """Leaves that keep alive no more than themselves: a part of an activation is copied, to the shelf if there is one.
+    """Leaves that keep no other memory alive: a view of an activation is copied, to the shelf if there is one.
 
-    A stretch of a buffer that the incoming state lies in as well is not: such a memory is appended to, and shared.
+    A view of a storage that the incoming state shares is not copied: such a memory is a growing buffer.
     """
     shared = {x.untyped_storage().data_ptr() for x in incoming if isinstance(x, Tensor)}
 
@@ -133,25 +133,25 @@ def compact(leaves: list[object], incoming: list[object], shelf: "Shelf | None" 
 
 
 class Shelf:
-    """Room for the states of one pass, side by side.
+    """Memory for the states of one pass, allocated at once.
 
-    On the host's heap, many small tensors that stay, made between large ones that come and go, leave holes that nothing
-    else fits in. Pages that are not written to yet take no memory.
+    Many small tensors that stay, allocated between large ones that are freed, would fragment the host's heap. Pages
+    that are not written yet take no memory.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._rooms: dict[int, list[Tensor]] = {}  # by the leaf's place in the state: what is free
+        self._rooms: dict[int, list[Tensor]] = {}  # by the leaf's index in the state: the free tensors
 
     @staticmethod
     def suits(x: Tensor) -> bool:
-        """Whether x is plain, on the host, and contiguous once copied: kernels round as strides have it."""
+        """Whether x is a plain CPU tensor with a contiguous copy: with other strides kernels may round differently."""
         return type(x) is Tensor and x.device.type == "cpu" and torch.empty_like(x, device="meta").is_contiguous()
 
     def put(self, place: int, x: Tensor) -> Tensor:
-        """A copy of x. There is room for as many like the first: a state that grows lies elsewhere."""
+        """A copy of x: on the shelf if it is like the first tensor of its index, else a clone (a state that grows)."""
         if place not in self._rooms:
-            # Each as aligned as a tensor of its own: products may round otherwise.
+            # Aligned as separate tensors are: otherwise products may round differently.
             numbers = -(-x.numel() * x.element_size() // _LINE) * _LINE // x.element_size()
             rows = x.new_empty(self._count, numbers)[:, : x.numel()]
             self._rooms[place] = list(rows.view(self._count, *x.shape).unbind())
@@ -162,7 +162,7 @@ class Shelf:
 
 
 class Store:
-    """Where states wait for the backward pass: where they were made, in the host's memory, or in files."""
+    """Stores states until the backward pass: on their own device, in the host's memory, or in files."""
 
     def __init__(self, offload: bool | str | os.PathLike[str]) -> None:
         self._host = offload is True
@@ -170,17 +170,18 @@ class Store:
         if not isinstance(offload, bool):
             if not os.path.isdir(offload):
                 raise InputError(
-                    f"replay: expected offload to be True, False or a folder that exists, found {str(offload)!r}"
+                    f"replay: expected offload to be True, False or an existing folder, found {str(offload)!r}; "
+                    "make it first"
                 )
             self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
         self._count = 0
 
     def shelf(self, count: int) -> Shelf | None:
-        """Room for so many states; none where they are not to stay in memory."""
+        """Memory for `count` states; None if they are stored in files."""
         return Shelf(count) if self._folder is None else None
 
     def keep(self, leaves: list[object]) -> "Kept":
-        """Put the leaves of a state away."""
+        """Store the leaves of a state."""
         if self._folder is not None:
             self._count += 1
             return _File(Path(self._folder.name, f"{self._count}.pt"), leaves)
@@ -188,13 +189,13 @@ class Store:
 
     @staticmethod
     def fetch(kept: "Kept") -> list[object]:
-        """The leaves, on the devices that they came from."""
+        """The stored leaves, on their original devices."""
         if isinstance(kept, _File):
             return kept.fetch()
         return [x.fetch() if isinstance(x, _Host) else x for x in kept]
 
     def close(self) -> None:
-        """Delete the files."""
+        """Delete all files."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -204,12 +205,12 @@ def _elsewhere(x: object) -> bool:
 
 
 class _Host:
-    """A copy in the host's memory, page-locked for a GPU, so that copying waits for nothing."""
+    """A copy in the host's memory; page-locked for a GPU, so that copying is asynchronous."""
 
     def __init__(self, x: Tensor) -> None:
         self.device = x.device
         pinned = x.device.type == "cuda"
-        # Back by the same stream that copied it there: the order of the two needs no further care.
+        # Both copies run on the current stream, which orders them.
         self.copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned).copy_(x, non_blocking=pinned)
 
     def fetch(self) -> Tensor:
@@ -217,7 +218,7 @@ class _Host:
 
 
 class _File:
-    """One state in a file, which goes when nothing refers to it."""
+    """One state in a file, which is deleted when this object is collected."""
 
     def __init__(self, path: Path, leaves: list[object]) -> None:
         self.path = path

@@ -22,11 +22,11 @@ Segment = TypeVar("Segment")
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a rollout left: all of it detached; the gradients are in the parameters' .grad.
+    """The result of `replay`, detached; the gradients are in the parameters' .grad.
 
-    loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their types. state: that after the last step.
-    state_grad: the gradient with respect to the state given, of its structure, None where no gradient came (and for no
-    state); scaled as every .grad is where a scaler scales.
+    loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their dtypes. state: the state after the last step.
+    state_grad: the gradient of the given state, with its structure; None for leaves without gradient and for state
+    None. A scaler scales it like every .grad.
     """
 
     loss: Tensor
@@ -37,7 +37,7 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class _Later:
-    """What a replayed step leaves for the one before it: its state's values, their gradient, and its buffers."""
+    """What a replayed step passes to the one before it: the values and the gradient of its state, and its buffers."""
 
     leaves: list[object]
     gradients: list[Tensor | None]
@@ -61,55 +61,56 @@ def replay(
     backward: Callable[[Tensor], object] | None = None,
     no_sync: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> ReplayResult:
-    """Exact gradients of Σ_t weights[t] · loss_t through all segments, with one step's graph alive at a time.
+    """Exact gradients of Σ_t weights[t] · loss_t through all segments, with the graph of one step in memory at a time.
 
         loss, state = step(segment, state)      # one step of any recurrent model; loss a scalar
 
-    A first pass without gradient stores states; then every step, the last one first, is run again from its state with
-    its own random numbers, and one joint backward pass of its loss and of the gradient that the later steps left for
-    its state adds to the parameters' .grad. That is Algorithm 1 of Memformer, and equals back-propagation through time
-    to rounding, dropout on. Called like the loop it replaces: gradients add up, generators (PyTorch's on every device,
-    Python's, NumPy's) and `module`'s buffers end as the loop leaves them.
+    A first pass without gradient stores the states. Then every step, beginning with the last, is run again from its
+    state and with the same random numbers. One backward pass of its loss, together with the gradient that later steps
+    computed for its state, adds to the parameters' .grad. This is Algorithm 1 of Memformer (memory replay
+    back-propagation). It equals back-propagation through time to rounding, also with dropout. As in a plain loop,
+    gradients are added to existing ones, and random generators (PyTorch's on every device, Python's, NumPy's) and the
+    buffers of `module` have their final values afterwards.
 
-    state: any pytree of tensors (and numbers), or None for the step to make one. Gradient reaches a state given with
-    requires_grad, or made of parameters, as well as one that the step makes of parameters itself.
-    Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t, counted once;
-    those that they add inside `advance` are dropped.
-    advance(segment, state) -> state: the critical path alone, for the first pass; it must do to the state what `step`
-    does and draw a prefix of the random numbers that `step` draws. A step then begins where the advance before it left
-    the generators, not a `step`: with dropout, gradients are exact for another draw than the plain loop's.
-    weights [S]: of the losses, numbers without gradient; the mean if None.
-    resets: for every step None or a mask [B]: rows of the incoming state that are made fresh first (zeros,
-    `mnemos.reset`), so that no gradient crosses. The state's tensors must lead with the batch.
-    truncate_every=k: no gradient crosses from step t to t − 1 where t % k == 0. Each k steps are then a replay of their
-    own, so that 1 is the plain truncated loop.
-    checkpoints: states kept at a time. "all": S. An integer n ≥ 2: n a level, of log_n(S) levels, each of which costs
-    one more first pass. "sqrt": √S, two levels.
-    offload: True keeps stored states in the host's memory (for a GPU), a folder that exists in files below it, one a
-    state, gone at the end; a transfer each way a state. Generators' states and buffers stay where they are.
-    verify: a replay must give the state (and, without advance, the loss) that the first pass gave, or else an error
-    names the step: what is random outside those generators would give wrong gradients silently. A number is the
-    difference allowed, of a tensor's norm; True allows rounding: that of half precision where the state's type or
-    autocast around this call tells of it, so give 2e-2 where the step has autocast inside. Costs some passes over the
-    state a step.
-    module: the model, with whatever wraps it: its buffers, and tensors that are plain attributes of it, are put back
-    before every replay, compared as the state is and updated once, its gradients are put back after an error, and
-    DistributedDataParallel or `fully_shard` in it reduce gradients once a rollout. Found by itself where `step` is a
-    module or a module's method, or a `functools.partial` of one.
-    scaler: a GradScaler, or `backward`: what to call instead of Tensor.backward (Fabric's); either may scale, for
-    .grad's are scaled alike. no_sync: a context that keeps gradients from being reduced, where `module` is wrapped by
-    what this function does not know.
+    state: a pytree of tensors (and numbers), or None if the step makes the first one. A state that requires grad, or
+    was computed from parameters, receives its gradient.
+    Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once;
+    those added inside `advance` are dropped.
+    advance(segment, state) -> state: computes the state alone, for a faster first pass. It must return the same state
+    as `step` and draw a prefix of the random numbers that `step` draws. Each step then starts with the generators as
+    the previous `advance` left them: with dropout, the gradients are exact, for other random numbers than a plain
+    loop's.
+    weights [S]: of the losses, numbers without gradient. None: 1/S each, the mean.
+    resets: per step None or a mask [B]: rows of the incoming state that are set to zeros before the step
+    (`mnemos.reset`), so that no gradient crosses. The first axis of the state's tensors must be the batch.
+    truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation. Each k
+    steps are then a replay of their own.
+    checkpoints: the number of states in memory at a time. "all": S. An integer n ≥ 2: n per level, with log_n(S)
+    levels, each of which costs one more first pass. "sqrt": √S, two levels.
+    offload: True stores states in the host's memory (for a GPU). An existing folder stores each state in a file there,
+    deleted at the end. Both cost one transfer each way per state. States of generators and buffers stay in memory.
+    verify: compare the state (and, without `advance`, the loss) of each replayed step with the first pass, and raise an
+    error that names the step if they differ: random numbers of other generators would make gradients wrong without
+    notice. A number is the allowed difference, relative to a tensor's norm. True allows rounding, that of half
+    precision if the state's dtype or autocast around this call says so; give 2e-2 if the step uses autocast inside.
+    Cost: some passes over the state per step.
+    module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
+    replayed step, verified as the state is, and updated once. Its gradients are restored after an error.
+    DistributedDataParallel or `fully_shard` in it reduce gradients once per rollout. It is found automatically if
+    `step` is a module, a module's method, or a `functools.partial` of one.
+    scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
+    loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
+    `module` has another wrapper than those above.
 
-    Cost, where a forward is 1 and a backward 2: 4S − 1 without advance (plain back-propagation: 3S), 3S + f·(S − 1)
-    with an advance that is a share f of a forward. Memory: one step's graph, and the stored states, each with a copy
-    of what the step changed of `module`'s buffers, and about 5 KB for every generator that it draws from.
+    Cost, with a forward of 1 and a backward of 2: 4S − 1 without `advance` (plain back-propagation: 3S), and
+    3S + f·(S − 1) if `advance` costs a fraction f of a forward. Memory: the graph of one step, and the stored states,
+    each with copies of the buffers of `module` that the step changed, and 5 kB per random generator that it used.
 
-    Raises InputError, naming the step, for a state that changes its structure, or whose batch is not the segment's, for
-    one that has a tensor no more, was detached or changed in place, for a replay that differs from the first pass, and
-    for a loss that is no scalar; and for impossible arguments. Errors of `step` itself, or of its backward pass, carry
-    its index as a note. After an error generators are as before the call, and so are the buffers and gradients of
-    `module` (copied for it where there are any), but for what `fully_shard` holds back unreduced. A loss that is not
-    finite is no error: scalers live with it.
+    Raises InputError, with the number of the step, for a state whose structure or batch size changes, that is detached
+    or changed in place, for a replayed step that differs from the first pass, for a loss that is no scalar, and for
+    impossible arguments. Errors of `step` or of its backward pass get a note with the step's number. After an error the
+    generators, and the buffers and gradients of `module`, are as before the call; gradients that `fully_shard` has not
+    reduced are lost. A loss that is not finite raises no error, because GradScaler handles it.
     """
     arguments.check(step, advance, module, verify)
     walk = _ReplayPasses(step, segments, state, advance, weights, resets, verify, module)
@@ -130,7 +131,7 @@ def replay(
 
 
 class _ReplayPasses:
-    """One rollout on its way."""
+    """The passes of one rollout, and what they share."""
 
     keep: Callable[[int], int]
     backward: Callable[[Tensor], object]
@@ -168,14 +169,14 @@ class _ReplayPasses:
             state_checks.check_leaves(self.given, 0)
         self.given = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in self.given]
         self.start = self.end = Moment(_detached(self.given), structure, generators.take(), self.buffers.taken())
-        self.structure = None if self.fresh else structure  # of every state but a None to begin with
-        # One tensor each: many small ones, kept among large ones that come and go, would leave the heap in pieces.
+        self.structure = None if self.fresh else structure  # of every state, except a first state of None
+        # One tensor each: many small ones between large ones that are freed would fragment the heap.
         self.losses: Tensor | None = None
         self.passed: Tensor | None = None  # those of the first pass
         self.differentiated = False
 
     def run(self, every: int) -> ReplayResult:
-        """The rollout, in pieces of `every` steps that no gradient leaves."""
+        """Run the rollout, in parts of `every` steps between which no gradient flows."""
         count = len(self.segments)
         gradients: list[Tensor | None] = []
         for first in range(0, count, every):
@@ -197,12 +198,12 @@ class _ReplayPasses:
         return ReplayResult(loss, losses, end, start)
 
     def put(self, moment: Moment) -> None:
-        """Generators and buffers, back to where they stood."""
+        """Restore the generators and buffers of a moment."""
         generators.put(moment.generators)
         self.buffers.put(moment.buffers)
 
     def _sweep(self, start: int, stop: int, moment: Moment, later: _Later | None) -> _Later:
-        """Backward through the steps stop − 1 … start, from the moment before `start`."""
+        """Replay the steps stop − 1 … start, with their backward passes, from the moment before `start`."""
         if stop - start == 1:
             return self._replay(start, moment, later)
         width = -(-(stop - start) // self.kept)
@@ -215,7 +216,7 @@ class _ReplayPasses:
 
     @torch.no_grad()
     def _forward(self, moment: Moment, starts: range) -> list[Moment]:
-        """The moments before the steps `starts`, the first of which is the given one."""
+        """The moments before the steps `starts`; the given moment is before the first of them."""
         self.put(moment)
         kept, leaves, structure = [moment], Store.fetch(moment.leaves), moment.structure
         state, shelf = pytree.tree_unflatten(leaves, structure), self.store.shelf(len(starts) - 1)
@@ -230,7 +231,7 @@ class _ReplayPasses:
             leaves, structure = self._leaves(t, state, incoming)
             state_checks.check_untouched(incoming, versions, leaves, t)
             if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
-                leaves = _detached(leaves)  # a step may enable gradient for itself
+                leaves = _detached(leaves)  # a step may enable gradient inside
                 state = pytree.tree_unflatten(leaves, structure)
             if t + 1 in starts:
                 kept.append(self._moment(leaves, structure, kept[-1], incoming, shelf))
@@ -247,9 +248,9 @@ class _ReplayPasses:
         )
 
     def _replay(self, t: int, moment: Moment, later: _Later | None) -> _Later:
-        """One step with its graph, and its backward pass."""
+        """Run one step with its graph, and its backward pass."""
         self.put(moment)
-        torch.clear_autocast_cache()  # PyTorch 2.9 would take a weight cast without gradient for a cast one
+        torch.clear_autocast_cache()  # PyTorch 2.9 reuses weights that were cast without gradient
         leaves = self._incoming(t, moment)
         final = self.last and t == self.first
         reduced = self.suspended is not None and final
@@ -272,7 +273,7 @@ class _ReplayPasses:
             elif self.verify:
                 self._compare(t, loss.detach(), outgoing, later)
             if t == self.first:
-                self.compared.settle()  # before the last gradients are added, and reduced
+                self.compared.settle()  # before the last gradients are added and reduced
             root = joint(self.weights[t], loss, outgoing, later.gradients, reduced)
             del loss, state, outgoing, given
             if root is not None:
@@ -288,7 +289,7 @@ class _ReplayPasses:
         return _Later(_detached(leaves), gradients, moment.buffers)
 
     def _incoming(self, t: int, moment: Moment) -> list[object]:
-        """The leaves that step t starts from; those that can carry gradient collect it."""
+        """The leaves that step t starts from; floating ones require gradient."""
         if t == 0:
             views = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in self.given]
             for x in views:
@@ -314,12 +315,12 @@ class _ReplayPasses:
     def _compare(self, t: int, loss: Tensor, outgoing: list[object], later: _Later) -> None:
         self.compared.add(t, "state", outgoing, later.leaves)
         if self.passed is not None:
-            self.compared.add(t, "loss", [loss], [self.passed[t].to(loss)])  # of its own type, as of its own step
+            self.compared.add(t, "loss", [loss], [self.passed[t].to(loss)])  # in the dtype of this step's loss
         for name, found, expected in self.buffers.changed(later.buffers):
             self.compared.add(t, name, [found], [expected])
 
     def _noted(self, losses: Tensor | None, t: int, loss: Tensor) -> Tensor:
-        """With the loss of step t; in the widest type that a loss had yet."""
+        """The losses with that of step t, in the widest dtype so far."""
         if losses is None:
             losses = torch.zeros(len(self.segments), dtype=loss.dtype, device=loss.device)
         losses = losses.to(torch.promote_types(losses.dtype, loss.dtype))
@@ -361,7 +362,7 @@ class _ReplayPasses:
         return found
 
     def _leaves(self, t: int, state: State, incoming: list[object]) -> tuple[list[object], object]:
-        """A step's new state in parts, once it is known to be one."""
+        """Check a step's new state and flatten it."""
         leaves, structure = pytree.tree_flatten(state)
         state_checks.check_leaves(leaves, t)
         if self.structure is None:
@@ -373,7 +374,7 @@ class _ReplayPasses:
 
 
 def _with_auxiliary(loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
-    """A step's loss and what its layers added to it, on the loss's device."""
+    """A step's loss plus the auxiliary losses of its layers, on the loss's device."""
     for added in auxiliary:
         loss = loss + added.to(loss.device)
     return loss

@@ -1,4 +1,4 @@
-"""What a step may return, and whether a replay gave what the first pass gave."""
+"""Checks of what a step returns, and comparison of a replayed step with its first pass."""
 
 import math
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from mnemos._compat import pytree, write_count
 from mnemos.types import InputError
 
-# What kernels that round otherwise with and without gradient may differ by, of a tensor's norm; dropout drawn anew, or
-# an entry of a batch that was shuffled, differs by far more.
+# Allowed differences relative to a tensor's norm: kernels may round differently with and without gradient. New random
+# numbers for dropout, or a shuffled batch, differ by far more.
 _ROUNDING = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
-HALF = 2e-2  # and where a step computes in half precision, whatever the type of its state
+HALF = 2e-2  # for a step that computes in half precision, whatever the dtype of its state
 
 
 def differentiable(x: object) -> bool:
-    """Whether a leaf of a state can carry gradient."""
+    """Whether a leaf of a state can have a gradient."""
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def check_leaves(leaves: list[object], t: int) -> None:
-    """Raise InputError for a leaf that hides tensors: their graph would be kept, and their values not stored."""
+    """Raise InputError for a leaf that contains tensors: they would not be stored, and their graph would stay."""
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, Tensor | bool | int | float | str):
             kind = type(leaf).__name__
@@ -33,7 +33,7 @@ def check_leaves(leaves: list[object], t: int) -> None:
 
 
 def check_structure(found: object, expected: object, t: int) -> None:
-    """Raise InputError where a step returns another structure than the states before had."""
+    """Raise InputError if a step returns a state of another structure than the one before."""
     if found != expected:
         raise InputError(
             f"step {t}: expected a state of the same structure at every step, found {_short(found)} "
@@ -48,7 +48,7 @@ def _short(structure: Any) -> str:
 
 
 def check_rows(segment: object, before: list[object], after: list[object], t: int) -> None:
-    """Raise InputError where the batch changes: leaves led with one number, and one leads with the segment's now."""
+    """Raise InputError if the batch size changes: all leaves had one first axis, and one now has the segment's."""
 
     def rows(leaves: Sequence[object]) -> set[int]:
         return {len(x) for x in leaves if isinstance(x, Tensor) and x.dim()}
@@ -62,14 +62,14 @@ def check_rows(segment: object, before: list[object], after: list[object], t: in
 
 
 def check_loss(loss: object, t: int) -> None:
-    """Raise InputError unless it is one number."""
+    """Raise InputError unless the loss is one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError(f"step {t}: expected (loss, state) with loss a scalar tensor of floats, found {found}")
 
 
 def check_advanced(found: object, t: int) -> None:
-    """Raise InputError where `advance` returns nothing, or what `step` returns."""
+    """Raise InputError if `advance` returns None or (loss, state)."""
     if found is None:
         raise InputError(f"step {t}: expected advance to return the new state, found None; return it")
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and not found[0].dim():
@@ -77,8 +77,8 @@ def check_advanced(found: object, t: int) -> None:
 
 
 def check_kinds(before: list[object], after: list[object], t: int) -> None:
-    """Raise InputError where a tensor of the state becomes none."""
-    for old, new in zip(before, after, strict=False):  # of other structures at the first step, which may be given None
+    """Raise InputError if a tensor of the state is replaced by something else."""
+    for old, new in zip(before, after, strict=False):  # structures differ at the first step if its state is None
         if isinstance(old, Tensor) and not isinstance(new, Tensor):
             raise InputError(
                 f"step {t}: expected a state of tensors where it had them, found {new!r:.40} for a tensor of shape "
@@ -87,7 +87,7 @@ def check_kinds(before: list[object], after: list[object], t: int) -> None:
 
 
 def check_attached(before: list[object], after: list[object], t: int) -> None:
-    """Raise InputError where gradient came in with the state and nothing that the step made of it carries any.
+    """Raise InputError if the given state requires gradient and nothing in the returned state does.
 
     What is returned as it came does not count, for it carries the gradient that it came with. One part without gradient
     beside one that has it is no error: a state may keep what a segment was given.
@@ -104,10 +104,10 @@ def check_attached(before: list[object], after: list[object], t: int) -> None:
 
 
 def check_untouched(leaves: list[object], versions: list[int | None], after: list[object], t: int) -> None:
-    """Raise InputError where a step wrote into the state that it was given.
+    """Raise InputError if a step wrote into its given state.
 
-    Writing behind it is no such thing: a memory that is appended to hands out longer and longer parts of one buffer,
-    which count their writes together.
+    Writing to the buffer beyond it is allowed: the states of a growing memory are longer and longer views of one
+    buffer, which share one count of writes.
     """
     parts = {_part(x) for x in after if isinstance(x, Tensor)}
     for x, now, before in zip(leaves, versions_of(leaves), versions, strict=True):
@@ -123,20 +123,20 @@ def check_untouched(leaves: list[object], versions: list[int | None], after: lis
 
 
 def _part(x: Tensor) -> tuple[object, ...]:
-    """Which storage a tensor lies in, and where in it."""
+    """A tensor's storage, and its offset and shape in it."""
     return x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape)
 
 
 def versions_of(leaves: list[object]) -> list[int | None]:
-    """How often each tensor was written."""
+    """How often each tensor was written; None for other leaves."""
     return [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
 
 
 class StateComparison:
-    """The differences between replays and the first pass. Looking at them makes a GPU wait: there it is done later.
+    """The differences between replayed steps and the first pass. For a GPU they are read later, not to wait for it.
 
-    tolerance: of a tensor's norm; None: by type, roughly the rounding of a long sum in it. advances: the first pass is
-    `advance`'s. module: the one whose buffers are looked after.
+    tolerance: relative to a tensor's norm; None: by dtype, about the rounding of a long sum in it. advances: the first
+    pass was computed by `advance`. module: the one whose buffers are restored.
     """
 
     def __init__(self, tolerance: float | None, advances: bool, module: nn.Module | None) -> None:
@@ -146,10 +146,10 @@ class StateComparison:
             self._cures.append("let advance do to state and buffers what step does")
         if module is None:
             self._cures.append("name the module whose buffers change")
-        self._unseen: list[tuple[int, str, Tensor, float]] = []  # step, what, difference, what is allowed
+        self._unseen: list[tuple[int, str, Tensor, float]] = []  # step, name, difference, allowed difference
 
     def add(self, t: int, what: str, found: Sequence[object], expected: Sequence[object]) -> None:
-        """Step t's replay gave `found` where the first pass had `expected`. Raises InputError where they differ."""
+        """Compare what the replay of step t computed with the first pass. Raises InputError if they differ."""
         for a, b in zip(found, expected, strict=True):
             if isinstance(a, Tensor) and isinstance(b, Tensor):
                 if a.shape != b.shape or a.dtype != b.dtype:
@@ -163,7 +163,7 @@ class StateComparison:
             self.settle()
 
     def settle(self) -> None:
-        """Raise InputError, with the first step that was replayed, where a difference is more than rounding."""
+        """Raise InputError, for the first replayed step with a difference, if it is larger than rounding."""
         unseen, self._unseen = self._unseen, []
         for (t, what, _, allowed), gap in zip(unseen, _numbers([gap for _, _, gap, _ in unseen]), strict=True):
             if gap > 1:
@@ -178,12 +178,12 @@ class StateComparison:
 
 
 def _gap(a: Tensor, b: Tensor, allowed: float) -> Tensor:
-    """The difference in units of what is allowed."""
+    """The difference divided by the allowed difference."""
     if not differentiable(a):
         return torch.where((a != b).any(), math.inf, 0.0)
     wide = a.dtype if a.dtype in _ROUNDING else torch.float32
-    # Of what is finite. What is not has to be the same in the same places: a state may hold infinities (a maximum
-    # of nothing), and one that is spoilt in both passes spoils the gradient visibly.
+    # Of finite values. Others must be equal at the same places: a state may contain infinities (a maximum of nothing),
+    # and NaN in both passes is visible in the gradient.
     finite = a.isfinite() & b.isfinite()
     other = ~(finite | (a == b) | (a.isnan() & b.isnan()))
     difference = torch.where(finite, a.to(wide) - b.to(wide), 0).norm()
@@ -192,7 +192,7 @@ def _gap(a: Tensor, b: Tensor, allowed: float) -> Tensor:
 
 
 def _numbers(values: list[Tensor]) -> list[float]:
-    """Scalars as numbers: on one device, which is the rule, in one transfer."""
+    """Scalars as numbers, in one transfer if they are on one device."""
     if len({x.device for x in values}) == 1:
         return torch.stack([x.float() for x in values]).tolist()
     return [float(x) for x in values]

@@ -38,5 +38,8 @@ def which(operation: str, *tensors: object, backend: str = "auto", **options: ob
 
 def _module(operation: str) -> Any:
     if operation not in _WITH_BACKENDS:
-        raise InputError(f"no choice of backends for {operation!r}; there is one for {', '.join(_WITH_BACKENDS)}")
+        raise InputError(
+            f"expected an operation with several backends, found {operation!r}; "
+            f"there is one for {', '.join(_WITH_BACKENDS)}"
+        )
     return importlib.import_module(f"{__name__}.{_WITH_BACKENDS[operation]}")
