@@ -131,6 +131,8 @@ def test_a_recipe_from_outside():
 def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
     model = replace(demo().model, vocab_size=0, max_length=7, layers=0)
     assert replace(demo(), model=model).from_data() == ["vocab_size"]
+    assert registry.load("recipe", "recall")().from_data() == ["vocab_size", "max_length"]
+    assert sorted(registry.load("recipe", "cifar-pvt-cached")().from_data()) == ["channels", "classes", "image"]
 
 
 def test_what_cannot_be_registered_is_refused():

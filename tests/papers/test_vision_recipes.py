@@ -70,7 +70,8 @@ def test_variants_differ_in_their_memory_alone(name):
 def test_the_wider_variant_has_the_cached_ones_parameters(name):
     def parameters(variant: str) -> int:
         model = load(name + variant).model
-        model = dataclasses.replace(model, classes=model.classes or 10, image=model.image or 64)
+        side, channels = {"digits": (8, 1), "mnist": (28, 1), "cifar": (32, 3), "photos": (64, 3)}[name.split("-")[0]]
+        model = dataclasses.replace(model, classes=10, image=side, channels=channels)
         return sum(p.numel() for p in model.build().parameters())
 
     assert parameters("-wider") == pytest.approx(parameters("-cached"), rel=0.01)
@@ -154,7 +155,7 @@ def test_photos_of_any_kind(variant, photos, tmp_path):
     assert ("controls" in result) == (variant == "-cached")
     if variant:
         model = load(f"photos-vit{variant}").model
-        assert len(stored(dataclasses.replace(model, classes=3, image=64).build())) == 4
+        assert len(stored(dataclasses.replace(model, classes=3, image=64, channels=3).build())) == 4
 
 
 @pytest.mark.slow

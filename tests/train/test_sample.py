@@ -98,7 +98,7 @@ def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
         sample_run(pictures, Sampling(count=0))
     with pytest.raises(InputError, match="half pictures"):
         sample_run(pictures, Sampling(prompt="7"))
-    with pytest.raises(InputError, match="at least 0, finite"):
+    with pytest.raises(InputError, match=r"temperature.* found nan"):
         sample_run(pictures, Sampling(temperature=float("nan")))
     classifier = trained("digits", tmp_path / "run")
     with pytest.raises(InputError, match="model that writes"):

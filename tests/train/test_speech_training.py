@@ -123,7 +123,7 @@ def test_the_papers_sizes():
     for arm in ("softmax", "linear"):
         recipe = registry.load("recipe", f"speech-{arm}")()
         model = recipe.model
-        assert (model.layers, model.num_heads, model.dim, model.mlp, model.bands, model.stack) == (
+        assert (model.layers, model.num_heads, model.dim, model.mlp, recipe.data.bands, model.stack) == (
             9,
             6,
             192,

@@ -19,12 +19,12 @@ _SHORT = ListOpsConfig(
     test_size=5_000,
 )
 _MODEL = TransformerConfig(
-    vocab_size=16,
+    vocab_size=0,
     dim=64,
     layers=2,
     num_heads=4,
     mlp=128,
-    max_length=24,
+    max_length=0,
     causal=False,
     head=HeadConfig(classes=10, hidden=128),
 )

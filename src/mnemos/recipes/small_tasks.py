@@ -15,7 +15,7 @@ def copy() -> Recipe:
     """Copy a word of 32 to 63 symbols, linear attention (Linear transformers, Figure 2)."""
     return Recipe(
         model=TransformerConfig(
-            vocab_size=11, dim=256, layers=4, num_heads=8, mlp=1024, max_length=128, attention=LinearConfig()
+            vocab_size=0, dim=256, layers=4, num_heads=8, mlp=1024, max_length=0, attention=LinearConfig()
         ),
         data=CopyConfig(),
         optim=OptimConfig(
@@ -29,7 +29,7 @@ def copy() -> Recipe:
 def recall() -> Recipe:
     """Associative recall: which value stood beside this key?"""
     return Recipe(
-        model=TransformerConfig(vocab_size=65, max_length=39),
+        model=TransformerConfig(vocab_size=0, max_length=0),
         data=RecallConfig(),
         optim=_OPTIM,
         train=TrainConfig(steps=2000, batch_size=64),
@@ -40,9 +40,7 @@ def recall() -> Recipe:
 def digits() -> Recipe:
     """scikit-learn's 1,797 digits as 64 tokens, a classifier."""
     return Recipe(
-        model=TransformerConfig(
-            vocab_size=17, dim=64, mlp=128, max_length=64, causal=False, head=HeadConfig(classes=10)
-        ),
+        model=TransformerConfig(vocab_size=0, dim=64, mlp=128, max_length=0, causal=False, head=HeadConfig(classes=10)),
         data=DigitsConfig(),
         optim=_OPTIM,
         train=TrainConfig(steps=1000, batch_size=32),
@@ -54,10 +52,10 @@ def mnist() -> Recipe:
     """MNIST as 784 tokens, a classifier with linear attention (--data.path FOLDER of the idx files)."""
     return Recipe(
         model=TransformerConfig(
-            vocab_size=256,
+            vocab_size=0,
             dim=64,
             mlp=128,
-            max_length=784,
+            max_length=0,
             causal=False,
             attention=LinearConfig(),
             head=HeadConfig(classes=10),

@@ -15,7 +15,7 @@ from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConf
 
 _OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
 _CACHE = GRC(length=32, block=64, scope="stream")
-_MODEL = TransformerConfig(vocab_size=256, layers=4, max_length=256, attention=SoftmaxConfig(window=256))
+_MODEL = TransformerConfig(vocab_size=0, layers=4, max_length=0, attention=SoftmaxConfig(window=256))
 
 
 @recipe
@@ -56,7 +56,7 @@ def text_xl() -> Recipe:
 @recipe
 def text_lstm() -> Recipe:
     """text with an LSTM of two layers and as many parameters as the Transformer."""
-    return replace(text(), model=LSTMConfig(dim=216, layers=2))
+    return replace(text(), model=LSTMConfig(vocab_size=0, dim=216, layers=2))
 
 
 @recipe
@@ -64,6 +64,7 @@ def text_memformer() -> Recipe:
     """text with Memformer: 32 slots written every 64 bytes, gradients through 8 segments by memory replay."""
     return Recipe(
         model=MemformerConfig(
+            vocab_size=0,
             dim=64,
             encoder_layers=2,
             decoder_layers=2,

@@ -2,16 +2,15 @@
 
 from mnemos.data.augment import AugmentConfig
 from mnemos.data.cifar import CIFARConfig
-from mnemos.models.vision import PVTConfig
 from mnemos.train.recipe import Recipe, recipe
 
 from .memory_variants import attention_cached, cached, unwritten, wider
-from .small_images import SWIN, VIT, WIDER, small
+from .small_images import PVT, SWIN, VIT, WIDER, small
 
 # No augmentation: in two epochs the black margins of policy "light" cost 4 of 39 points of accuracy.
 _CIFAR = CIFARConfig(augment=AugmentConfig(policy="none"))
-_PVT = PVTConfig(
-    version=2,
+_PVT = PVT(
+    patch=4,
     dims=(32, 64, 128),
     depths=(1, 2, 1),
     num_heads=(1, 2, 4),

@@ -15,7 +15,7 @@ def _digits(model: ImageConfig, steps: int) -> Recipe:
 @recipe
 def digits_vit() -> Recipe:
     """A ViT on scikit-learn's digits as images."""
-    return _digits(VIT(image=8, channels=1, patch=2), steps=1500)
+    return _digits(VIT(patch=2), steps=1500)
 
 
 @recipe
@@ -45,7 +45,7 @@ def digits_vit_wider() -> Recipe:
 @recipe
 def digits_pvt() -> Recipe:
     """A PVT on scikit-learn's digits as images."""
-    return _digits(PVT(image=8, channels=1), steps=1000)
+    return _digits(PVT(), steps=1000)
 
 
 @recipe
@@ -75,7 +75,7 @@ def digits_pvt_wider() -> Recipe:
 @recipe
 def digits_swin() -> Recipe:
     """A Swin on scikit-learn's digits as images."""
-    return _digits(SWIN(image=8, channels=1, patch=1, window=4), steps=1500)
+    return _digits(SWIN(patch=1, window=4), steps=1500)
 
 
 @recipe

@@ -8,12 +8,12 @@ from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 
 _MODEL = TransformerConfig(
-    vocab_size=16,
+    vocab_size=0,
     dim=512,
     layers=6,
     num_heads=8,
     mlp=1024,
-    max_length=1999,
+    max_length=0,
     causal=False,
     dropout=0.1,
     head=HeadConfig(classes=10, hidden=1024),

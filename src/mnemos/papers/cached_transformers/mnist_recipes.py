@@ -12,7 +12,7 @@ _MNIST = MNISTConfig(layout="image")
 @recipe
 def mnist_vit() -> Recipe:
     """A ViT on MNIST as images (--data.path FOLDER)."""
-    return small(_MNIST, VIT(image=28, channels=1, patch=7), steps=3000, lr=3e-3)
+    return small(_MNIST, VIT(patch=7), steps=3000, lr=3e-3)
 
 
 @recipe
@@ -42,7 +42,7 @@ def mnist_vit_wider() -> Recipe:
 @recipe
 def mnist_pvt() -> Recipe:
     """A PVT on MNIST as images (--data.path FOLDER)."""
-    return small(_MNIST, PVT(image=28, channels=1, depths=(1, 2)), steps=1200)
+    return small(_MNIST, PVT(depths=(1, 2)), steps=1200)
 
 
 @recipe
@@ -72,7 +72,7 @@ def mnist_pvt_wider() -> Recipe:
 @recipe
 def mnist_swin() -> Recipe:
     """A Swin on MNIST as images (--data.path FOLDER)."""
-    return small(_MNIST, SWIN(image=28, channels=1, patch=2, window=7), steps=1200)
+    return small(_MNIST, SWIN(patch=2, window=7), steps=1200)
 
 
 @recipe

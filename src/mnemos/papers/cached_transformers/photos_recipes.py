@@ -10,7 +10,7 @@ from .small_images import VIT, WIDER, small
 @recipe
 def photos_vit() -> Recipe:
     """A ViT on photos in class folders, at 64 x 64 (--data.folder PHOTOS)."""
-    return small(PhotosConfig(size=64), VIT(image=0, classes=0, patch=8, drop_path=0.1), steps=800, batch=32, lr=1e-3)
+    return small(PhotosConfig(size=64), VIT(patch=8, drop_path=0.1), steps=800, batch=32, lr=1e-3)
 
 
 @recipe

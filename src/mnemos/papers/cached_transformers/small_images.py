@@ -6,10 +6,13 @@ from mnemos.config import DataConfig
 from mnemos.models.vision import ImageConfig, PVTConfig, SwinConfig, ViTConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 
-VIT = partial(ViTConfig, dim=64, depth=4, num_heads=4, pool="mean")
+# What the data decide is 0: a run fills it in.
+VIT = partial(ViTConfig, image=0, channels=0, classes=0, dim=64, depth=4, num_heads=4, pool="mean")
 # PVT version 2 throughout: it learns several times faster from few images than version 1.
-PVT = partial(PVTConfig, version=2, patch=2, dims=(32, 64), depths=(2, 2), num_heads=(2, 4))
-SWIN = partial(SwinConfig, dim=32, depths=(2, 2), num_heads=(2, 4))
+PVT = partial(
+    PVTConfig, image=0, channels=0, classes=0, version=2, patch=2, dims=(32, 64), depths=(2, 2), num_heads=(2, 4)
+)
+SWIN = partial(SwinConfig, image=0, channels=0, classes=0, dim=32, depths=(2, 2), num_heads=(2, 4))
 WIDER = 3.40625  # replaces mlp_ratio 2: adds the parameters of three gates and four projections of half the width
 
 

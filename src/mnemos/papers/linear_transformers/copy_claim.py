@@ -38,7 +38,7 @@ def copy_small() -> Recipe:
     """Copy a word of 16 to 31 symbols with linear attention: 2 layers of width 128, a few minutes on two cores."""
     return Recipe(
         model=TransformerConfig(
-            vocab_size=11, dim=128, layers=2, num_heads=4, mlp=256, max_length=64, attention=LinearConfig()
+            vocab_size=0, dim=128, layers=2, num_heads=4, mlp=256, max_length=0, attention=LinearConfig()
         ),
         data=CopyConfig(length=64),
         optim=OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
@@ -78,10 +78,9 @@ def figure2(claim: Claim, options: Options) -> Finding:
 
 def _variant(base: Recipe, name: str, steps: int) -> Recipe:
     model: Any = base.model
+    data: Any = base.data
     train = replace(base.train, steps=steps, eval_every=max(1, min(base.train.eval_every, steps // 4)))
-    return replace(
-        base, name=f"copy-{name}", model=replace(model, attention=attention(name, model.max_length)), train=train
-    )
+    return replace(base, name=f"copy-{name}", model=replace(model, attention=attention(name, data.length)), train=train)
 
 
 def _learned(places: list[Path]) -> float | None:

@@ -102,12 +102,13 @@ def _recipe(options: Options, variant: str) -> Recipe:
     name, fields = task(options)
     found: Recipe = registry.load("recipe", "digits-pixels" if name == "digits" else f"{name}-pixels-small")()
     data: Any = found.data
+    data = replace(data, images=replace(data.images, **fields))
     model: Any = found.model
     return replace(
         found,
         name=f"{found.name}-{variant}",
-        model=replace(model, attention=attention(variant, model.max_length)),
-        data=replace(data, images=replace(data.images, **fields)),
+        model=replace(model, attention=attention(variant, data.build().max_length)),
+        data=data,
         train=replace(found.train, steps=options.steps or STEPS),
     )
 

@@ -22,8 +22,9 @@ _PLATEAU = ScheduleConfig("plateau", patience=3)
 _PAPER_OPTIM = OptimConfig("radam", lr=1e-4, weight_decay=0.0, schedule=_PLATEAU)
 _PAPER_TRAIN = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoint_every=250)
 
+# Words and bands (0) are taken from the data.
 # Three frames are stacked as one of 30 ms; the shortest digit has four of these.
-_SMALL = SpeechConfig(stack=3, dim=128, layers=4, num_heads=4, mlp=256)
+_SMALL = SpeechConfig(vocab_size=0, bands=0, stack=3, dim=128, layers=4, num_heads=4, mlp=256)
 _SMALL_OPTIM = OptimConfig("radam", lr=2e-3, weight_decay=0.0, schedule=_PLATEAU)
 _SMALL_TRAIN = TrainConfig(steps=2500, batch_size=16, eval_every=150, checkpoint_every=500)
 
@@ -50,7 +51,7 @@ def speech_lsh() -> Recipe:
 def speech_bilstm() -> Recipe:
     """Spoken strings (--data.path FOLDER of wav files), the paper's size: a bidirectional LSTM."""
     optim = OptimConfig("adam", lr=1e-3, weight_decay=0.0, schedule=_PLATEAU)
-    return Recipe(BiLSTMConfig(), SpokenConfig(), optim, _PAPER_TRAIN)
+    return Recipe(BiLSTMConfig(vocab_size=0, bands=0), SpokenConfig(), optim, _PAPER_TRAIN)
 
 
 @recipe
@@ -74,11 +75,13 @@ def spoken_digits_lsh() -> Recipe:
 @recipe
 def spoken_digits_bilstm() -> Recipe:
     """Spoken digits (--data.path FOLDER of wav files), minutes on two cores: a bidirectional LSTM."""
-    return Recipe(BiLSTMConfig(stack=3, dim=96, layers=2), SpokenConfig(), _SMALL_OPTIM, _SMALL_TRAIN)
+    return Recipe(
+        BiLSTMConfig(vocab_size=0, bands=0, stack=3, dim=96, layers=2), SpokenConfig(), _SMALL_OPTIM, _SMALL_TRAIN
+    )
 
 
 def _paper(attention: AttentionConfig) -> Recipe:
-    return Recipe(SpeechConfig(attention=attention), SpokenConfig(), _PAPER_OPTIM, _PAPER_TRAIN)
+    return Recipe(SpeechConfig(vocab_size=0, bands=0, attention=attention), SpokenConfig(), _PAPER_OPTIM, _PAPER_TRAIN)
 
 
 def _small(attention: AttentionConfig) -> Recipe:

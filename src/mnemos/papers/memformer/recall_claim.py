@@ -24,6 +24,7 @@ BAR = 0.95  # accuracy that Memformer with replay must reach
 # the full distance; without them 6 % of the answers at that distance are wrong.
 DATA = RecallConfig(pairs=1, symbols=16, queries=1, distance=4096, shortest=16, grow=500, rows=512)
 MODEL = MemformerConfig(
+    vocab_size=0,
     dim=32,
     encoder_layers=1,
     decoder_layers=1,
@@ -41,7 +42,7 @@ TRAIN = TrainConfig(steps=540, batch_size=128, eval_every=1000, checkpoint_every
 def recall_memformer() -> Recipe:
     """Recall a fact after 4,096 tokens (32 segments): Memformer, with exact gradients by memory replay."""
     train = replace(TRAIN, rollout=RolloutConfig(segment_length=MODEL.segment))
-    return Recipe(replace(MODEL, vocab_size=2 * DATA.symbols + 1 + DATA.distractors), DATA, OPTIM, train)
+    return Recipe(MODEL, DATA, OPTIM, train)
 
 
 def variants() -> Mapping[str, Recipe]:
@@ -50,12 +51,12 @@ def variants() -> Mapping[str, Recipe]:
     found: Any = base.model
     segment = base.train.rollout.segment_length
     windowed: ModelConfig = TransformerConfig(
-        vocab_size=found.vocab_size,
+        vocab_size=0,
         dim=found.dim,
         layers=found.encoder_layers + found.decoder_layers,
         num_heads=found.num_heads,
         mlp=found.mlp,
-        max_length=DATA.length,
+        max_length=0,
         dropout=found.dropout,
         attention=SoftmaxConfig(window=2 * segment),
     )
