@@ -1,6 +1,7 @@
 """The examples of README and docs run and print what they say; the files and commands that they name exist."""
 
 import doctest
+import itertools
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import processes
 import pytest
 
 from mnemos import registry
-from mnemos.cli import VERBS
+from mnemos.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,15 +36,15 @@ def test_there_are_examples_and_no_placeholder_is_left():
     assert not re.findall(r"\b[A-Z]{4,}_[A-Z]+\b|\bPARAMETERS\b|^MAP$|^HELPED$", PAGES, re.MULTILINE)
 
 
-def test_commands_name_verbs_and_recipes_that_exist():
-    for line in re.findall(r"^\$ mnemos (.*?)(?:#.*)?$", PAGES, re.MULTILINE):
+def test_commands_name_verbs_recipes_and_fields_that_exist(capsys):
+    for line in sorted(set(re.findall(r"^\$ mnemos (.*?)\s*(?:#.*)?$", PAGES, re.MULTILINE))):
         verb, *words = line.split()
         assert verb in VERBS
-        if verb in ("train", "compare", "show"):
-            for word in words:
-                if word.startswith("-"):
-                    break
-                assert word in registry.names("recipe"), line
+        if verb in ("train", "compare", "show") and "--resume" not in words:
+            names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+            assert set(names) <= set(registry.names("recipe")), line
+            fields = re.sub(r"--unwritten|--(?:seeds|out) \S+", "", " ".join(words[len(names) :])).split()
+            assert main(["show", names[0], *fields]) == 0, f"{line}: {capsys.readouterr().err}"
 
 
 def test_the_files_they_name_exist():
