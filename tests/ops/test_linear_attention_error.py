@@ -92,20 +92,27 @@ def test_the_kernels_sums_are_right_to_the_last_digit_however_long():
         torch.set_num_threads(before)
 
 
+@pytest.fixture
+def steps(exhaustive):
+    """So many single steps: a step costs as much as a call of hundreds of tokens."""
+    return LONG if exhaustive else LONG // 8
+
+
 @pytest.mark.slow
-def test_a_long_sequence_in_single_steps(backend):
-    given = draw()
+def test_a_long_sequence_in_single_steps(steps, backend):
+    given = draw(steps)
     y, _, _ = exact(*given)
     plain, _ = cut(given, 1, backend)
-    assert off(plain, y) < 5e-5 * SCALE
+    assert off(plain, y) < 5e-5 * (steps / 1e6) ** 0.5
 
 
 @pytest.mark.slow
-def test_single_steps_with_the_compensated_state(backend):
-    given = draw()
+def test_single_steps_with_the_compensated_state(steps, backend):
+    given = draw(steps)
     y, s, z = exact(*given)
     found, state = cut(given, 1, backend, compensated=True)
-    assert off_sums(state, s, z) < 1e-9  # plain steps: 1e-5
+    # Plain steps: 1e-5. What is left is the rounding of φ, which averages out over the tokens.
+    assert off_sums(state, s, z) < 1e-9 * (LONG / steps) ** 0.5
     assert off(found, y) < 6e-7  # does not grow with N
 
 

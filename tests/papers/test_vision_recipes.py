@@ -106,11 +106,11 @@ def test_imagenet_22k_is_at_swins_settings():
 
 @pytest.fixture
 def photos(tmp_path):
-    """Three kinds of photos: six each, of many sizes."""
+    """Three kinds of photos: four each, of many sizes."""
     random = np.random.default_rng(0)
     for kind in ("dress", "hat", "shoes"):
         (tmp_path / "photos" / kind).mkdir(parents=True)
-        for i in range(6):
+        for i in range(4):
             size = tuple(random.integers(60, 300, 2).tolist())
             colours = random.integers(0, 256, (3, 4, 3)).astype(np.uint8)
             image = Image.fromarray(colours).resize(size, Image.Resampling.BILINEAR)
@@ -146,7 +146,7 @@ def started(name: str, photos, out, steps: int, batch: int) -> dict:
     ],
 )
 def test_imagenet_recipes_start_on_photos(name, photos, tmp_path):
-    started(name, photos, tmp_path / "run", steps=2, batch=4)
+    started(name, photos, tmp_path / "run", steps=2, batch=2)
 
 
 @pytest.mark.parametrize("variant", ["", "-cached", "-attention-cache"])
