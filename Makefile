@@ -4,14 +4,16 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check numbers clean
+.PHONY: help install demo test check exhaustive mutants numbers clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     trains a Transformer with a memory beside its twins without, about four minutes'
-	@echo 'make test     the whole test suite'
+	@echo 'make test     the whole test suite, about five minutes on two cores'
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
-	@echo 'make check    lint, types and two cases of each fast test, about two minutes'
+	@echo 'make check    lint, types and one case of each fast test, about a minute'
+	@echo 'make exhaustive  the suite with every combination of parameters; writes results/exhaustive.json'
+	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
 install: $(READY)
 
@@ -29,13 +31,21 @@ demo: $(READY)
 TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(READY)
-	$(TESTS)
+	$(TESTS) --durations 15
+
+exhaustive: $(READY)
+	$(TESTS) --exhaustive --record results/exhaustive.json
+
+N ?= 100
+SEED ?= 0
+mutants: $(READY)
+	nice $(BIN)/python tools/mutate.py --count $(N) --seed $(SEED)
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(TESTS) -m 'not slow' --cases 2
+	$(TESTS) -m 'not slow' --cases 1
 
 numbers: $(READY)
 	$(BIN)/python tools/page_numbers.py

@@ -8,6 +8,8 @@ import torch
 from native_kernels import NAMES, VARIANTS, run_variant
 from pairwise import cover
 
+pytest_plugins = ["record"]
+
 
 def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="every combination of parameters, not every pair")

@@ -296,8 +296,8 @@ def test_compiled_equals_eager(kind):
     state = other = None
     losses = 0.0, 0.0
     for seed in (3, 4):  # from a fresh state, and from one that was carried
-        y, state = network(ids(2, 4, seed), state)  # a segment each: of more, the loop is unrolled as often
-        z, other = compiled(ids(2, 4, seed), other)
+        y, state = network(ids(2, 8, seed), state)
+        z, other = compiled(ids(2, 8, seed), other)
         close(z, y)
         losses = losses[0] + y.square().sum(), losses[1] + z.square().sum()
     for loss in losses:

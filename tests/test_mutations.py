@@ -1,0 +1,58 @@
+"""The small faults by which the suite's power is measured."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from mutations import faults
+
+SOURCE = '''"""Not 1 + 2."""
+
+LIMIT = 3
+
+
+class A:
+    size: int = 4
+
+    def f(self, x: "list[1 + 1]", n=5):
+        """Nor 6."""
+        assert x.shape[0] == 7
+        if not n:
+            raise ValueError(f"{n + 8}, found {n}")
+        self.reset()
+        total = é(x)[-1] + (n * 2.0)
+        return total.detach() if n > 9 and total is not None else f"{n + 10}"
+'''
+
+
+def test_each_kind_of_fault_is_made_once_where_behaviour_rests():
+    found = [(fault.line, fault.kind, fault.after) for fault in faults(SOURCE, "a.py")]
+    value = 'return total.detach() if n > 9 and total is not None else f"{n + 10}"'
+    assert found == [
+        (12, "not", "if (n):"),
+        (14, "statement dropped", "pass"),
+        (15, "sign", "total = é(x)[(1)] + (n * 2.0)"),
+        (15, "constant", "total = é(x)[-2] + (n * 2.0)"),
+        (15, "arithmetic", "total = é(x)[-1] - (n * 2.0)"),
+        (15, "arithmetic", "total = é(x)[-1] + (n / 2.0)"),
+        (15, "constant", "total = é(x)[-1] + (n * 4.0)"),
+        (16, "no detach", value.replace("total.detach()", "total", 1)),
+        (16, "branches exchanged", 'return (f"{n + 10}" if n > 9 and total is not None else total.detach())'),
+        (16, "comparison", value.replace(">", ">=")),
+        (16, "constant", value.replace("9", "10", 1)),
+        (16, "condition", value.replace("and", "or")),
+        (16, "comparison", value.replace("is not", "is")),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("src/mnemos/ops/l*/*.py")), ids=lambda p: p.name)
+def test_a_fault_is_another_program_of_one_change(path):
+    source = path.read_text()
+    for fault in faults(source, path.name)[::20]:
+        changed = fault.apply(source)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+        assert fault.before in source
+        assert fault.after in changed

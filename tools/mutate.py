@@ -1,0 +1,268 @@
+"""How many small faults the tests find: `python tools/mutate.py --count 100 --seed 0`.
+
+Each fault (see mutations.py) is made in a copy of the tree; the tests most likely to find it run first, then the
+contracts, then all others, until one fails. A fault that none finds is a survivor: a test is missing, or the fault
+changes nothing that is promised, which the field "explained" of the result then says (it is written by hand and kept).
+
+Known tools run the whole suite, or what a coverage run of hours has mapped, in a new interpreter per fault. Here one
+process imports PyTorch once and forks for each fault, and the order of the tests follows the folders, which mirror the
+package: most faults are found in seconds.
+
+The result, results/mutants.json, is written after each fault; the same command goes on from there. `--retry` runs only
+the survivors again, after tests were added.
+"""
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mutations import Fault, faults
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path("src/mnemos")
+ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "train", "adapt", "data", "evaluate")
+LIMIT = 1800  # seconds for the tests of one stage; a fault that makes an endless loop is found by this
+CONTRACTS = ("tests/test_contracts.py", "tests/test_replay.py", "tests/test_auxiliary_losses.py")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=100, help="how many faults (100)")
+    parser.add_argument("--seed", type=int, default=0, help="which faults (0)")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutants.json", help="the result file")
+    parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        copy_tree(tree)
+        report = Report(options.out, options.seed, options.count)
+        import_libraries()
+        if first_failure(tree, ["tests"], [], "--collect-only") is not None:
+            raise SystemExit(
+                "mutate: expected tests that can be collected; run pytest --collect-only to see which cannot"
+            )
+        for fault in choose(tree, options.count, options.seed):
+            if report.wants(fault, options.retry):
+                report.add(fault, *examine(fault, tree))
+        print(report.summary())
+
+
+def copy_tree(tree: Path) -> None:
+    """Everything under version control as it is now, and the built kernels."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    for name in [*names, *(str(path.relative_to(ROOT)) for path in (ROOT / PACKAGE / "native").glob("*.so"))]:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+
+
+def choose(tree: Path, count: int, seed: int) -> list[Fault]:
+    """`count` faults, as many from each room as from any other; more of them with the same seed begin with the same."""
+    rooms = []
+    for room in ROOMS:
+        found: list[Fault] = []
+        for path in sorted((tree / PACKAGE / room).rglob("*.py")):
+            found += faults(path.read_text(), str(path.relative_to(tree)))
+        random.Random(f"{seed} {room}").shuffle(found)
+        rooms.append(found)
+    rounds = [room[i] for i in range(max(map(len, rooms))) for room in rooms if i < len(room)]
+    return rounds[:count]
+
+
+def import_libraries() -> None:
+    """What every test process needs, so that its fork does not import it again; nothing of the package."""
+    import lightning_fabric
+    import numpy
+    import pytest
+    import torch
+    import torch._dynamo
+    import torch.distributed
+
+    torch.set_num_threads(1)
+    del lightning_fabric, numpy, pytest
+
+
+def stages(fault: Fault, tree: Path) -> list[list[str]]:
+    """Lists of test files, the likeliest first."""
+    room, stem = Path(fault.file).relative_to(PACKAGE).parts[0], Path(fault.file).stem
+    folder = {"memory_replay": "replay"}.get(room, room)
+    files = sorted(str(path.relative_to(tree)) for path in (tree / "tests").rglob("test_*.py"))
+    module = fault.file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    words = [word for word in (*Path(fault.file).parent.parts[3:], stem) if word != "__init__"]
+    own = [name for name in files if any(word in Path(name).stem for word in words) and f"tests/{folder}/" in name]
+    naming = [name for name in files if _imports(tree / name, module)]
+    mirrored = [name for name in files if name.startswith(f"tests/{folder}/")]
+    contracts = [name for name in files if name in CONTRACTS]
+    done: set[str] = set()
+    found = []
+    for names in ([*own, *naming], mirrored, contracts, files):
+        stage = [name for name in dict.fromkeys(names) if name not in done]
+        done.update(stage)
+        found.append(stage)
+    return [stage for stage in found if stage]
+
+
+def _imports(path: Path, module: str) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if node.module == module or any(f"{node.module}.{alias.name}" == module for alias in node.names):
+                return True
+        elif isinstance(node, ast.Import) and any(alias.name == module for alias in node.names):
+            return True
+    return False
+
+
+def examine(fault: Fault, tree: Path) -> tuple[str | None, float]:
+    """The first test that the fault fails, or None; and seconds. A test that fails without the fault does not count."""
+    start = time.monotonic()
+    path = tree / fault.file
+    source = path.read_text()
+    failing: list[str] = []
+    for stage in stages(fault, tree):
+        while True:
+            path.write_text(fault.apply(source))
+            try:
+                found = first_failure(tree, stage, failing)
+            finally:
+                path.write_text(source)
+            if found is None:
+                break
+            if found not in _SOUND and "::" in found and first_failure(tree, [found], []) is not None:
+                failing.append(found)
+                continue
+            _SOUND.add(found)
+            return found, time.monotonic() - start
+    return None, time.monotonic() - start
+
+
+_SOUND: set[str] = set()  # tests that passed in the tree without a fault
+
+
+def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) -> str | None:
+    """The id of the first test that fails, "collection" or "time" where none could end; None where all pass."""
+    with tempfile.NamedTemporaryFile() as told:
+        child = os.fork()
+        if child == 0:
+            _run(tree, tests, without, told.name, more)
+        deadline = time.monotonic() + LIMIT
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return "time"
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what a failed test has left running
+        if os.waitstatus_to_exitcode(status) in (0, 5):  # 5: nothing to run
+            return None
+        return Path(told.name).read_text().strip() or "collection"
+
+
+def _run(tree: Path, tests: list[str], without: list[str], told: str, more: tuple[str, ...]) -> None:
+    """In a process of its own: the tests, until one fails, whose id is written to `told`."""
+    import pytest
+
+    class First:
+        @staticmethod
+        def pytest_runtest_logreport(report: Any) -> None:
+            if report.failed:
+                Path(told).write_text(report.nodeid)
+
+    os.setpgid(0, 0)
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(tree / "src"))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "300",
+        "--basetemp",
+        f"{told}.tests",
+    ]
+    options += [word for name in without for word in ("--deselect", name)]
+    code = 1
+    try:
+        code = int(pytest.main([*tests, *options], plugins=[First()]))
+    finally:
+        shutil.rmtree(f"{told}.tests", ignore_errors=True)
+        os._exit(code)
+
+
+class Report:
+    """results/mutants.json, kept up to date."""
+
+    def __init__(self, path: Path, seed: int, count: int) -> None:
+        self.path, self.seed, self.count = path, seed, count
+        self.mutants: list[dict[str, Any]] = json.loads(path.read_text())["mutants"] if path.is_file() else []
+
+    def _index(self, fault: Fault) -> int | None:
+        """Where a fault stands; lines may have moved since."""
+        for i, known in enumerate(self.mutants):
+            if all(known[key] == fault.record()[key] for key in ("file", "before", "after", "kind")):
+                return i
+        return None
+
+    def wants(self, fault: Fault, retry: bool) -> bool:
+        """Whether a fault is still to be examined."""
+        index = self._index(fault)
+        return index is None or (retry and self.mutants[index]["found_by"] is None)
+
+    def add(self, fault: Fault, found_by: str | None, seconds: float) -> None:
+        """Record what became of a fault, and write the file."""
+        entry = {**fault.record(), "found_by": found_by, "seconds": round(seconds, 1), "commit": _commit()}
+        index = self._index(fault)
+        if index is None:
+            self.mutants.append(entry)
+        else:
+            self.mutants[index] |= entry
+        found = [one for one in self.mutants if one["found_by"] is not None]
+        survivors = [one for one in self.mutants if one["found_by"] is None]
+        summary = {
+            "seed": self.seed,
+            "faults": len(self.mutants),
+            "found": len(found),
+            "survivors": len(survivors),
+            "survivors explained": sum("explained" in one for one in survivors),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({**summary, "mutants": self.mutants}, indent=1, ensure_ascii=False) + "\n")
+        print(f"{len(self.mutants)} {found_by or 'SURVIVED'} {fault.file}:{fault.line} {fault.after}", flush=True)
+
+    def summary(self) -> str:
+        """One line, and one for each survivor that nothing explains."""
+        left = [one for one in self.mutants if one["found_by"] is None and "explained" not in one]
+        lines = [f"{one['file']}:{one['line']}: {one['before']} -> {one['after']}" for one in left]
+        return "\n".join([f"{len(self.mutants)} faults, {len(left)} neither found nor explained", *lines])
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
