@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 LAYERS = ("blocks.0.attention", "blocks.1.attention")
 COMMIT = "5bb3d1d0c0ffee5bb3d1d0c0ffee5bb3d1d0c0ff"
-ARMS = {
+VARIANTS = {
     "demo": {"end": 0.512, "spread": 0.03, "parameters": 70282},
     "demo-cached": {"end": 0.559, "spread": 0.007, "parameters": 91402},
     "demo-wider": {"end": 0.552, "spread": 0.014, "parameters": 91146},
@@ -19,7 +19,7 @@ def recipe(name, seed, steps):
     cache = {"preset": "paper", "length": 32} if "cached" in name else None
     return {
         "name": name,
-        "about": f"ListOps <short>, the {name} arm",
+        "about": f"ListOps <short>, the {name} variant",
         "model": {
             "is": "transformer",
             "width": 64,
@@ -37,13 +37,13 @@ def recipe(name, seed, steps):
 def write_run(
     folder, name="demo", seed=0, steps=2500, caches=None, gates=None, metrics=None, finished=True, explained=None
 ):
-    """A run folder. `metrics` replaces the records; `caches`, `gates`, `explained` default to those of a cached arm."""
+    """A run folder. `metrics` replaces the records; `caches`, `gates`, `explained` default to a cached variant's."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, *name.encode()])
-    arm = ARMS.get(name, ARMS["demo"])
+    variant = VARIANTS.get(name, VARIANTS["demo"])
     cached = "cached" in name
-    offset = {0: -1.0, 1: 0.1, 2: 0.9}.get(seed, 0.0) * arm["spread"]
+    offset = {0: -1.0, 1: 0.1, 2: 0.9}.get(seed, 0.0) * variant["spread"]
     (folder / "recipe.json").write_text(json.dumps(recipe(name, seed, steps)))
     provenance = {
         "commit": COMMIT,
@@ -59,7 +59,7 @@ def write_run(
         "resumed": [],
     }
     (folder / "run.json").write_text(json.dumps(provenance, indent=2))
-    end = arm["end"] + offset
+    end = variant["end"] + offset
     records = metrics if metrics is not None else _records(random, end, steps, cached if gates is None else gates)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     if finished:
@@ -162,7 +162,7 @@ def _result(name, seed, steps, end, cached, random):
         "metrics": {"accuracy": {"higher_is_better": True, "about": "The share of right answers."}},
         "valid": {"loss": 1.06, "accuracy": end + 0.004},
         "majority": 0.106,
-        "parameters": ARMS.get(name, ARMS["demo"])["parameters"],
+        "parameters": VARIANTS.get(name, VARIANTS["demo"])["parameters"],
         "flops": 3.1e6 if not cached else 4.2e6,
         "seconds": 52.0 + 9 * cached + seed,
         "peak_bytes": 311 * 2**20,
@@ -174,12 +174,12 @@ def _cache(random, slots, width):
     return (low + random.normal(size=(slots, width)) * 0.15).astype(np.float32)
 
 
-def write_comparison(folder, seeds=(0, 1, 2), arms=tuple(ARMS), with_controls=True, with_runs=True, **fields):
-    """A comparison folder over `arms`; `fields` replace those of comparison.json."""
+def write_comparison(folder, seeds=(0, 1, 2), variants=tuple(VARIANTS), with_controls=True, with_runs=True, **fields):
+    """A comparison folder over `variants`; `fields` replace those of comparison.json."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows, listed, places = [], [], {}
-    for name in arms:
+    for name in variants:
         places[name] = [f"{name}-{seed}" for seed in seeds]
         for seed, place in zip(seeds, places[name], strict=True):
             write_run(folder / place, name, seed)
@@ -195,7 +195,7 @@ def write_comparison(folder, seeds=(0, 1, 2), arms=tuple(ARMS), with_controls=Tr
     comparison = {"metric": "accuracy", "higher_is_better": True, "majority": 0.106, "rows": rows}
     comparison |= {"controls": listed} if with_controls else {}
     comparison |= {"runs": places} if with_runs else {}
-    comparison |= {"provenance": {"command": f"mnemos compare {' '.join(arms)}", "commit": COMMIT}}
+    comparison |= {"provenance": {"command": f"mnemos compare {' '.join(variants)}", "commit": COMMIT}}
     (folder / "comparison.json").write_text(json.dumps(comparison | fields, indent=2))
     return folder
 

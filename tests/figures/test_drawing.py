@@ -105,15 +105,15 @@ def test_heads_are_told_apart():
 
 
 def test_the_twin_is_the_same_recipe_without_its_cache():
-    def arm(cache, **more):
+    def variant(cache, **more):
         recipe = {"name": "x", "model": {"cache": cache, "width": 8}, "train": {"seed": 1}} | more
         return (RunRecord(Path("x"), "x", recipe, None, {}, {}, None, None, None),)
 
     runs = {
-        "cached": arm({"ratio": 0.5}),
-        "wider": arm(None, model={"cache": None, "width": 9}),
-        "other": arm({"ratio": 0.25}),
-        "plain": arm(None, train={"seed": 2}),
+        "cached": variant({"ratio": 0.5}),
+        "wider": variant(None, model={"cache": None, "width": 9}),
+        "other": variant({"ratio": 0.25}),
+        "plain": variant(None, train={"seed": 2}),
     }
     rows = tuple(Row(name, 0.5, 0.1, 1) for name in runs)
     comparison = Comparison("accuracy", True, None, rows, (), runs, "test")

@@ -99,7 +99,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 def test_two_comparisons_are_refused(tmp_path):
-    folders = [write_comparison(tmp_path / n, arms=("demo",)) for n in "ab"]
+    folders = [write_comparison(tmp_path / n, variants=("demo",)) for n in "ab"]
     with pytest.raises(InputError, match="one comparison"):
         read(folders)
 
@@ -118,13 +118,13 @@ def test_two_comparisons_are_refused(tmp_path):
     ],
 )
 def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
-    folder = write_comparison(tmp_path / "cmp", arms=("demo",), **fields)
+    folder = write_comparison(tmp_path / "cmp", variants=("demo",), **fields)
     refused(folder, str(folder / "comparison.json"), word)
 
 
 def test_seeds_may_be_listed(tmp_path):
     rows = [{"name": "a", "mean": 0.5, "std": 0.1, "seeds": [3, 4, 5]}]
-    comparison = read([write_comparison(tmp_path / "cmp", arms=("demo",), with_runs=False, rows=rows)])
+    comparison = read([write_comparison(tmp_path / "cmp", variants=("demo",), with_runs=False, rows=rows)])
     assert comparison.rows[0].seeds == 3
 
 
@@ -187,7 +187,7 @@ def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
     folders = [write_run(tmp_path / f"a{s}", "demo", s) for s in (0, 1)]
     folders.append(write_run(tmp_path / "longer", "demo", 0, steps=3000))
     comparison = read(folders)
-    assert comparison.arms == ["demo", "demo (2)"]
+    assert comparison.variants == ["demo", "demo (2)"]
     assert [row.seeds for row in comparison.rows] == [2, 1]
     tested = [json.loads((f / "result.json").read_text())["test"]["accuracy"] for f in folders[:2]]
     assert comparison.rows[0].mean == pytest.approx(np.mean(tested))

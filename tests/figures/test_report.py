@@ -110,7 +110,7 @@ def test_single_runs_are_grouped_by_recipe(tmp_path):
 
 
 def test_a_run_beside_a_comparison_is_an_arm_of_its_own(tmp_path):
-    folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), arms=("demo",))
+    folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), variants=("demo",))
     extra = write_run(tmp_path / "x", "demo-cached", 5)
     path = report([extra, folder, folder / "demo-0"])
     assert path == folder / "report.html"

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 RATE = "token error rate"
 
 
-def small(arm: str, folder: Path, steps: int = 4) -> Recipe:
-    recipe = registry.load("recipe", f"spoken-digits-{arm}")()
+def small(variant: str, folder: Path, steps: int = 4) -> Recipe:
+    recipe = registry.load("recipe", f"spoken-digits-{variant}")()
     data = replace(recipe.data, path=str(folder), longest=2, test_takes=1, valid_takes=1, rows=6)
     model = replace(recipe.model, vocab_size=2, bands=40, layers=1, dim=16)
-    if arm != "bilstm":
+    if variant != "bilstm":
         model = replace(model, num_heads=2, mlp=32)
     train = replace(recipe.train, steps=steps, batch_size=4, log_every=2, eval_every=2, checkpoint_every=steps)
     return replace(recipe, model=model, data=data, train=replace(train, accelerator="cpu"))
@@ -73,9 +73,9 @@ def _frames(batch) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["softmax", "bilstm"])
-def test_tones_are_learnt(spoken, tmp_path, arm):
-    recipe = small(arm, spoken, 150)
+@pytest.mark.parametrize("variant", ["softmax", "bilstm"])
+def test_tones_are_learnt(spoken, tmp_path, variant):
+    recipe = small(variant, spoken, 150)
     optim = replace(recipe.optim, name="adamw", lr=1e-2)
     train = replace(recipe.train, batch_size=8, eval_every=150)
     result = run(replace(recipe, optim=optim, train=train), tmp_path / "run", quiet=True)
@@ -85,8 +85,8 @@ def test_tones_are_learnt(spoken, tmp_path, arm):
 
 @pytest.mark.slow
 def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
-    arms = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
-    found = compare(arms, tmp_path / "all", seeds=1, quiet=True)
+    variants = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
+    found = compare(variants, tmp_path / "all", seeds=1, quiet=True)
     assert (found["metric"], found["higher_is_better"]) == (RATE, False)
     for row in found["rows"]:
         result = json.loads((tmp_path / "all" / row["name"] / "seed-0" / "result.json").read_text())
@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_refused(spoken):
 
 def test_the_papers_sizes():
     """9 layers, 6 heads of 32, RAdam at 1e-4, halved on a plateau; the LSTM has three layers of 320 a direction."""
-    for arm in ("softmax", "linear"):
-        recipe = registry.load("recipe", f"speech-{arm}")()
+    for variant in ("softmax", "linear"):
+        recipe = registry.load("recipe", f"speech-{variant}")()
         model = recipe.model
         assert (model.layers, model.num_heads, model.dim, model.mlp, recipe.data.bands, model.stack) == (
             9,

@@ -23,18 +23,18 @@ TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
 def section(comparison: Comparison) -> str:
     """For each cached variant, a figure and a table of the first run with image maps, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(comparison.arms):
+    for index, name in enumerate(comparison.variants):
         found = [(run.label, run.explained) for run in comparison.runs.get(name, ()) if run.explained]
         drawn = [one for one in found if one[1].pictures is not None]
         if drawn:
-            parts.append(_arm(index, name, *drawn[0]))
+            parts.append(_variant(index, name, *drawn[0]))
         elif name in comparison.with_memory():
             why = found[0][1].left if found else "no run has an explain.json"
             whys.append(f"{name}: {why}, so the report has no images of its branches.")
     return "\n".join(parts + [missing(why) for why in whys])
 
 
-def _arm(index: int, name: str, label: str, found: Explained) -> str:
+def _variant(index: int, name: str, label: str, found: Explained) -> str:
     mapped = [layer for layer in found.layers if layer.self_map is not None]
     middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
     chosen = [layer for layer in mapped if layer in (mapped[0], middle, mapped[-1])]

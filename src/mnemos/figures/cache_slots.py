@@ -23,11 +23,11 @@ MOSTLY = 0.8  # a slot counts as the average of its position if the position exp
 def section(comparison: Comparison) -> str:
     """For each cached variant, patches and numbers of the first run with a slot comparison, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(comparison.arms):
+    for index, name in enumerate(comparison.variants):
         runs = [run for run in comparison.runs.get(name, ()) if run.explained]
         found = [run for run in runs if _compared(run)]
         if found:
-            parts.append(_arm(index, name, found[0]))
+            parts.append(_variant(index, name, found[0]))
         elif name in comparison.with_memory():
             whys.append(f"{name}: {_why(runs)}, so the report cannot show what its slots hold.")
     return "\n".join(parts + [missing(why) for why in whys])
@@ -44,7 +44,7 @@ def _why(runs: list[RunRecord]) -> str:
     return str(runs[0].explained.left or (lefts[0] if lefts else "its slots were not compared with training patches"))
 
 
-def _arm(index: int, name: str, run: RunRecord) -> str:
+def _variant(index: int, name: str, run: RunRecord) -> str:
     assert run.explained is not None
     every = [layer.name for layer in run.explained.layers]
     called = dict(zip(every, shortened(every), strict=True))

@@ -20,16 +20,16 @@ LAYERS = 6  # layers drawn; with more, an even selection
 def section(comparison: Comparison) -> str:
     """For each cached variant, a figure of the first run that stored its caches, or a line that says none did."""
     parts = []
-    for index, name in enumerate(comparison.arms):
+    for index, name in enumerate(comparison.variants):
         stored = [run for run in comparison.runs.get(name, ()) if run.caches]
         if stored:
-            parts.append(_arm(index, name, stored))
+            parts.append(_variant(index, name, stored))
         elif name in comparison.with_memory():
             parts.append(missing(f"{name}: no run has a caches.safetensors, so no cache can be drawn."))
     return "\n".join(parts)
 
 
-def _arm(index: int, name: str, stored: list[RunRecord]) -> str:
+def _variant(index: int, name: str, stored: list[RunRecord]) -> str:
     caches = stored[0].caches or {}
     chosen = list(caches)
     if len(chosen) > LAYERS:

@@ -11,7 +11,7 @@ from .markup import count, duration, escape, listed, memory, missing, operations
 from .names import shortened
 from .provenance import flat
 from .results import Cached, Comparison, Row, RunRecord
-from .style import ARMS
+from .style import VARIANTS
 
 SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters", "training_macs", "inference_macs")
 
@@ -19,7 +19,7 @@ SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters
 def section(comparison: Comparison) -> str:
     """A table of layers for each cached variant that recorded its costs, and one of measured times for all variants."""
     parts = []
-    for name in comparison.arms:
+    for name in comparison.variants:
         found = [run for run in comparison.runs.get(name, ()) if run.explained]
         known = [run for run in found if run.explained and any(layer.cost for layer in run.explained.layers)]
         if known:
@@ -107,7 +107,9 @@ def _against(comparison: Comparison, name: str, run: RunRecord, layers: list[Cac
 
 def uncached_baseline(comparison: Comparison, name: str) -> str | None:
     """The variant with the recipe of `name` but without its cache; None if there is none."""
-    recipes = {arm: flat(runs[0].recipe) for arm in comparison.arms if (runs := comparison.runs.get(arm))}
+    recipes = {
+        variant: flat(runs[0].recipe) for variant in comparison.variants if (runs := comparison.runs.get(variant))
+    }
     mine = recipes.get(name)
     if mine is None:
         return None
@@ -127,18 +129,18 @@ def _rest(recipe: dict[str, Any]) -> str:
 
 def _measured(comparison: Comparison) -> str:
     """Seconds per update and samples per second in evaluation of every variant, and ratios to the uncached baseline."""
-    arms = [row for row in comparison.rows if comparison.runs.get(row.name)]
-    if not any(math.isfinite(_update(comparison, row)) for row in arms):
+    variants = [row for row in comparison.rows if comparison.runs.get(row.name)]
+    if not any(math.isfinite(_update(comparison, row)) for row in variants):
         return missing("No run has finished, so the report has no measured times.")
     size = next((s for run in comparison.all_runs() if (s := _size(run))), math.nan)
     rows = []
-    for row in arms:
-        baseline = next((r for r in arms if r.name == uncached_baseline(comparison, row.name)), None)
+    for row in variants:
+        baseline = next((r for r in variants if r.name == uncached_baseline(comparison, row.name)), None)
+        place = comparison.variants.index(row.name)
         rate = size / _evaluation(comparison, row)
         rows.append(
             [
-                f'<i class="dot" style="color:var(--arm-{comparison.arms.index(row.name) % len(ARMS)})"></i>'
-                f"{escape(row.name)}",
+                f'<i class="dot" style="color:var(--variant-{place % len(VARIANTS)})"></i>{escape(row.name)}',
                 duration(_update(comparison, row)),
                 _ratio(comparison, row, baseline, _update),
                 duration(_evaluation(comparison, row)),
@@ -148,7 +150,7 @@ def _measured(comparison: Comparison) -> str:
                 "–" if baseline is None else _times(row.flops / baseline.flops),
             ]
         )
-    pairs = [(row.name, other) for row in arms if (other := uncached_baseline(comparison, row.name))]
+    pairs = [(row.name, other) for row in variants if (other := uncached_baseline(comparison, row.name))]
     beside = (
         f"Ratios are to the same recipe without a cache ({listed([f'{a} to {b}' for a, b in pairs])}). "
         if pairs

@@ -1,4 +1,4 @@
-"""Learning curves: the loss and a metric by step, a thin line a seed and a thick one for their mean."""
+"""Learning curves: the loss and a metric by step; thin lines are seeds, thick lines their mean."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ import numpy as np
 from .markup import figure, legend, listed, missing, plural
 from .read_metrics import OWN
 from .results import Columns, Comparison, RunRecord
-from .style import ARMS, MARKERS, MUTED, arm, curve, nothing, panel, steps_axis, thin
+from .style import MARKERS, MUTED, VARIANTS, curve, nothing, panel, steps_axis, thin, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ _WORDS = {"valid": "validation", "train": "training"}
 
 
 def section(comparison: Comparison) -> str:
-    """The figure of learning curves of every arm, or the line that says there are none."""
+    """The figure with learning curves of all variants, or a line that says there are none."""
     wanted = [panel for panel in _panels(comparison) if recorded(comparison, *panel)]
     if not wanted:
         return missing("No run recorded a loss or a metric, so there is no curve to draw.")
@@ -25,21 +25,21 @@ def section(comparison: Comparison) -> str:
         panel(f"curve-{kind}-{name}", title(kind, name), partial(draw, comparison=comparison, kind=kind, name=name))
         for kind, name in wanted
     ]
-    drawn = [name for name in comparison.arms if comparison.runs.get(name)]
-    keys = legend([(f"arm-{comparison.arms.index(name) % len(ARMS)}", name) for name in drawn])
+    drawn = [name for name in comparison.variants if comparison.runs.get(name)]
+    keys = legend([(f"variant-{comparison.variants.index(name) % len(VARIANTS)}", name) for name in drawn])
     return figure(panels, _caption(comparison, wanted), legend=keys) + "".join(
         missing(line) for line in _notes(comparison, wanted)
     )
 
 
 def _panels(comparison: Comparison) -> list[tuple[str, str]]:
-    """(kind of record, quantity) of every panel that there might be: what the runs are judged by, and the loss."""
+    """(kind of record, quantity) of every possible panel: the metric that the runs are judged by, and the loss."""
     names = dict.fromkeys([quality(comparison), "loss"])
     return [(kind, name) for kind in _WORDS for name in names]
 
 
 def quality(comparison: Comparison) -> str:
-    """The metric that runs are judged by; of those judged by the loss, the first other metric that they recorded."""
+    """The metric that the runs are judged by; if that is the loss, the first other metric that they recorded."""
     if comparison.metric != "loss":
         return comparison.metric
     records = [getattr(run, kind) for run in comparison.all_runs() for kind in _WORDS]
@@ -53,12 +53,12 @@ def title(kind: str, name: str) -> str:
 
 
 def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
-    """One panel: `name` ("loss" or a metric) of the `kind` ("train", "valid") records of every arm."""
+    """One panel: `name` ("loss" or a metric) of the `kind` ("train", "valid") records of every variant."""
     steps_axis(axes)
-    for index, label in enumerate(comparison.arms):
+    for index, label in enumerate(comparison.variants):
         series = [getattr(run, kind) for run in comparison.runs.get(label, ())]
         series = [s for s in series if _has(s, name)]
-        colour, marker = arm(index), MARKERS[index % len(MARKERS)]
+        colour, marker = variant_colour(index), MARKERS[index % len(MARKERS)]
         if len(series) > 1:
             for one in series:
                 curve(axes, *thin(one["step"], one[name]), color=colour, linewidth=0.6, alpha=0.45)
@@ -82,7 +82,7 @@ def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
 
 
 def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over seeds at the steps that every seed has; NaN where one of them is not finite."""
+    """The mean over seeds at the steps that every seed recorded; NaN where one value is not finite."""
     if not series:
         return np.array([]), np.array([])
     common = series[0]["step"]
@@ -93,7 +93,7 @@ def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def recorded(comparison: Comparison, kind: str, name: str) -> bool:
-    """Whether some run's records of a kind have a quantity."""
+    """Whether any run recorded the quantity in its records of this kind."""
     return any(_has(getattr(run, kind), name) for run in comparison.all_runs())
 
 
@@ -103,13 +103,13 @@ def _has(columns: Columns, name: str) -> bool:
 
 def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
     several = any(len(runs) > 1 for runs in comparison.runs.values())
-    lines = "A thin line is one seed, the thick line their mean" if several else "One run an arm"
+    lines = "A thin line is one seed, the thick line their mean" if several else "One run per variant"
     majority = ""
     if comparison.majority is not None and any(name == comparison.metric for _, name in wanted):
         majority = " The dotted line is the share of the most frequent class."
     what = listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]).capitalize()
     long = any(len(run.train["step"]) > 400 for run in comparison.all_runs())
-    means = " Long curves are drawn as means over 400 stretches." if long else ""
+    means = " Long curves are drawn as means over 400 intervals." if long else ""
     source = f"From metrics.jsonl of {plural(len(comparison.all_runs()), 'run')}."
     shown = comparison.about and any(name == comparison.metric for _, name in wanted)
     about = f" {comparison.metric.capitalize()}: {comparison.about}" if shown else ""
@@ -117,7 +117,7 @@ def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
 
 
 def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
-    """What the picture cannot show: values that are not finite, and curves nobody recorded."""
+    """What the figure cannot show: values that are not finite, and quantities that no run recorded."""
     notes = []
     for run in comparison.all_runs():
         notes += [line for kind in ("train", "valid") if (line := _broken(run, kind))]
@@ -141,7 +141,7 @@ def _broken(run: RunRecord, kind: str) -> str:
 
 
 def extent(values: np.ndarray, least: float) -> tuple[float, float]:
-    """Limits of an axis that hold all finite values and span at least `least`, so that noise is not magnified."""
+    """Axis limits that include all finite values and span at least `least`, so that noise is not magnified."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Examples that tasks leave in result.json: what was given, and what each arm's model found, side by side."""
+"""Examples that tasks write to result.json: the reference and the output of each variant, side by side."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ Lines = list[tuple[str, str]]
 
 
 def section(comparison: Comparison) -> str:
-    """A table for each kind of example, of all arms that were given the same, by their first runs; "" without any."""
+    """One table per kind of example, for all variants with the same references, from their first runs; "" if none."""
     tables: dict[tuple[str, str, str, str, tuple[str, ...]], dict[str, list[str]]] = {}
-    for name in comparison.arms:
+    for name in comparison.variants:
         for run in comparison.runs.get(name, ())[:1]:
             for about, lines in _examples(run.result or {}):
                 rows = tuple(one for one, _ in lines)
                 tables.setdefault((*about, rows), {})[name] = [one for _, one in lines]
     parts = []
-    for (title, given, answer, text, rows), arms in tables.items():
+    for (title, given, answer, text, rows), variants in tables.items():
         caption = (
             f"{text} First what was {given}, then what the first run of each variant {answer}; bold where it differs. "
             "From result.json."
         )
-        cells = [[escape(row), *(_marked(row, arms[name][i]) for name in arms)] for i, row in enumerate(rows)]
-        parts += [paragraph(title), table(caption.strip(), [given, *arms], cells, "examples")]
+        cells = [[escape(row), *(_marked(row, variants[name][i]) for name in variants)] for i, row in enumerate(rows)]
+        parts += [paragraph(title), table(caption.strip(), [given, *variants], cells, "examples")]
     return "\n".join(parts)
 
 

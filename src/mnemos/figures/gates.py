@@ -27,16 +27,16 @@ ACTIVITY = (
 def section(comparison: Comparison) -> str:
     """Two figures for each variant with gated caches, or a line that says its gates were not recorded."""
     parts = []
-    for index, name in enumerate(comparison.arms):
+    for index, name in enumerate(comparison.variants):
         runs = [run for run in comparison.runs.get(name, ()) if run.gates]
         if runs:
-            parts.append(_arm(index, name, runs))
+            parts.append(_variant(index, name, runs))
         elif name in comparison.with_memory():
             parts.append(missing(f"{name}: no run recorded its gates."))
     return "\n".join(parts)
 
 
-def _arm(index: int, name: str, runs: list[RunRecord]) -> str:
+def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
     layers = runs[0].gates.layers if runs[0].gates else ()
     gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
     called = shortened(layers)

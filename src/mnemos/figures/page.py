@@ -80,14 +80,14 @@ def assemble(comparison: Comparison) -> str:
     )
 
 
-_NAMED = 6  # arms at most that a title names
+_NAMED = 6  # variants at most that a title names
 
 
 def _title(comparison: Comparison) -> str:
     tasks = dict.fromkeys(str(t) for run in comparison.all_runs() if (t := _field(run.recipe, "data", "is")))
     where = f" on {listed(list(tasks))}" if tasks else ""
-    arms = comparison.arms
-    return f"{listed(arms) if len(arms) <= _NAMED else f'{len(arms)} variants'}{where}"
+    variants = comparison.variants
+    return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 
 
 def _byline(comparison: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""Where the numbers come from: what every run shares, what differs between variants and runs, and the commands."""
+"""Where the numbers come from: what all runs share, how variants and runs differ, and the commands."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ _MOST = 80  # characters of a value in a table
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested objects as dotted names: {"train": {"steps": 5}} is {"train.steps": 5}."""
+    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
     if not isinstance(value, dict):
         return {prefix: value}
     out: dict[str, Any] = {}
@@ -23,16 +23,16 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def section(comparison: Comparison) -> str:
-    """What the variants are, what ran where and on which data, and how to run it again."""
+    """The recipes of the variants, the machine and data of the runs, and the commands to repeat them."""
     parts = [_recipes(comparison), _shared(comparison), _data(comparison), _runs(comparison), _reproduce(comparison)]
     return "\n".join(filter(None, parts))
 
 
 def _recipes(comparison: Comparison) -> str:
-    """The fields in which the variants' recipes differ, and every recipe in full, folded."""
-    recipes = {name: runs[0].recipe for name in comparison.arms if (runs := comparison.runs.get(name))}
+    """The fields in which the recipes differ, and every recipe in full in a collapsed element."""
+    recipes = {name: runs[0].recipe for name in comparison.variants if (runs := comparison.runs.get(name))}
     if not recipes:
-        return missing("No run folder is at hand, so the variants' recipes are not known.")
+        return missing("The comparison has no run folders, so the recipes of its variants are unknown.")
     flattened = {name: flat(recipe) for name, recipe in recipes.items()}
     fields = dict.fromkeys(key for one in flattened.values() for key in one)
     skip = {"name", "about", "train.seed"}
@@ -59,22 +59,22 @@ def _recipes(comparison: Comparison) -> str:
 
 
 def rollout(recipe: dict[str, Any], result: dict[str, Any] | None) -> str | None:
-    """How an update walks through time, in a sentence; None where it takes one step."""
+    """One sentence on how an update reads its segments; None if it has one segment."""
     about = flat(recipe.get("train")).get
     segment, horizon = about("rollout.segment_length") or 0, about("rollout.horizon") or 0
     steps = (result or {}).get("rollout_segments") or about("rollout.segments") or 1
     if steps == 1 and not segment:
         return None
-    many = plural(steps, "step") if steps > 1 else "steps"
-    length = f" of {segment:,} tokens" if segment else ", a batch each"
-    through = f"cut after every {plural(horizon, 'step')}" if horizon else "through all of them"
+    many = plural(steps, "segment") if steps > 1 else "segments"
+    length = f" of {segment:,} tokens" if segment else ", one batch each"
+    through = f"cut after every {plural(horizon, 'segment')}" if horizon else "through all of them"
     if horizon == 1:
         how = ""
     elif about("rollout.replay"):
-        how = ", replayed: the activations of one step at a time"
+        how = ", by replay: the activations of one segment are in memory at a time"
     else:
-        how = ", without replay: the activations of all of them at a time"
-    return f"an update is a rollout of {many}{length}, its gradient {through}{how}."
+        how = ", without replay: the activations of all of them are in memory"
+    return f"an update reads {many}{length}; the gradient flows back {through}{how}."
 
 
 def _cell(value: Any, absent: object) -> str:
@@ -85,13 +85,13 @@ def _cell(value: Any, absent: object) -> str:
 
 
 def _shared(comparison: Comparison) -> str:
-    """What all runs have in common, and a warning for each thing that weakens the numbers."""
+    """What all runs have in common, and a warning for everything that weakens the numbers."""
     runs = comparison.all_runs()
     known = [_kept(run.provenance) for run in runs if run.provenance]
     if not known and comparison.provenance:
         known = [_kept(comparison.provenance)]
     if not known:
-        return missing("No run.json is at hand: these numbers have no provenance.")
+        return missing("There is no run.json: these numbers have no provenance.")
     fields = dict.fromkeys(key for one in known for key in one)
     common = {f: known[0].get(f) for f in fields if len({repr(one.get(f)) for one in known}) == 1}
     items = "".join(
@@ -114,7 +114,7 @@ def _shared(comparison: Comparison) -> str:
 
 
 def _kept(about: dict[str, Any]) -> dict[str, Any]:
-    """What of a run's provenance is compared with other runs', flat; of files their digest, as `_data` lists them."""
+    """The part of a run's provenance that is compared between runs, flat; `_data` lists the files of the data."""
     kept = {key: value for key, value in about.items() if key not in _PER_RUN}
     if isinstance(kept.get("data"), dict):
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "files"}
@@ -122,7 +122,7 @@ def _kept(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data(comparison: Comparison) -> str:
-    """The files that the runs read, folded: one table for each set of them."""
+    """The data files of the runs, one collapsed table for each set of files."""
     abouts = [comparison.provenance, *(run.provenance or {} for run in comparison.all_runs())]
     sets: dict[str, dict[str, Any]] = {}
     for about in abouts:
@@ -142,7 +142,7 @@ def _data(comparison: Comparison) -> str:
 
 
 def _commit(about: dict[str, Any]) -> str:
-    """The commits that trained a run, the last one that resumed it last; a + where the source had changes."""
+    """The commits that trained a run, in order of its resumptions; + marks uncommitted changes."""
     resumed = about.get("resumed")
     steps = [about, *(resumed if isinstance(resumed, list) else [])]
     said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in steps if one.get("commit")]
@@ -151,7 +151,7 @@ def _commit(about: dict[str, Any]) -> str:
 
 def _runs(comparison: Comparison) -> str:
     rows = []
-    for name in comparison.arms:
+    for name in comparison.variants:
         for run in comparison.runs.get(name, ()):
             about, result = run.provenance or {}, run.result or {}
             resumed = about.get("resumed") or []
@@ -183,7 +183,7 @@ def _moment(value: Any) -> str:
 
 
 def command(value: Any) -> str:
-    """A command line as one would type it, from a string or from a process's words (without where it is installed)."""
+    """A command line as a user types it, from a string or from sys.argv (without the path of the program)."""
     if not isinstance(value, list) or not value:
         return str(value)
     program = PurePath(str(value[0]))
@@ -197,7 +197,7 @@ def _reproduce(comparison: Comparison) -> str:
     commands = [command(about[0]["command"])] if about[0].get("command") else []
     commands = commands or list(dict.fromkeys(command(a["command"]) for a in about if a.get("command")))
     if not commands:
-        return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so it cannot be repeated here.")
+        return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so the report cannot name it.")
     commits = list(dict.fromkeys(str(a["commit"]) for a in runs or about if a.get("commit")))
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
     note = "The same commit, versions and seeds give the same numbers on the same machine"

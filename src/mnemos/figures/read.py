@@ -1,4 +1,4 @@
-"""Read run folders and comparison folders, and refuse with file and line what is missing or malformed."""
+"""Read run folders and comparison folders; refuse what is missing or malformed, naming file and line."""
 
 import json
 import math
@@ -22,8 +22,8 @@ COSTS = ("parameters", "flops", "seconds", "peak_bytes")
 def read(folders: Sequence[Path]) -> Comparison:
     """One comparison from any number of run folders and at most one comparison folder.
 
-    Runs that no comparison names become arms of their own: those whose recipes differ in the seed alone are
-    one arm, and its numbers are computed from their results. Raises InputError.
+    Runs that are not part of the comparison become additional variants. Runs whose recipes differ only in the seed
+    are one variant, and its numbers are computed from their results. Raises InputError.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
@@ -48,7 +48,7 @@ def read(folders: Sequence[Path]) -> Comparison:
 
 
 def read_run(folder: Path, label: str) -> RunRecord:
-    """One run folder. recipe.json and metrics.jsonl must be there; what else is missing is None."""
+    """One run folder. recipe.json and metrics.jsonl are required; other missing files become None."""
     train, valid, gates = read_metrics(folder / "metrics.jsonl")
     result = _json(folder / "result.json", required=False)
     if result is not None:
@@ -71,12 +71,12 @@ def read_run(folder: Path, label: str) -> RunRecord:
         caches=_caches(folder / "caches.safetensors"),
         explained=read_explained(folder),
         written=read_written(folder),
-        listened=read_write_attention(folder),
+        write_attention=read_write_attention(folder),
     )
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """A comparison folder: comparison.json and the runs that it names, relative to it."""
+    """A comparison folder: comparison.json and the runs that it names, with paths relative to it."""
     path = folder / "comparison.json"
     where = str(path)
     found = _json(path) or {}
@@ -85,7 +85,9 @@ def read_comparison(folder: Path) -> Comparison:
     if not isinstance(found.get("higher_is_better", True), bool):
         raise InputError(f'{where}: expected "higher_is_better" to be true or false; compare again')
     if not isinstance(found.get("rows"), list) or not found["rows"]:
-        raise InputError(f'{where}: expected "rows" to be a list of arms, found {found.get("rows")!r}; compare again')
+        raise InputError(
+            f'{where}: expected "rows" to be a list of variants, found {found.get("rows")!r}; compare again'
+        )
     rows = tuple(_row(row, f"{where}, row {i}") for i, row in enumerate(found["rows"], start=1))
     controls = found.get("controls") or []
     if not isinstance(controls, list):
@@ -113,7 +115,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
-    """Arms made from runs alone: by what their task is judged by, or loss where they differ in that."""
+    """A comparison computed from runs: by the first metric of their task, or by the loss if their tasks differ."""
     if metric is None:
         finished = [run for run in runs if run.result]
         metrics = {(run.result or {}).get("metric", "loss") for run in finished}
@@ -121,11 +123,11 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
         if not all(math.isfinite(run.tested(metric)) for run in finished):
             metric = "loss"
     described = _described(runs, metric)
-    arms: dict[str, list[RunRecord]] = {}
+    variants: dict[str, list[RunRecord]] = {}
     for run in runs:
-        arms.setdefault(_recipe_key(run.recipe), []).append(run)
+        variants.setdefault(_recipe_key(run.recipe), []).append(run)
     names: dict[str, tuple[RunRecord, ...]] = {}
-    for alike in arms.values():
+    for alike in variants.values():
         base = str(alike[0].recipe.get("name", alike[0].label))
         name = base if base not in names else f"{base} ({sum(n.split(' (')[0] == base for n in names) + 1})"
         names[name] = tuple(alike)
@@ -152,7 +154,7 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
 
 
 def _described(runs: Sequence[RunRecord], metric: str) -> dict[str, Any]:
-    """What the first result that knows the metric says of it; {} for the loss, which is lower where it is better."""
+    """The description of a metric in the first result that has it; {} for the loss, for which lower is better."""
     for run in runs:
         where = str(run.folder / "result.json")
         described = _object((run.result or {}).get("metrics") or {}, where, "metrics").get(metric)
@@ -162,14 +164,14 @@ def _described(runs: Sequence[RunRecord], metric: str) -> dict[str, Any]:
 
 
 def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
-    """The comparison with further runs as arms after its own."""
+    """The comparison with further runs added as variants."""
     if not extra:
         return comparison
     more = compare(extra, comparison.metric)
-    for name in more.arms:
-        if name in comparison.arms:
+    for name in more.variants:
+        if name in comparison.variants:
             raise InputError(
-                f"{comparison.source}: expected new arms beside it, found {name!r} twice; compare them again"
+                f"{comparison.source}: expected new variants beside it, found {name!r} twice; compare them again"
             )
     return Comparison(
         metric=comparison.metric,
@@ -243,7 +245,7 @@ def _measured(row: Any, where: str) -> dict[str, Any]:
 
 
 def _caches(path: Path) -> dict[str, np.ndarray] | None:
-    """The stored caches, layer -> [Tm, Dm]; None where there is no file."""
+    """The stored caches, layer -> [Tm, Dm]; None if there is no file."""
     if not path.is_file():
         return None
     from safetensors import SafetensorError
@@ -260,5 +262,5 @@ def _caches(path: Path) -> dict[str, np.ndarray] | None:
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Sorts blocks.2 before blocks.10."""
+    """A sort key that puts blocks.2 before blocks.10."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]

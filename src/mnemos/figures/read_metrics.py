@@ -1,4 +1,4 @@
-"""Read `metrics.jsonl`: a JSON object a line, of kind "train", "valid" or "gates"."""
+"""Read `metrics.jsonl`: one JSON object per line, of kind "train", "valid" or "gates"."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from mnemos.types import InputError
 
 from .results import Columns, GateCurves
 
-# What the trainer itself measures; every other number of a line is one of the task's metrics.
+# Measured by the trainer itself; every other number in a line is a metric of the task.
 OWN = ("loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens")
 GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
 
@@ -19,9 +19,9 @@ GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "ca
 def read_metrics(path: Path) -> tuple[Columns, Columns, GateCurves | None]:
     """The training, validation and gate records of a run, by step.
 
-    A resumed run writes again the steps since its last checkpoint: of two lines of one kind and step the
-    later stands. Lines of other kinds are left alone, and so is a last line that is cut off: the run is being
-    written, or was killed. Raises InputError naming file and line.
+    A resumed run repeats the steps since its last checkpoint: of two lines with one kind and step the later counts.
+    Lines of other kinds are ignored, and so is an incomplete last line, because the run may be writing or may have
+    been killed. Raises InputError naming file and line.
     """
     found: dict[str, dict[int, tuple[str, dict[str, Any]]]] = {"train": {}, "valid": {}, "gates": {}}
     try:
@@ -56,7 +56,7 @@ def _step(record: dict[str, Any], where: str) -> int:
 
 
 def number(value: Any, where: str, name: str) -> float:
-    """A measured number: NaN for one that is absent or null, InputError for what is no number at all."""
+    """A measured number; NaN if it is absent or null. Raises InputError if it is not a number."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -65,7 +65,7 @@ def number(value: Any, where: str, name: str) -> float:
 
 
 def _columns(records: dict[int, tuple[str, dict[str, Any]]]) -> Columns:
-    """A column for every quantity that some line has, in the order of the lines, and for each of the trainer's own."""
+    """One column per quantity in any line, and one for each quantity in OWN."""
     ordered = [records[step] for step in sorted(records)]
     names = dict.fromkeys([*OWN, *(n for _, r in ordered for n in r if n not in ("kind", "step"))])
     columns = {n: np.array([number(r.get(n), where, n) for where, r in ordered]) for n in names}
@@ -101,7 +101,9 @@ def _layers(where: str, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
             raise InputError(f'{where}: expected every layer to have a "name", found {layer!r}; delete the line')
         mix = layer.get("mix") or []
         if not isinstance(mix, list):
-            raise InputError(f'{where}: expected "mix" to be σ(λ) a head, found {mix!r}; repair or delete the line')
+            raise InputError(
+                f'{where}: expected "mix" to be a list with σ(λ) of each head, found {mix!r}; repair or delete the line'
+            )
         entry: dict[str, Any] = {"mix": [number(m, where, "mix") for m in mix]}
         for key in GATES:
             group, name = key.split(".")

@@ -1,4 +1,4 @@
-"""What a report is made from: runs and a comparison, as plain frozen dataclasses of numbers."""
+"""The data of a report: runs and a comparison, as frozen dataclasses of numbers."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-Columns = dict[str, np.ndarray]  # "step" [S] and one [S] of float64 per quantity; NaN where a line lacked it
+Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
 
 
 @dataclass(frozen=True)
 class GateCurves:
-    """What the gates did over training: `mix` σ(λ) [S, L, H]; `values["update.mean"]` and its kin [S, L]."""
+    """The gates over training: `mix` is σ(λ) [S, L, H]; `values` has [S, L] per quantity, as "update.mean"."""
 
     step: np.ndarray
     layers: tuple[str, ...]
@@ -22,9 +22,9 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Cached:
-    """One cached layer as explain.json tells of it (see evaluate/explain.py): σ(λ) a head, sizes and cost, and numbers.
+    """One cached layer from explain.json (see evaluate/explain.py): σ(λ) per head, sizes, cost and measurements.
 
-    maps, slots: {"left": why} where there is nothing to show, None where nothing was looked at. self_map, memory_map
+    maps, slots: {"left": reason} if there is nothing to show, None if nothing was measured. self_map, memory_map
     [N, h, w]: mean of o_self and o_mem over head and channel; patches [slots, K, side, side, C] uint8.
     """
 
@@ -33,7 +33,7 @@ class Cached:
     cost: dict[str, float] | None
     maps: dict[str, Any] | None
     slots: dict[str, Any] | None
-    inference: str | None = None  # "transient": evaluation reads the slots as its own tokens rewrite them
+    inference: str | None = None  # "transient": evaluation reads the slots after its own tokens updated them
     self_map: np.ndarray | None = None
     memory_map: np.ndarray | None = None
     patches: np.ndarray | None = None
@@ -41,9 +41,10 @@ class Cached:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a finished model's caches were seen to do: its layers and the pictures [N, H, W, C] they were shown.
+    """The analysis of a finished model's caches: its layers and the pictures [N, H, W, C] it was run on.
 
-    about: "label", "guess", "names" of the pictures; left: why there are none; middle: the layer of Figure 4.
+    about: "label", "guess" and "names" of the pictures; left: the reason if there are none; middle: index of the layer
+    that Figure 4 shows.
     """
 
     layers: tuple[Cached, ...]
@@ -56,9 +57,9 @@ class Explained:
 
 @dataclass(frozen=True)
 class Written:
-    """Pictures that a model wrote: samples [N, H, W, C]; originals [K, H, W, C] and their completions [K, ways, ...].
+    """Pictures that a model generated: samples [N, H, W, C]; originals [K, H, W, C] and completions [K, ways, H, W, C].
 
-    about["given"] upper rows of a completion are the original's.
+    The upper about["given"] rows of a completion are those of the original.
     """
 
     samples: np.ndarray | None
@@ -80,10 +81,11 @@ class SlotExample:
 
 @dataclass(frozen=True)
 class WriteAttention:
-    """What a model's slots listened to (see evaluate/write_attention.py).
+    """What the slots of a model attend to when they are written (see evaluate/write_attention.py).
 
-    shares: kind -> [S] by segment; examples, and the text as (text, how many tokens), None where it is no text; first:
-    how many tokens are of the segment that examples are of; about: what else write_attention.json says.
+    shares: kind -> [S] by segment; examples: single slots; words: the text as (text, number of tokens), None if the
+    task has no text; first: number of tokens of the examples' segment; about: the other fields of
+    write_attention.json.
     """
 
     shares: dict[str, np.ndarray]
@@ -95,7 +97,7 @@ class WriteAttention:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder. `label` is how the report names the folder: a path relative to what was asked for."""
+    """One run folder. `label` is its name in the report: a path relative to the folder that was given."""
 
     folder: Path
     label: str
@@ -108,11 +110,11 @@ class RunRecord:
     caches: dict[str, np.ndarray] | None
     explained: Explained | None = None
     written: Written | None = None
-    listened: WriteAttention | None = None
+    write_attention: WriteAttention | None = None
 
     @property
     def seed(self) -> Any:
-        """The seed, from the result, else the recipe, else the provenance; "?" where none says."""
+        """The seed from the result, the recipe or the provenance, in this order; "?" if none has it."""
         training = self.recipe.get("train")
         for place in (self.result, training if isinstance(training, dict) else None, self.provenance):
             if place and place.get("seed") is not None:
@@ -120,7 +122,7 @@ class RunRecord:
         return "?"
 
     def tested(self, metric: str, control: str | None = None) -> float:
-        """The test metric, or the same under a control ("emptied", …); NaN where it was not measured."""
+        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured."""
         part: Any = self.result or {}
         for key in ("test",) if control is None else ("controls", control):
             part = part.get(key) if isinstance(part, dict) else None
@@ -130,7 +132,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Row:
-    """One arm of a comparison: mean and sample standard deviation of the metric over `seeds` runs, and its cost."""
+    """One variant of a comparison: mean and sample standard deviation of the metric over `seeds` runs, and the cost."""
 
     name: str
     mean: float
@@ -144,7 +146,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Control:
-    """An arm of which the memory was taken away at evaluation: "emptied", "closed" or "shuffled"."""
+    """A variant evaluated under a control: "emptied", "exchanged" or "closed"."""
 
     name: str
     control: str
@@ -155,7 +157,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms side by side, in the order of `rows`, with the runs that each stands on. `source` is what wrote it."""
+    """Variants side by side, in the order of `rows`, with the runs of each. `source` names the file they come from."""
 
     metric: str
     higher_is_better: bool
@@ -165,21 +167,21 @@ class Comparison:
     runs: dict[str, tuple[RunRecord, ...]]
     source: str
     provenance: dict[str, Any] = field(default_factory=dict)
-    about: str = ""  # what the metric counts, a sentence
+    about: str = ""  # one sentence: what the metric measures
 
     @property
-    def arms(self) -> list[str]:
-        """The names of the arms, in the one order that decides every colour."""
+    def variants(self) -> list[str]:
+        """The names of the variants, in the order that determines their colours."""
         return [row.name for row in self.rows]
 
     def all_runs(self) -> list[RunRecord]:
-        """Every run, arm by arm."""
-        return [run for name in self.arms for run in self.runs.get(name, ())]
+        """All runs, ordered by variant."""
+        return [run for name in self.variants for run in self.runs.get(name, ())]
 
     def with_memory(self) -> list[str]:
-        """The arms that have a cache: those under a control or whose runs report gates."""
+        """The variants with a cache: those with a control or with recorded gates."""
         controlled = {control.name for control in self.controls}
-        return [n for n in self.arms if n in controlled or any(r.gates for r in self.runs.get(n, ()))]
+        return [n for n in self.variants if n in controlled or any(r.gates for r in self.runs.get(n, ()))]
 
 
 def spread(values: list[float]) -> tuple[float, float, int]:

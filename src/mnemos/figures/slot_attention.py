@@ -8,7 +8,7 @@ import numpy as np
 from .markup import decimal, escape, figure, legend, listed, paragraph, plural, table
 from .read_write_attention import KINDS
 from .results import Comparison, RunRecord, SlotExample, WriteAttention
-from .style import ARMS, MUTED, RULE, panel
+from .style import MUTED, RULE, VARIANTS, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,14 +24,14 @@ NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 def section(comparison: Comparison) -> str:
     """For each variant, kinds, examples and words of the first run with a write_attention.json; "" if there is none."""
     parts = []
-    for index, name in enumerate(comparison.arms):
-        run = next((run for run in comparison.runs.get(name, ()) if run.listened is not None), None)
-        if run is not None and run.listened is not None:
-            parts.append(_arm(index, name, run, run.listened))
+    for index, name in enumerate(comparison.variants):
+        run = next((run for run in comparison.runs.get(name, ()) if run.write_attention is not None), None)
+        if run is not None and run.write_attention is not None:
+            parts.append(_variant(index, name, run, run.write_attention))
     return "\n".join(parts)
 
 
-def _arm(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
+def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
     panels = [
         panel(f"write-attention-{index}-share", "Share of the slots, by segment", partial(draw_shares, found=found))
     ]
@@ -40,7 +40,7 @@ def _arm(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
         panels.append(
             panel(f"write-attention-{index}-{place}", heading(one), drawn, label=f"Attention of slot {one.slot}")
         )
-    keys = legend((f"arm-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
+    keys = legend((f"variant-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
     caption = (
         f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/write_attention.json."
     )
@@ -108,7 +108,7 @@ def heading(one: SlotExample) -> str:
 
 def colour(kind: str) -> str:
     """The colour of a kind of slot."""
-    return ARMS[_COLOURS[kind]][0]
+    return VARIANTS[_COLOURS[kind]][0]
 
 
 def draw_shares(axes: "Axes", found: WriteAttention) -> None:

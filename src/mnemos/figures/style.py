@@ -14,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# (light, dark). The arms' six keep a distance of ΔE 14 and more under simulated deuteranopia and protanopia.
-ARMS = (
+# (light, dark). The variants' six keep a distance of ΔE 14 and more under simulated deuteranopia and protanopia.
+VARIANTS = (
     ("#4b515a", "#c4c9d0"),
     ("#c8461a", "#f2794a"),
     ("#2f7fc1", "#63aef0"),
@@ -33,7 +33,7 @@ RAMP = (
     ("#a9bf3f", "#cfdf6d"),
 )
 # Heads have no order: as many hues as keep apart, then the same as rings.
-HEADS = (*ARMS[1:], ARMS[0], ("#d0699a", "#f09cc2"), ("#7d5630", "#bd9063"))
+HEADS = (*VARIANTS[1:], VARIANTS[0], ("#d0699a", "#f09cc2"), ("#7d5630", "#bd9063"))
 INK, MUTED, RULE = ("#211f1b", "#dedad2"), ("#6d675d", "#9c978d"), ("#d9d4c8", "#3a3a3c")
 NEGATIVE, POSITIVE = ("#2a6fb5", "#5ba3ea"), ("#c8521f", "#f0824c")
 ROUND = (1, 2, 5, 10)  # ticks fall on these times a power of ten
@@ -44,7 +44,7 @@ VARIABLES = {
     "rule": RULE,
     "negative": NEGATIVE,
     "positive": POSITIVE,
-    **{f"arm-{i}": pair for i, pair in enumerate(ARMS)},
+    **{f"variant-{i}": pair for i, pair in enumerate(VARIANTS)},
     **{f"layer-{i}": pair for i, pair in enumerate(RAMP)},
     **{f"head-{i}": pair for i, pair in enumerate(HEADS)},
 }
@@ -77,9 +77,9 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def arm(index: int) -> str:
+def variant_colour(index: int) -> str:
     """The colour of the variant at `index` of the comparison, the same in every figure."""
-    return ARMS[index % len(ARMS)][0]
+    return VARIANTS[index % len(VARIANTS)][0]
 
 
 def layer(index: int, count: int) -> str:

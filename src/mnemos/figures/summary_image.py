@@ -1,4 +1,4 @@
-"""One PNG of a comparison, for a page that shows it in passing."""
+"""A PNG of a comparison, for use in other pages such as the README."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from .gates import draw_mix
 from .markup import short
 from .read import read
 from .results import Comparison
-from .style import MARKERS, arm, layer, nothing, raster
+from .style import MARKERS, layer, nothing, raster, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,9 +25,9 @@ _TYPE = {
 
 
 def picture(folder: Path, out_png: Path) -> Path:
-    """A PNG of 1600 × 700: left every arm's validation curve, right σ(λ) by head of the first arm with a cache.
+    """A PNG of 1600 × 700: validation curves of all variants, and σ(λ) by head of the first cached one.
 
-    folder: a comparison folder (or a run folder). The file is replaced whole. Raises InputError as `report` does.
+    folder: a comparison folder or a run folder. The file is replaced atomically. Raises InputError as `report` does.
     """
     comparison = read([Path(folder)])
     out_png = Path(out_png)
@@ -40,12 +40,14 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.68))
     name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)
-    arms = [
-        (arm(i), short(n), MARKERS[i % len(MARKERS)]) for i, n in enumerate(comparison.arms) if comparison.runs.get(n)
+    variants = [
+        (variant_colour(i), short(n), MARKERS[i % len(MARKERS)])
+        for i, n in enumerate(comparison.variants)
+        if comparison.runs.get(n)
     ]
-    heading(left, title("valid", name), arms)
+    heading(left, title("valid", name), variants)
     right = figure.add_axes((0.565, 0.13, 0.42, 0.68))
-    for label in comparison.arms:
+    for label in comparison.variants:
         gated = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
         if gated:
             layers = gated[0].layers
@@ -54,11 +56,11 @@ def _lay_out(figure: Any, comparison: Comparison) -> None:
             keys = [(layer(i, len(layers)), f"layer {i}", None) for i in shown]
             heading(right, f"Cache share σ(λ) by head, {short(label, 20)}", keys)
             return
-    nothing(right, "no arm recorded gates")
+    nothing(right, "no variant recorded gates")
 
 
 def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]]) -> None:
-    """Title and keys, if there are any, above the axes, where they hide no line."""
+    """Put the title and the legend, if any, above the axes, where they do not cover the curves."""
     from matplotlib.lines import Line2D
 
     axes.set_xlabel("updates")

@@ -9,7 +9,7 @@ from .differences import effect
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
 from .read_metrics import number
 from .results import Comparison, spread
-from .style import ARMS, INK, MUTED, RULE, arm, panel
+from .style import INK, MUTED, RULE, VARIANTS, panel, variant_colour
 from .verdict import mean_and_spread
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ CONTROLS = {
 
 def section(comparison: Comparison) -> str:
     """The table of variants, the figure of seeds and the table of controls, or the lines that say what is missing."""
-    return "\n".join([_arms(comparison), _seeds(comparison), _controls(comparison)])
+    return "\n".join([_variants(comparison), _seeds(comparison), _controls(comparison)])
 
 
-def _arms(comparison: Comparison) -> str:
+def _variants(comparison: Comparison) -> str:
     head = ["variant", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "per epoch", "peak memory"]
     rows = [
         [
-            f'<i class="dot" style="color:var(--arm-{i % len(ARMS)})"></i>{escape(row.name)}',
+            f'<i class="dot" style="color:var(--variant-{i % len(VARIANTS)})"></i>{escape(row.name)}',
             mean_and_spread(row),
             str(row.seeds),
             count(row.parameters),
@@ -47,13 +47,14 @@ def _arms(comparison: Comparison) -> str:
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
         f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
-        f"cost of a run; an epoch is as many updates as see all there is to train on. From {comparison.source}."
+        "cost of a run; an epoch is the number of updates that reads the training split once. From "
+        f"{comparison.source}."
     )
     return table(caption, head, rows)
 
 
 def _epoch(comparison: Comparison, name: str) -> float:
-    """Seconds per epoch, the mean over a variant's runs; NaN where no run says."""
+    """Seconds per epoch, mean over the runs of a variant; NaN if no run has it."""
     found = [
         number((run.result or {}).get("epoch_seconds"), run.label, "epoch_seconds")
         for run in comparison.runs.get(name, ())
@@ -62,56 +63,56 @@ def _epoch(comparison: Comparison, name: str) -> float:
 
 
 def _seeds(comparison: Comparison) -> str:
-    arms = [
+    variants = [
         n
-        for n in comparison.arms
+        for n in comparison.variants
         if any(math.isfinite(r.tested(comparison.metric)) for r in comparison.runs.get(n, ()))
     ]
-    if not arms:
+    if not variants:
         return missing(f"No result.json gives a test {comparison.metric}, so single seeds cannot be drawn.")
     emptied = any(math.isfinite(r.tested(comparison.metric, "emptied")) for r in comparison.all_runs())
     drawn = panel(
         "seeds",
         "",
-        lambda axes: draw_seeds(axes, comparison, arms),
-        size=(4.1, 0.4 + 0.3 * len(arms)),
-        left=min(2.0, 0.1 + 0.075 * max(len(short(a)) for a in arms)),
+        lambda axes: draw_seeds(axes, comparison, variants),
+        size=(4.1, 0.4 + 0.3 * len(variants)),
+        left=min(2.0, 0.1 + 0.075 * max(len(short(a)) for a in variants)),
         label=f"Test {comparison.metric} by variant and seed",
     )
     caption = (
-        f"Test {comparison.metric}: a filled mark per seed, the bar their mean"
-        + (", a ring the same trained model with its cache emptied" if emptied else "")
-        + (", the dotted line the most frequent class" if comparison.majority is not None else "")
+        f"Test {comparison.metric}: filled marks are seeds, the bar is their mean"
+        + (", a ring is the same trained model with its cache emptied" if emptied else "")
+        + (", the dotted line is the most frequent class" if comparison.majority is not None else "")
         + f". From result.json of {plural(len(comparison.all_runs()), 'run')}."
     )
     return figure([drawn], caption, kind="wide")
 
 
-def draw_seeds(axes: "Axes", comparison: Comparison, arms: list[str]) -> None:
+def draw_seeds(axes: "Axes", comparison: Comparison, variants: list[str]) -> None:
     """One row per variant: a dot per seed, a bar for the mean, a ring for the emptied cache."""
-    axes.set_ylim(len(arms) - 0.5, -0.5)
-    axes.set_yticks(range(len(arms)), [short(name) for name in arms])
+    axes.set_ylim(len(variants) - 0.5, -0.5)
+    axes.set_yticks(range(len(variants)), [short(name) for name in variants])
     axes.tick_params(axis="y", labelcolor=INK[0], pad=6)
     axes.margins(x=0.08)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x", color=RULE[0])
     if comparison.majority is not None:
         axes.axvline(comparison.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
-    for y, name in enumerate(arms):
-        index = comparison.arms.index(name)
+    for y, name in enumerate(variants):
+        index = comparison.variants.index(name)
         runs = comparison.runs[name]
         values = np.array([run.tested(comparison.metric) for run in runs])
         emptied = np.array([run.tested(comparison.metric, "emptied") for run in runs])
         finite = values[np.isfinite(values)]
-        axes.plot([finite.mean()] * 2, [y - 0.36, y + 0.2], color=arm(index), linewidth=1.4, zorder=1)
-        marks: dict[str, Any] = {"linestyle": "none", "color": arm(index), "marker": "o", "clip_on": False}
+        axes.plot([finite.mean()] * 2, [y - 0.36, y + 0.2], color=variant_colour(index), linewidth=1.4, zorder=1)
+        marks: dict[str, Any] = {"linestyle": "none", "color": variant_colour(index), "marker": "o", "clip_on": False}
         axes.plot(values, [y - 0.08] * len(values), markersize=5.2, alpha=0.8, markeredgewidth=0, **marks)
         axes.plot(emptied, [y + 0.26] * len(values), markersize=4, markerfacecolor="none", markeredgewidth=0.9, **marks)
 
 
 def _controls(comparison: Comparison) -> str:
     if not comparison.controls:
-        return missing("No control was run: whether the models use their memory is not known from these results.")
+        return missing("No control was run, so these results do not show whether the models use their memory.")
     rows = []
     for control in comparison.controls:
         difference = effect(comparison, control.name, control.control)
@@ -121,10 +122,10 @@ def _controls(comparison: Comparison) -> str:
         if difference is not None and math.isfinite(difference.low):
             low, high = sorted((sign * difference.low, sign * difference.high))
             interval = f"{decimal(low, signed=True)} to {decimal(high, signed=True)}"
-        index = comparison.arms.index(control.name) if control.name in comparison.arms else 0
+        index = comparison.variants.index(control.name) if control.name in comparison.variants else 0
         rows.append(
             [
-                f'<i class="dot" style="color:var(--arm-{index % len(ARMS)})"></i>{escape(control.name)}',
+                f'<i class="dot" style="color:var(--variant-{index % len(VARIANTS)})"></i>{escape(control.name)}',
                 escape(CONTROLS.get(control.control, control.control)),
                 mean_and_spread(control),
                 str(control.seeds),
@@ -133,11 +134,13 @@ def _controls(comparison: Comparison) -> str:
             ]
         )
     caption = (
-        f"Controls: the same trained models, evaluated with the memory taken away. The change is in test "
-        f"{comparison.metric} against the intact model, its 95% interval from the spread between seeds. "
-        "Emptied: every slot zero; exchanged: noise of the cache's own mean and spread per channel; closed: the branch "
-        f"shut off, which takes away its parameters too and so proves nothing alone. A change shows that the model "
-        "depends on what its cache holds; what the memory adds is the difference to the never-written baseline. "
+        f"Controls: the same trained models, evaluated with a changed memory. The change is in test "
+        f"{comparison.metric} relative to the intact model; its 95% interval comes from the spread between seeds. "
+        "Emptied: every slot is zero. Exchanged: noise with the cache's mean and standard deviation per channel. "
+        "Closed: "
+        "the branch is switched off, which also removes its parameters and so proves nothing by itself. A change "
+        "shows that the model "
+        "depends on the content of its cache. What the memory adds is the difference to the never-written baseline. "
         f"From {comparison.source}."
     )
     return table(

@@ -1,4 +1,4 @@
-"""What the numbers allow one to say: is a variant better, than what, and is it the memory that pays?
+"""What the numbers allow one to say: which variant is better than which, and whether the memory is the reason.
 
 The memory is credited only with what a variant gains over its never-written baseline: the same model, of equal
 parameters, over a cache that nothing is stored in. A gain over a model without a cache may be that of the cached
@@ -17,10 +17,10 @@ from .roles import memory, role
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Paragraphs of plain text: first what may be claimed from these numbers, then the numbers it rests on."""
+    """Paragraphs of plain text: first what can be claimed from these numbers, then the numbers themselves."""
     rows = [row for row in comparison.rows if math.isfinite(row.mean)]
     if not rows:
-        return ["No variant has a test result yet, so there is nothing to say."]
+        return ["No variant has a test result yet."]
     cached = [row for row in rows if memory(comparison, row.name) == "written"]
     claims, grounds = [_one_seed(rows)], []
     if len(rows) == 1:
@@ -52,7 +52,7 @@ def _one_seed(rows: list[Row]) -> str:
     everyone = len(single) == len(rows) > 1
     who = "Every variant" if everyone else listed(single)
     was = "was" if everyone or len(single) == 1 else "were"
-    return f"{who} {was} run with one seed: there is no spread to judge by, and nothing can be claimed."
+    return f"{who} {was} run with one seed: without a spread between seeds, nothing can be claimed."
 
 
 def _reached(c: Comparison, row: Row) -> str:
@@ -66,7 +66,7 @@ def mean_and_spread(row: Row | Control) -> str:
 
 
 def _ranked(c: Comparison, rows: list[Row]) -> str:
-    """The best variant against each other one, where none is another's baseline."""
+    """The best variant compared with each other one, when none is a baseline of another."""
     best = (max if c.higher_is_better else min)(rows, key=lambda row: row.mean)
     others = [row for row in rows if row is not best]
     named: dict[str, list[str]] = {}
@@ -87,8 +87,8 @@ _ROLES = {
     "unwritten": "the same model with a cache that is never written",
     "equal": "of equal parameters without a memory",
     "smaller": "a smaller model without a memory",
-    "larger": "a model without a memory",
-    "memory": "which has a branch or a memory of its own",
+    "larger": "a larger model without a memory",
+    "memory": "another model with a memory",
 }
 
 
@@ -102,7 +102,7 @@ def _against(c: Comparison, row: Row, others: list[Row]) -> list[str]:
             {
                 "better": f"It is better than {name}.",
                 "worse": f"It is worse than {name}.",
-                "alike": f"It cannot be told apart from {name}: the difference is within the spread between seeds.",
+                "alike": f"It cannot be distinguished from {name}: the difference is within the spread between seeds.",
                 "unknown": f"It is {_word(d)} {name}.",
             }[d.says]
         )

@@ -12,7 +12,7 @@ from mnemos.figures import attention_maps, report
 from mnemos.figures.names import shortened
 from mnemos.figures.read import read_run
 from mnemos.figures.results import Cached, Explained
-from mnemos.figures.style import RULE, arm, head, nothing
+from mnemos.figures.style import RULE, head, nothing, variant_colour
 from mnemos.train.session import open_run
 from mnemos.types import InputError
 
@@ -188,8 +188,8 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
         axes.set_xlabel(unit)
         axes.grid(axis="y", color=RULE[0])
         for index, (name, (plain, cached)) in enumerate(curves.items()):
-            axes.plot(*zip(*plain, strict=True), color=arm(index), marker="o", linestyle="--", label=name)
-            axes.plot(*zip(*cached, strict=True), color=arm(index), marker="s", label=f"{name}, cached")
+            axes.plot(*zip(*plain, strict=True), color=variant_colour(index), marker="o", linestyle="--", label=name)
+            axes.plot(*zip(*cached, strict=True), color=variant_colour(index), marker="s", label=f"{name}, cached")
         axes.legend(frameon=False, fontsize=9)
 
 

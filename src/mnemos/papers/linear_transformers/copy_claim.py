@@ -12,7 +12,7 @@ from mnemos.figures import report
 from mnemos.figures.curves import draw
 from mnemos.figures.read import read
 from mnemos.figures.results import Comparison
-from mnemos.figures.style import MARKERS, arm
+from mnemos.figures.style import MARKERS, variant_colour
 from mnemos.figures.summary_image import heading
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train.compare import compare
@@ -100,4 +100,4 @@ def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     draw(axes, comparison, "valid", "loss")
     axes.set_yscale("log")
     axes.set_ylabel("validation loss, nats")
-    heading(axes, "Copying", [(arm(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])
+    heading(axes, "Copying", [(variant_colour(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])

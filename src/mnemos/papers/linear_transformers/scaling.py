@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mnemos.figures.style import MARKERS, arm
+from mnemos.figures.style import MARKERS, variant_colour
 from mnemos.figures.summary_image import heading
 from mnemos.measure.peak import peak_of
 from mnemos.ops.linear import linear_attention
@@ -130,9 +130,13 @@ def _lay_out(figure: "Figure", found: Measured) -> None:
         for i, name in enumerate(ATTENTIONS):
             values = [(n, size / 2**20 if size else None) if place else (n, 1e3 * s) for n, s, size in found[name]]
             rows = [(n, value) for n, value in values if value is not None]
-            axes.plot([n for n, _ in rows], [y for _, y in rows], color=arm(i), marker=MARKERS[i], markersize=4)
+            axes.plot(
+                [n for n, _ in rows], [y for _, y in rows], color=variant_colour(i), marker=MARKERS[i], markersize=4
+            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         # One legend above the first panel serves both.
-        heading(axes, title, [] if place else [(arm(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])
+        heading(
+            axes, title, [] if place else [(variant_colour(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)]
+        )
         axes.set_xlabel("N, tokens")

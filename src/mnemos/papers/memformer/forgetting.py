@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos.figures.style import INK, MUTED, RULE, arm
+from mnemos.figures.style import INK, MUTED, RULE, variant_colour
 from mnemos.ops.slot_memory import biased_memory_norm
 
 from ..claim import Claim
@@ -109,7 +109,9 @@ def _lay_out(figure: "Figure", found: dict[tuple[str, str], list[float]]) -> Non
     for i, setting in enumerate(SETTINGS):
         for start in STARTS:
             left = found[setting.name, start]
-            axes.plot(range(len(left)), [max(x, NOISE / 4) for x in left], color=arm(i), linestyle=_LINES[start])
+            axes.plot(
+                range(len(left)), [max(x, NOISE / 4) for x in left], color=variant_colour(i), linestyle=_LINES[start]
+            )
     axes.set_yscale("log")
     axes.set_ylim(NOISE / 2, 3)
     axes.set_xlim(0, 40)
@@ -120,7 +122,7 @@ def _lay_out(figure: "Figure", found: dict[tuple[str, str], list[float]]) -> Non
     axes.set_xlabel("writes without input")
     from matplotlib.lines import Line2D
 
-    keys = [Line2D([], [], color=arm(i), label=setting.name) for i, setting in enumerate(SETTINGS)]
+    keys = [Line2D([], [], color=variant_colour(i), label=setting.name) for i, setting in enumerate(SETTINGS)]
     keys += [Line2D([], [], color=INK[0], linestyle=line, label=f"from {start}") for start, line in _LINES.items()]
     figure.legend(handles=keys[:4], loc="lower left", bbox_to_anchor=(0.46, 0.75), ncol=2, frameon=False, fontsize=9)
     axes.legend(handles=keys[4:], loc="upper right", frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.78))
@@ -139,14 +141,14 @@ def _circle(axes: "Axes") -> None:
         slots = drift(2, 1.0, CIRCLE, abs(angle), TURNS)
         slots[:, 1] *= math.copysign(1, angle)
         x, y = slots.T.tolist()
-        axes.plot(x, y, color=arm(i + 1), marker="o", markersize=5, linewidth=0)
+        axes.plot(x, y, color=variant_colour(i + 1), marker="o", markersize=5, linewidth=0)
         axes.annotate(
             "",
             (x[0] + CIRCLE, y[0]),
             (x[0], y[0]),
-            arrowprops={"arrowstyle": "->", "color": arm(i + 1), "linewidth": 1.4},
+            arrowprops={"arrowstyle": "->", "color": variant_colour(i + 1), "linewidth": 1.4},
         )
-        axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=arm(i + 1), fontsize=14)
+        axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=variant_colour(i + 1), fontsize=14)
     axes.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
     axes.text(1.14, 0, "T", va="center", fontsize=14)
     axes.text(0, -1.32, f"{TURNS} writes without input, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mnemos.figures.style import RULE, arm
+from mnemos.figures.style import RULE, variant_colour
 from mnemos.figures.summary_image import heading
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe, RolloutConfig
@@ -104,8 +104,10 @@ def _lay_out(figure: "Figure", scores: dict[str, list[list[float]]]) -> None:
     for i, (kind, title, values, label) in enumerate(panels):
         axes = figure.add_axes((0.06 + 0.5 * i, 0.13, 0.42, 0.7))
         for value, each in zip(values, scores[kind], strict=True):
-            axes.plot([value] * len(each), each, color=arm(i + 1), marker="o", markersize=4, linewidth=0, alpha=0.5)
-        axes.plot(values, [statistics.fmean(each) for each in scores[kind]], color=arm(i + 1), marker="o")
+            axes.plot(
+                [value] * len(each), each, color=variant_colour(i + 1), marker="o", markersize=4, linewidth=0, alpha=0.5
+            )
+        axes.plot(values, [statistics.fmean(each) for each in scores[kind]], color=variant_colour(i + 1), marker="o")
         axes.set_xscale("log", base=2)
         axes.set_xticks(values, [str(value) for value in values])
         axes.minorticks_off()

@@ -9,7 +9,7 @@ from torch import nn
 
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
-from mnemos.figures.style import MARKERS, RULE, arm
+from mnemos.figures.style import MARKERS, RULE, variant_colour
 from mnemos.figures.summary_image import heading
 from mnemos.measure.flops import forward_flops
 from mnemos.measure.peak import peak_of
@@ -142,14 +142,16 @@ def _tokens(rows: int, length: int) -> torch.Tensor:
 def _lay_out(figure: "Figure", flops: dict[str, list[int]], held: dict[str, list[Held]]) -> None:
     left = figure.add_axes((0.06, 0.13, 0.42, 0.68))
     for i, name in enumerate(NAMES):
-        left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=arm(i), marker=MARKERS[i], markersize=5)
-    heading(left, "FLOPs of a forward pass, 10⁹", [(arm(i), name, MARKERS[i]) for i, name in enumerate(NAMES)])
+        left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=variant_colour(i), marker=MARKERS[i], markersize=5)
+    heading(
+        left, "FLOPs of a forward pass, 10⁹", [(variant_colour(i), name, MARKERS[i]) for i, name in enumerate(NAMES)]
+    )
     left.set_xlabel("tokens in the sequence")
     right = figure.add_axes((0.56, 0.13, 0.42, 0.68))
     for i, name in enumerate(NAMES[1:], start=1):
         mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
         for values, line in zip(mib, ("-", "--"), strict=True):
-            right.plot(SIZES, values, color=arm(i), marker=MARKERS[i], markersize=5, linestyle=line)
+            right.plot(SIZES, values, color=variant_colour(i), marker=MARKERS[i], markersize=5, linestyle=line)
     heading(right, f"Memory for {BATCH} streams, MiB (dashed: state only)", [])
     right.set_xlabel("size of the memory, tokens or slots")
     for axes in (left, right):

@@ -108,7 +108,7 @@ def _write_attention(run: Path) -> WriteAttention:
     if not (run / "write_attention.json").is_file():
         _, task, model = open_run(run)
         record_write_attention(model, task, run)
-    found = read_run(run, str(run)).listened
+    found = read_run(run, str(run)).write_attention
     if found is None:
         raise InputError(
             f"{run}: expected a run of a model that writes slots, found another model; choose a Memformer run with "
