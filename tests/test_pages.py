@@ -1,4 +1,4 @@
-"""The numbers of the pages are those of results/, the log's index is up to date, and both tools find what is wrong."""
+"""Numbers of pages, the index of the log and the map of files are up to date; the tools find what is wrong."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ def tool(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["page_numbers", "log_index"])
+@pytest.mark.parametrize("name", ["page_numbers", "log_index", "file_map"])
 def test_the_pages_are_up_to_date(name, capsys):
     assert tool(name).main(["--check"]) == 0, capsys.readouterr().err
 
@@ -123,3 +123,14 @@ def test_a_wrong_finding_is_named(tmp_path, name, text):
     module = tool("log_index")
     with pytest.raises(module.HeadError, match=name):
         module.index(tmp_path)
+
+
+def test_the_map_has_a_line_for_each_file(tmp_path):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text('"""A room."""')
+    (tmp_path / "room" / "one.py").write_text('"""The first. More."""\n')
+    found = tool("file_map").file_map(tmp_path)
+    assert found == f"**`{tmp_path.name}/room/`**: A room\n\n- `one.py`: The first. More\n"
+    (tmp_path / "room" / "two.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="two"):
+        tool("file_map").file_map(tmp_path)
