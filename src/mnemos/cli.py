@@ -156,7 +156,7 @@ def _sample(arguments: list[str]) -> int:
     default = Sampling()
     parser = _Parser("sample", "Let a run's model write: pictures into RUN/sampled, all else to the screen.")
     parser.add_argument("run", help="its folder")
-    parser.add_argument("--count", type=int, help="pictures (24), texts (1) or rows (4)")
+    parser.add_argument("--count", type=int, help="how many pictures (24), texts (1) or rows (4)")
     parser.add_argument(
         "--length", type=int, default=default.length, help="tokens of text (%(default)s); a picture has its own"
     )

@@ -64,7 +64,7 @@ def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: fl
         )
     assert len(measured(folder)) == len(measured(other))
     for line, same in zip(measured(folder), measured(other), strict=True):
-        for key in ("loss", "accuracy", "grad_norm"):
+        for key in ("loss", "auxiliary_loss", "accuracy", "grad_norm"):
             if key in line:
                 assert line[key] == pytest.approx(same[key], rel=loss_tolerance)
         assert line.get("tokens") == same.get("tokens")
@@ -72,9 +72,10 @@ def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: fl
 
 @pytest.mark.parametrize(("language", "torchrun"), [(True, True), (False, False)])
 def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, torchrun):
-    data = {} if language else {"ignored": 3}
-    one = Toys(language, STILL, data, train={"precision": "64-true"})
-    two = Toys(language, STILL, data, train={"precision": "64-true", "devices": 2})
+    data = {} if language else {"ignored": 3, "corpus": True}
+    model = {**STILL, "auxiliary": 0.3}
+    one = Toys(language, model, data, train={"precision": "64-true"})
+    two = Toys(language, model, data, train={"precision": "64-true", "devices": 2})
     assert run_apart(tmp_path / "one", one) == 0
     code, said = launch_program(tmp_path / "two", two, torchrun)
     assert code == 0, said

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from mnemos.config import DataConfig, ModelConfig
 from mnemos.data.batch import IGNORE, Batch
-from mnemos.data.metrics import MAJORITY
+from mnemos.data.metrics import ACCURACY, MAJORITY, CorpusMetric
 from mnemos.data.token_task import TokenTask
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
+from mnemos.types import add_auxiliary_loss
 
 VOCAB, CLASSES, LENGTH = 11, 3, 12
 
@@ -70,6 +71,8 @@ class Toy(nn.Module):
         if self.training and self.config.noise:
             y = y * (1 + 0.1 * random.random() + 0.1 * np.random.rand())  # noqa: NPY002
         y = y * (1 + self.mix.sum())
+        if self.config.auxiliary and self.training:
+            add_auxiliary_loss(self.config.auxiliary * (1 + self.mix.sum()).square())
         late = state.seen > 4 * LENGTH
         if self.config.late and late.any():
             y = y + late[:, None, None] * self.late(y)
@@ -103,9 +106,18 @@ class ToyConfig(ModelConfig):
     noise: bool = True
     late: bool = True
     advances: bool = False
+    auxiliary: float = 0.0  # of a loss of the model's own
 
     def build(self) -> Toy:
         return Swift(self) if self.advances else Toy(self)
+
+
+def _outputs(model: nn.Module, outputs: Tensor, batch: Batch) -> list[float]:
+    return outputs.flatten(1).sum(1).tolist()
+
+
+def _in_order(records: list[float]) -> float:
+    return sum(place * record for place, record in enumerate(records, 1))
 
 
 class ToyTask(TokenTask):
@@ -115,6 +127,8 @@ class ToyTask(TokenTask):
         self.classes = 0 if config.language else CLASSES
         self.carries_state = config.language and not config.rows
         self.cuts_rows = config.language
+        if config.corpus:
+            self.metrics = (CorpusMetric("order", True, collect=_outputs, value=_in_order), ACCURACY)
         self.reference = {} if config.language else {MAJORITY: 0.4}
 
     def _batch(self, key: int, rows: int, fresh: Tensor) -> Batch:
@@ -157,6 +171,7 @@ class ToyDataConfig(DataConfig):
     bad_token: int = -1
     bad_label: int = -1
     ignored: int = 0  # every so many-th row is not counted
+    corpus: bool = False  # judged by a metric of all rows in their order
 
     def build(self) -> ToyTask:
         return ToyTask(self)

@@ -1,4 +1,4 @@
-"""A batch, and what can be done with batches whatever they hold: any pytree of tensors that has a row per sample."""
+"""The type `Batch`, and functions for batches of any kind: pytrees of tensors whose first axis is the row."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 def each(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with a function applied to every tensor in it; whatever else is in it stays."""
+    """The batch with a function applied to each of its tensors; other leaves stay."""
     return map_state(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
@@ -45,7 +45,7 @@ def fed(batch: Any, model: nn.Module) -> Any:
 
 
 def row_count(batch: Any) -> int:
-    """B, the first axis of the batch's first tensor."""
+    """B: the length of the first tensor's first axis."""
     return leaves(batch)[0].shape[0]
 
 

@@ -1,7 +1,6 @@
-"""What a task is judged by, as objects: sums over batches, or records of a whole corpus.
+"""Metrics as objects: sums over batches, or values computed from the records of a whole split.
 
-A metric says what it is called, which way is better and how it is printed. Nothing that trains, evaluates or reports
-knows any metric by name.
+A metric has a name, a direction and a text. The rooms train, evaluate and figures contain no metric's name.
 """
 
 import math
@@ -28,8 +27,8 @@ def ratio(sums: Sequence[float]) -> float:
 class Metric:
     """Base of `SumMetric` and `CorpusMetric`.
 
-    name: what results, comparisons and reports call it. about: a sentence on what it counts, for readers of a report.
-    form: how a value is printed beside others.
+    name: its key in results, comparisons and reports. about: a sentence for reports on what it counts. form: the format
+    of a printed value.
     """
 
     name: str
@@ -38,21 +37,21 @@ class Metric:
     form: str = "{name} {value:.4f}"
 
     def text(self, value: float) -> str:
-        """The value as it is printed, with what it is called."""
+        """The name and the value, as they are printed."""
         return self.form.format(name=self.name, value=value)
 
     def described(self) -> dict[str, Any]:
-        """What result.json says of it."""
+        """The metric's entry in result.json."""
         return {"higher_is_better": self.higher_is_better, "about": self.about}
 
 
 @dataclass(frozen=True)
 class SumMetric(Metric):
-    """A metric made of sums, which are added over batches, segments and processes.
+    """A metric computed from sums, which are added over batches, segments and processes.
 
-    `sums(model, outputs, batch)` returns `width` scalars; None stands for (the sum of the losses, the targets counted).
-    `value(sums)` makes the number of the added sums. Metrics with the same `sums` function share its one call for each
-    batch. training: the lines of metrics.jsonl on training say it too, which costs a call for each forward.
+    `sums(model, outputs, batch)` returns `width` scalars; None means (sum of the losses, number of counted targets).
+    `value(sums)` is the metric. Metrics with the same `sums` function share one call per batch. training: the metric is
+    also computed in training, for the lines of metrics.jsonl, at the cost of one call per forward.
     """
 
     sums: Sums | None = None
@@ -63,11 +62,11 @@ class SumMetric(Metric):
 
 @dataclass(frozen=True)
 class CorpusMetric(Metric):
-    """A metric that is no sum, as BLEU or mean average precision: computed from records of every row of a split.
+    """A metric of a whole split that is not a ratio of sums, for example BLEU or mean average precision.
 
-    `collect(model, outputs, batch)` returns one record per row (or per what is scored), which must survive pickling;
-    `value(records)` is given those of the whole split, each row's once and in the order of the data, however many
-    processes shared them. Cost: the records of a split are held in memory on every process.
+    `collect(model, outputs, batch)` returns a list of records, for example one per row; they must be picklable.
+    `value(records)` computes the metric from the records of the whole split, in the order of the data. Each row is
+    counted once, with any number of processes. Cost: every process holds the records of the split in memory.
     """
 
     collect: Collect = lambda model, outputs, batch: []
@@ -75,7 +74,7 @@ class CorpusMetric(Metric):
 
 
 def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sums, int]:
-    """The functions that metrics' sums come from, each once, and how many sums it gives."""
+    """The distinct `sums` functions of metrics, and how many sums each returns."""
     found = [m for m in metrics if isinstance(m, SumMetric) and (m.training or not training)]
     return {m.sums: m.width for m in found if m.sums is not None}
 
@@ -97,10 +96,11 @@ def values(
 
 
 def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tensor:
-    """The sum of −log p(target), in nats, by the likelihood that the model stands for.
+    """The sum of −log p(target) over the counted targets, in nats.
 
-    A model whose outputs are no logits of classes has a `likelihood`, whose `loss(outputs, targets, mask)` is this
-    sum. All others' are logits [..., C]; targets [B, C] that are probabilities give the sum of −Σ p·log q.
+    A model whose outputs are not logits of classes has a `likelihood` with `loss(outputs, targets, mask)`, which
+    returns this sum. Outputs of all other models are logits [..., C]. Targets [B, C] of floats are probabilities p; for
+    them it is the sum of −Σ p·log q.
     """
     own: Any = getattr(model, "likelihood", None)
     if own is not None:
@@ -113,9 +113,9 @@ def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tenso
 
 
 def right_guesses(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """(right guesses, targets counted): of targets that are probabilities, a guess is right where it is the likeliest.
+    """(correct guesses, counted targets). The guess is the most likely class, also of targets that are probabilities.
 
-    A model's `likelihood`, where it has one, says what a guess is: `right(outputs, targets, mask)`.
+    A model that has a `likelihood` decides itself, by its `right(outputs, targets, mask)`.
     """
     own: Any = getattr(model, "likelihood", None)
     if own is not None:
@@ -127,18 +127,18 @@ def right_guesses(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, T
 
 
 def among_five(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """(targets [B] among the five likeliest classes, targets counted)."""
+    """(targets [B] among the five most likely classes, counted targets)."""
     first = outputs.topk(5).indices
     return (first == batch.targets[:, None]).any(-1).sum(), counted(batch.targets)
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss): as uncertain as a choice among so many. Infinity where that is past a float."""
+    """exp(loss): the uncertainty of a choice among that many equally likely values; infinity beyond a float."""
     return math.exp(loss) if loss < 709 else math.inf
 
 
 def bits(loss: float) -> float:
-    """loss / ln 2: bits per target (a token, a byte, a sub-pixel), whatever the targets are."""
+    """loss / ln 2: bits per target (per token, byte or sub-pixel)."""
     return loss / math.log(2)
 
 
@@ -157,11 +157,11 @@ PERPLEXITY = SumMetric(
     2,
     False,
 )
-ACCURACY = SumMetric("accuracy", True, "The share of targets that the likeliest guess meets.", sums=right_guesses)
+ACCURACY = SumMetric("accuracy", True, "The share of targets that equal the most likely guess.", sums=right_guesses)
 TOP5 = SumMetric(
     "top5",
     True,
-    "The share of targets among the five likeliest guesses.",
+    "The share of targets among the five most likely guesses.",
     "top-5 {value:.4f}",
     among_five,
     training=False,

@@ -32,7 +32,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def as_batch(found: Any) -> Batch:
-    """(inputs, targets), or {"inputs", "targets", and "mask" or "reset" where there are}, as a `Batch`, in tensors."""
+    """A `Batch` of (inputs, targets) or {"inputs", "targets", "mask", "reset"}, with arrays as tensors."""
     if isinstance(found, Mapping) and {"inputs", "targets"} <= set(found) <= set(Batch._fields):
         found = Batch(**found)
     elif not isinstance(found, Batch) and isinstance(found, (tuple, list)) and len(found) == 2:
@@ -49,10 +49,10 @@ class OwnTask(Task):
     """A user's training and validation data for one model; `test` is the validation data once more.
 
     `train` and `valid` are each a DataLoader, a map-style data set, or an iterable of batches that can be iterated
-    again. The model is called with the inputs (a tuple's parts or a mapping's entries apart), and with the state and
-    the mask where its `forward` has arguments of these names. loss(outputs, targets) returns the mean over the rows or
-    a value per row [B]; None: cross-entropy of logits. Batches that have `reset` carry the state from one to the next.
-    Raises InputError for data that are no batches, or that end.
+    again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
+    `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
+    or a value per row [B]; None means cross-entropy of logits. Batches that have a `reset` carry the state from one to
+    the next. Raises InputError for data that are not batches, or can be iterated only once.
     """
 
     inputs = "own"
@@ -81,15 +81,15 @@ class OwnTask(Task):
         return self._valid.once(batch_size)
 
     def size(self, split: Split) -> int:
-        """Rows of the data, 0 where they do not say."""
+        """The number of rows; 0 where it is not known."""
         return (self._train if split == "train" else self._valid).rows
 
     def epoch(self, batch_size: int) -> float:
-        """Updates in which all training data are seen; 0 where they do not say."""
+        """Updates per epoch; 0 where the number is not known."""
         return self._train.epoch(batch_size)
 
     def forward(self, model: Any, batch: Batch, state: State) -> tuple[Any, State]:
-        """(outputs, state); the state of a model that takes none is None."""
+        """(outputs, state); the state is None for a model without one."""
         options: dict[str, Any] = {"mask": batch.mask} if "mask" in self._accepts else {}
         if "state" in self._accepts:
             options["state"] = state
@@ -101,18 +101,18 @@ class OwnTask(Task):
         return found if "state" in self._accepts else (found, None)
 
     def loss(self, model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
-        """The sum over rows of the caller's loss, or of the cross-entropy over targets."""
+        """The caller's loss summed over rows, or the cross-entropy summed over targets."""
         if self._loss is None:
             return super().loss(model, outputs, batch)
         found = self._loss(outputs, batch.targets)
         return found.sum() if found.dim() else found * row_count(batch)
 
     def count(self, batch: Batch) -> int:
-        """Rows, where the loss is the caller's; targets that are not IGNORE elsewhere."""
+        """Rows, with the caller's loss; otherwise targets that are not IGNORE."""
         return super().count(batch) if self._loss is None else row_count(batch)
 
     def check(self, batch: Batch, where: str) -> None:
-        """Raise InputError for targets that cross-entropy has no meaning for, or a mask that the model cannot take."""
+        """Raise InputError for targets that need a `loss`, or a mask that the model does not take."""
         if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
             found = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
             raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {found}; give fit a loss")
@@ -132,10 +132,10 @@ class _Key(NamedTuple):
 
 
 class Rows:
-    """A map-style data set: batches are pure functions of their place, the order is ours.
+    """A map-style data set, read in an order of ours: batch i is a pure function of (i, batch_size, seed).
 
-    shuffle: every epoch is a fresh permutation; else the data set's order, again and again. What the data set draws
-    from Python's, NumPy's and PyTorch's generators is a function of (seed, index). `workers` processes work ahead.
+    shuffle: every epoch is a new permutation; otherwise the order of the data set, repeated. What the data set draws
+    from the generators of Python, NumPy and PyTorch is a function of (seed, i). `workers` processes compute in advance.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], shuffle: bool, workers: int) -> None:
@@ -189,10 +189,10 @@ class Rows:
 
 
 class Batches:
-    """An iterable of batches, read from its start again and again; batch i is reached by reading those before it.
+    """An iterable of batches, iterated again and again: batch i is found by reading the batches before it.
 
-    Every pass begins with generators seeded by (seed, pass), and draws from its own: neither changes the training's.
-    With a `len`, earlier passes are left out.
+    Every pass has generators of its own, seeded by (seed, pass), so the training's generators and the data's do not
+    affect each other. If the iterable has a `len`, earlier passes are skipped.
     """
 
     workers = 0
@@ -235,7 +235,7 @@ class Batches:
         return float(self.length)
 
     def close(self) -> None:
-        """Let the iterator go."""
+        """Drop the iterator."""
         self._iterator, self._place = None, -1
 
     def _draw(self) -> Any:
@@ -255,7 +255,7 @@ class Batches:
 
 
 def source(data: Any) -> Rows | Batches:
-    """What batches come from: a data set whose order is ours, or an iterable of batches that is read as it is."""
+    """The batches of a map-style data set (also inside a DataLoader), or of an iterable."""
     if isinstance(data, (Rows, Batches)):
         return data
     if isinstance(data, DataLoader):
@@ -276,7 +276,7 @@ def source(data: Any) -> Rows | Batches:
 
 
 def described(data: Any) -> str:
-    """What a recipe says of a user's data: of what class, and how large."""
+    """The data's class and size, for the run's recipe."""
     found = source(data)
     held = found.dataset if isinstance(found, Rows) else found.batches
     size = f"{found.rows} rows" if isinstance(found, Rows) else f"{found.length or 'any number of'} batches"

@@ -1,4 +1,4 @@
-"""A task: data that are pure functions of their position, the loss, the metrics, and what a finished run leaves."""
+"""The base class of tasks: their data, loss and metrics, and what a finished run writes beside its numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How much `mnemos sample` writes, and how it is drawn; see `Stream.generate`. prompt: text to go on from.
+    """What `mnemos sample` generates; see `Stream.generate` for the draws. prompt: the beginning of a text.
 
-    count: pictures, texts or rows; None: as many as the task chooses.
+    count: how many pictures, texts or rows; None: the task's default. length: tokens of a text.
     """
 
     count: int | None = None
-    length: int = 500  # of text; a picture has its own
+    length: int = 500
     prompt: str | None = None
     temperature: float = 1.0
     top_k: int = 0
@@ -35,16 +35,15 @@ class Sampling:
 class Task:
     """Base of tasks: a data set opened for training and evaluation, with its loss and its metrics.
 
-    A subclass gives the data: `train_batch`, `batches` and `size`. What else the trainer asks has an answer here for
-    batches that are `Batch`es and models that are called `model(inputs, state, mask=mask)`. A task of other batches,
-    any pytree of tensors that lead with the rows, overrides `forward` and `loss`, and where they differ `count`,
-    `tokens`, `resets` and `segments`.
+    A subclass defines the data: `train_batch`, `batches` and `size`. All other methods work for batches of the type
+    `Batch` and models that are called `model(inputs, state, mask=mask)`. A batch may be any other pytree of tensors
+    whose first axis is the row; its task overrides `forward` and `loss`, and `count`, `tokens`, `resets` or `segments`
+    if their defaults do not fit.
 
-    inputs: what a model is given, which must be what the model's configuration says it takes. sizes: what the data
-    decide of a model: fields of its configuration, by name; one that is 0 in a recipe is filled in with it.
-    metrics: the first is what the task is judged by. reference: scores in the first metric to set the others against,
-    by name. carries_state: training batches i and i + 1 continue the same rows. cuts_rows: `segments` can cut rows.
-    max_length: the longest T of any batch, 0 where there is no T.
+    inputs: the kind of inputs, which must equal `ModelConfig.inputs`. sizes: fields of the model's configuration that
+    the data determine, by name; a field that is 0 in a recipe takes this value. metrics: runs are compared by the first
+    one. reference: scores in the first metric for comparison, by name. carries_state: batch i + 1 continues the rows of
+    batch i. cuts_rows: `segments` can cut rows. max_length: the greatest T of any batch; 0 without a T.
     """
 
     inputs: str = "tokens"
@@ -76,51 +75,51 @@ class Task:
         raise NotImplementedError
 
     def size(self, split: Split) -> int:
-        """How many targets of a split are counted; 0 for training data without an end."""
+        """The number of counted targets in a split; 0 for training data without an end."""
         raise NotImplementedError
 
     def epoch(self, batch_size: int) -> float:
-        """In how many updates as much is seen as the training split holds; 0 where that is not known."""
+        """The number of updates in an epoch; 0 where it is not known."""
         return 0.0
 
     def example(self) -> Any:
-        """A batch of one row, as long as any: what FLOPs are counted on. By default the first validation row."""
+        """A batch of one row of the greatest length, for counting FLOPs. By default the first validation row."""
         return each(next(iter(self.batches("valid", 1))), lambda x: x[:1])
 
     def close(self) -> None:
-        """End what works ahead, if anything does; the task can still be asked for batches."""
+        """End worker processes, if there are any; batches can still be requested."""
 
-    # What a model makes of a batch.
+    # The model on a batch.
 
     def forward(self, model: Any, batch: Any, state: State) -> tuple[Any, State]:
         """(outputs, state) of the model for a batch."""
         return model(batch.inputs, state, mask=batch.mask)
 
     def advance(self, model: Any, batch: Any, state: State) -> State:
-        """The state alone, for a model that has an `advance`; asked where a batch has no counted target."""
+        """The new state, for a model that has an `advance`; used for batches without a counted target."""
         return model.advance(batch.inputs, state, mask=batch.mask)
 
     def loss(self, model: nn.Module, outputs: Any, batch: Any) -> Tensor:
-        """The sum of the losses of the batch's counted targets: a scalar with its gradient.
+        """The sum of the losses over the batch's counted targets: a differentiable scalar.
 
-        The trainer divides it by the targets counted in all micro-batches, segments and processes of an update.
+        The trainer divides it by the number of counted targets in all micro-batches, segments and processes.
         """
         return negative_log_likelihood(model, outputs, batch)
 
-    # What the trainer asks of a batch.
+    # Properties of a batch.
 
     def count(self, batch: Any) -> int:
         """Targets that the loss counts: those of a `Batch` that are not IGNORE; of any other, its rows."""
         return int(counted(batch.targets)) if isinstance(batch, Batch) else row_count(batch)
 
     def tokens(self, batch: Any) -> int:
-        """What the run's counter of tokens counts: tokens or frames that are no padding; of other batches, rows."""
+        """The batch's share of the run's "tokens": tokens or frames without padding; rows of any other batch."""
         if not isinstance(batch, Batch) or not isinstance(batch.inputs, Tensor) or batch.inputs.dim() not in (2, 3):
             return row_count(batch)
         return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
 
     def resets(self, batch: Any) -> Tensor | None:
-        """[B] bool, the rows whose state is made fresh before the batch; None where no state is carried."""
+        """[B] bool: the rows whose state is reset before the batch; None where no state is carried."""
         return batch.reset if isinstance(batch, Batch) else None
 
     def segments(self, batch: Any, length: int) -> Iterator[Any]:
@@ -132,10 +131,10 @@ class Task:
         if not leaves(batch):
             raise InputError(f"{where}: expected a batch of tensors, found none in it; check the data")
 
-    # What is left and shown of a trained model.
+    # Output of a trained model.
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
-        """Write into a finished run's folder what the numbers do not say; returns what result.json says of it.
+        """Write files into a finished run's folder; returns entries for result.json.
 
         An entry that is a list of records {field: text} is shown in reports as a table where "examples" describes it:
         {"examples": {entry: {"title", "given": field, "found": field, "about": a sentence}}}.
@@ -147,11 +146,11 @@ class Task:
         return ()
 
     def sample_outputs(self, model: nn.Module, how: Sampling, folder: Path) -> bool:
-        """Let the model write, to the screen or into `folder`; whether there are pictures in the folder now.
+        """Generate with the model, to the screen or into `folder`; returns whether it wrote pictures into `folder`.
 
-        Raises InputError where nothing can be written: by default, always.
+        Raises InputError if the task's models do not generate, which is the default.
         """
         raise InputError("expected a run of a model that writes, found a task whose models do not; use mnemos eval")
 
 
-SUPERVISED = Task()  # the answers for `Batch`es, where there are batches but no data set
+SUPERVISED = Task()  # for evaluating batches of the type `Batch` without a data set

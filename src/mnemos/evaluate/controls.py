@@ -45,7 +45,7 @@ def controls(
 
 
 class _Meddled(Task):
-    """The task, but the model is given its caches in the state emptied, or each row the next row's."""
+    """The task with changed caches in the state: emptied, or each row with the cache of the next row."""
 
     def __init__(self, task: Task, control: str) -> None:
         self.task, self.control, self.metrics = task, control, task.metrics

@@ -16,7 +16,7 @@ from mnemos.types import reset as make_fresh
 
 
 class Uncounted:
-    """A batch that this process reads because all must run the model together, and that another one counts."""
+    """A batch that this process runs only because all processes must call the model; another process counts it."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -31,11 +31,12 @@ def evaluate(
 ) -> dict[str, float]:
     """{"loss", each of the task's metrics, "count"} of a model over batches (or `Uncounted` ones).
 
-    loss: the mean over all counted targets, and count their number. In eval mode and without gradient; the model is
-    then as it was. Where the task says which rows start afresh (`resets`), the state is carried from one batch to the
-    next; so rows may come in segments, and one without a counted target is read by the model's `advance`, where it has
-    one. `total` sums a tensor over the processes that share the batches, which then run the same parts of the model for
-    every one, and `gather` lists every process's value, by rank. Raises InputError where nothing is counted.
+    loss: the mean over all counted targets; count: their number. The model runs in eval mode and without gradient, and
+    is left in the mode that it had. Where the task's `resets` says which rows start anew, the state is carried from one
+    batch to the next, so rows may come in segments; a segment without a counted target is read by the model's
+    `advance`, if it has one. For several processes that share the batches, `total` sums a tensor over them and
+    `gather` returns the list of their values by rank; all then run the same parts of the model for every batch. Raises
+    InputError if no target is counted.
     """
     state: State = None
     functions = sum_functions(task.metrics)
@@ -49,7 +50,7 @@ def evaluate(
             ours = not isinstance(given, Uncounted)
             batch = fed(given if ours else given.batch, model)
             resets = task.resets(batch)
-            if resets is None or bool(resets.all()):  # none goes on, though there be other rows than before
+            if resets is None or bool(resets.all()):  # no row continues; the number of rows may have changed
                 state = None
             elif state is not None:
                 state = make_fresh(state, resets)
@@ -80,7 +81,7 @@ def evaluate(
 
 
 def told(task: Task, score: dict[str, Any]) -> str:
-    """What `evaluate` found beside the loss, as it is printed: every metric's own text."""
+    """The text of every metric but the loss, for a line of output."""
     return "  ".join(m.text(score[m.name]) for m in task.metrics if m.name in score and m.name != "loss")
 
 

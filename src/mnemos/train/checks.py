@@ -1,4 +1,4 @@
-"""What a run is asked before its first update: do recipe, model and data fit together?"""
+"""Checks before the first update: do the recipe, the model and the data fit together?"""
 
 import dataclasses
 from dataclasses import replace
@@ -15,13 +15,13 @@ AT_LEAST = ("vocab_size", "max_length")  # sizes that a model may have more of t
 
 
 def unresolved(recipe: Recipe) -> bool:
-    """Whether the model may leave something to the data: a field that is 0."""
+    """Whether a field of the model is 0 and may therefore be left to the data."""
     values = [getattr(recipe.model, field.name) for field in dataclasses.fields(recipe.model)]
     return any(type(value) is int and value == 0 for value in values)
 
 
 def complete(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with what its model leaves to the data: those of the task's `sizes` that are 0 in the model."""
+    """The recipe with the task's `sizes` in place of those fields of its model that are 0, which means "from the data"."""
     fields = {field.name for field in dataclasses.fields(recipe.model)}
     found = {k: v for k, v in task.sizes.items() if k in fields and getattr(recipe.model, k) == 0 and v}
     if not found:
@@ -83,7 +83,7 @@ def check_state(model: object, task: Task) -> None:
 
 
 def _check_size(model: Any, name: str, size: int) -> None:
-    """One of the task's sizes, against the model's field of that name (of its head, where it has one)."""
+    """Raise InputError where the model's field (or its head's) of the name of a task's size does not fit it."""
     owner: Any = model if hasattr(model, name) else getattr(model, "head", None)
     found = getattr(owner, name, None)
     if found is None or found == size or (name in AT_LEAST and found > size):
@@ -99,7 +99,7 @@ def _check_size(model: Any, name: str, size: int) -> None:
 
 
 def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
-    """Steps are segments of rows, or batches that continue one another; not every task has the one or the other."""
+    """Raise InputError where rollouts need segments of rows, or successive batches, that the task does not have."""
     if rollout.segment_length and not task.cuts_rows:
         raise InputError(
             f"train.rollout.segment_length is {rollout.segment_length}, but this task's rows cannot be read in "
@@ -125,7 +125,7 @@ def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
 
 
 def _check_inputs(recipe: Recipe, task: Task) -> None:
-    """Tokens to a model of tokens, images to one of images, and whatever else to a model that says it takes it."""
+    """Raise InputError unless the model takes the kind of inputs that the data give."""
     model: Any = recipe.model
     if model.inputs not in (task.inputs, ANY):
         layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"

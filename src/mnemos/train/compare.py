@@ -155,7 +155,7 @@ def _join(child: Any) -> bool:
 def _child(recipe: dict[str, Any], place: str, resume: bool, quiet: bool) -> None:
     from .session import run
 
-    # However the parent ends, nobody trains on unseen.
+    # The child ends with its parent, however the parent ends.
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
         run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)

@@ -1,4 +1,4 @@
-"""`mnemos.fit`: the trainer for a model and data that a user has in Python, without a recipe."""
+"""`mnemos.fit`: train a model on data that exist in Python, without a recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from .session import OWN, run_name, train_and_assess
 
 @dataclass(frozen=True)
 class OwnModel(ModelConfig):
-    """What a run's recipe says of a model that was given to `fit`, which it cannot build again."""
+    """The recipe's description of a model that was given to `fit`; it cannot build the model."""
 
     name: ClassVar[str] = OWN
     inputs: ClassVar[str] = ANY
@@ -32,7 +32,7 @@ class OwnModel(ModelConfig):
 
 @dataclass(frozen=True)
 class OwnData(DataConfig):
-    """What a run's recipe says of data that were given to `fit`."""
+    """The recipe's description of data that were given to `fit`."""
 
     name: ClassVar[str] = OWN
 
@@ -58,18 +58,19 @@ def fit(
         result = mnemos.fit(model, train_loader, valid_loader, out="runs/mine", steps=1000, lr=1e-3)
 
     train_data, valid_data: each a DataLoader, a map-style data set, or an iterable of batches (inputs, targets),
-    {"inputs", "targets", "mask", "reset"} or `Batch`; or a `Task` for both, which can have batches of any kind. The
-    model is called model(inputs), and with the `state` and the `mask` where its `forward` has arguments of these names:
-    then it returns (outputs, state). loss(outputs, targets) returns the mean over rows or a value per row; by default
-    it is cross-entropy of logits [B, C] or [B, T, C], and accuracy is measured. metrics: the first is what the run is
-    judged by. out: the run's folder, by default a new one in runs. optim, train: all other settings; `steps` and `lr`
-    replace theirs. Result: {"test": scores on valid_data at the end, "seconds", …}, see `mnemos.train.loop.train`.
+    {"inputs", "targets", "mask", "reset"} or `Batch`; or one `Task` for both, whose batches may be of any kind. The
+    model is called model(inputs). If its `forward` has arguments `state` and `mask` it is given them too, and with a
+    `state` it returns (outputs, state). loss(outputs, targets) returns the mean over rows or a value per row; the
+    default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: runs are compared by
+    the first. out: the run's folder; by default a new one in runs. optim, train: all other settings, except that
+    `steps` and `lr` replace theirs, and a DataLoader's batch size the one in `train`.
+    Result: {"test": the scores on valid_data at the end, "seconds", …}, see `mnemos.train.loop.train`.
 
-    resume: go on in `out` from the newest checkpoint; give the same model class, data and settings. Nothing but the
-    model's weights must depend on what is outside. For a map-style data set (also inside a DataLoader with or without
-    shuffle) the order is mnemos' own, a function of the seed: going on is exact, bit for bit, and costs nothing. Any
-    other iterable is read again from its start, or from that of its current pass where it has a `len`, up to where the
-    run was: exact if it gives the same batches again, at the cost of reading these.
+    resume: continue in `out` from the newest checkpoint, with a model of the same class and the same data and settings.
+    With a map-style data set, also inside a DataLoader that shuffles or not, the order is mnemos' own, a function of
+    the seed: resuming is exact, bit for bit, and reads no data again. Any other iterable is read again up to the
+    position of the run, from its start, or from the start of the current pass if it has a `len`: resuming is exact if
+    it gives the same batches again, and costs the time to read them.
 
     Raises InputError for data, settings or folders that do not fit, TrainingFailed for a loss that is not finite, and
     Interrupted, with a checkpoint saved, after SIGINT or SIGTERM.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tally:
-    """What updates have added up since the last line of metrics."""
+    """Sums over the updates since the last line of metrics."""
 
     updates: int = 0
     loss: float = 0.0
@@ -42,7 +42,7 @@ class Tally:
     sums: list[float] = field(default_factory=list)  # of the task's metrics
 
     def plus(self, loss: float, auxiliary: float, auxiliaries: float, sums: list[float]) -> Tally:
-        """With one more update's."""
+        """The tally with one more update."""
         before = self.sums or [0.0] * len(sums)
         return Tally(
             self.updates + 1,
@@ -55,11 +55,11 @@ class Tally:
 
 @dataclass
 class Counters:
-    """What the whole run has added up."""
+    """Sums over the whole run."""
 
     step: int = 0
     tokens: int = 0  # as the task counts them
-    seconds: float = 0.0  # in updates: not in looking at the model, not in saving it
+    seconds: float = 0.0  # in updates, without evaluations and checkpoints
     peak_bytes: int = 0
 
 
@@ -128,8 +128,8 @@ class Learner:
         self.tally = self.tally.plus(loss_mean, auxiliary / fabric.world_size, auxiliaries, metric_sums)
         return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
 
-    def looked(self, valid_loss: float) -> None:
-        """The model was looked at: a schedule that waits for better validation losses hears of it."""
+    def evaluated(self, valid_loss: float) -> None:
+        """Tell the schedule the loss of an evaluation of the validation split; 'plateau' depends on it."""
         self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
     def _micro_batches(self, batch: Any) -> list[Any]:
@@ -159,7 +159,7 @@ class Learner:
         So is the auxiliary loss, where layers add one; the task's metrics are of all that these updates read.
         """
         tally, self.tally = self.tally, Tally()
-        self.count.peak_bytes = self._peak()  # a peak needs no looking at every update, and looking takes time
+        self.count.peak_bytes = self._peak()  # not at every update, because measuring takes time
         auxiliary = {"auxiliary_loss": tally.auxiliary / tally.updates} if tally.auxiliaries else {}
         return {
             "kind": "train",

@@ -1,6 +1,6 @@
 """The loop: a recipe in, a run folder out, stopped and resumed at any moment without a trace.
 
-    update → line of metrics → checkpoint → look at the model (validation, gates) → next
+    update → line of metrics → checkpoint → evaluation (validation split, gates) → next
 
 **Resume is exact.** A run that was killed, at any moment, and resumed gives the losses and weights that the run
 would have given, bit for bit: a checkpoint holds the weights, the optimiser, the carried state, the sums behind
@@ -54,17 +54,17 @@ def train(
 ) -> dict[str, Any]:
     """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
 
-    {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics}, "valid": {...}, "metric" (the first, by
-    which the task is judged), "metrics": {name: {"higher_is_better", "about"}}, "reference": {name: score in the
-    metric}, "majority" (the commonest class's share, where there are classes, else null), "parameters", "seconds" (in
-    updates), "peak_bytes" (of the GPU, or by how much the process grew since before the model), "tokens" (of images:
-    images; of sound: frames), "epoch_seconds" (in updates that see as much as there is to train on; null where there is
-    no telling), and "rollout_segments" (of an update, where there are several)}
+    {"recipe", "seed", "steps", "test": {"loss" and each metric of the task}, "valid": {the same}, "metric" (the name of
+    the task's first metric, by which runs are compared), "metrics": {name: {"higher_is_better", "about"}}, "reference":
+    {name: score in that metric}, "majority" (the share of the most frequent class; null without classes), "parameters",
+    "seconds" (in updates), "peak_bytes" (of the GPU, or the growth of the process since before the model), "tokens" (or
+    images, or frames: as the task counts), "epoch_seconds" (in the updates of one epoch; null where its length is not
+    known), and, if there are several, "rollout_segments" (per update)}
 
-    task: the recipe's data, where they are open already; they are opened once, and what the recipe leaves to them is
-    filled in (`complete`). model: one to train in place, instead of the recipe's, with the weights that it has.
-    `resume` goes on from the newest checkpoint that is whole; a finished run's result is returned as it is.
-    `watch(model, step)` is called on the first process at every look; what it returns becomes a line of kind
+    task: the recipe's data, already open; otherwise they are opened here. Fields of the model that the recipe leaves to
+    the data are filled in (`complete`). model: a model to train in place, from its weights, instead of the recipe's.
+    `resume` continues from the newest undamaged checkpoint; a finished run's result is returned unchanged.
+    `watch(model, step)` is called on the first process at every evaluation; what it returns becomes a line of kind
     "gates". With several processes it must not run the model. `quiet`: no progress.
 
     With several devices and no torchrun, the other processes run this same program from its start.
@@ -121,7 +121,7 @@ class _Session:
         config = self.recipe.train
         try:
             if self.step and self._due(config.eval_every):
-                self._look()  # a checkpoint is older than the look at its update
+                self._evaluate()  # a checkpoint is saved before the evaluation at its update
             while self.step < config.steps:
                 update = self.learner.update()
                 self.voice.updated(self.step, update, self.learner.count.peak_bytes)
@@ -131,7 +131,7 @@ class _Session:
                 if self._due(config.checkpoint_every):
                     self._save()
                 if self._due(config.eval_every):
-                    self._look()
+                    self._evaluate()
             return self._finish()
         except _StopAskedError:
             if self.saved != self.step or not self.step:
@@ -160,11 +160,11 @@ class _Session:
             self.run.save(self.step, snapshot, self.recipe.train.keep)
         self.saved = self.step
 
-    def _look(self) -> None:
-        """Measure the validation split, and let `watch` see the model."""
+    def _evaluate(self) -> None:
+        """Score the validation split, and call `watch` with the model."""
         began = time.perf_counter()
         self.valid = self._measure("valid")
-        self.learner.looked(self.valid["loss"])  # once it is whole: a look cut short is taken again
+        self.learner.evaluated(self.valid["loss"])  # at its end: an evaluation that was cut short is run again
         seconds = round(time.perf_counter() - began, 3)
         lines = [{"kind": "valid", "step": self.step, **self.valid, "seconds": seconds}]
         if self.run is not None and self.watch is not None:
@@ -201,7 +201,7 @@ class _Session:
             self.task.check(batch, f"{split} batch {i}")
             rows = row_count(batch)
             first, end = rows * rank // world, rows * (rank + 1) // world
-            ours = first < end  # every process has to call the model; without rows, on one that another one counts
+            ours = first < end  # every process must call the model; one without rows runs a row that another one counts
             span = slice(first, end) if ours else slice(0, 1)
             share = each(batch, lambda x, span=span: x[span])  # type: ignore[misc]
             for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
@@ -259,7 +259,7 @@ def _open(
             problem = str(error)
             if run is not None:
                 run.close()
-    # What the first process found is said by all, or the others would wait for it for ever.
+    # Every process raises what the first one found; otherwise the others would wait without end.
     problem, step, result = fabric.broadcast((problem, step, result))
     if problem is not None:
         raise InputError(problem)

@@ -1,4 +1,4 @@
-"""What a run says while it runs: a live line on a terminal, now and then a plain one in a log."""
+"""The progress of a run: a live line on a terminal, and a plain line now and then in a log."""
 
 import sys
 import time
@@ -9,27 +9,27 @@ PATIENCE = 10.0  # seconds between two plain lines
 
 
 class Silent:
-    """Says nothing; the others are this with a voice."""
+    """Prints nothing; base of the classes that do."""
 
     def __enter__(self) -> "Silent":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to put away."""
+        """Nothing to end."""
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """An update is done."""
+        """Called after every update."""
 
     def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """The batches of a split of `size` targets, and how many of them (by `count`) the model has been through."""
+        """Yield the batches of a split of `size` targets, and show how many targets, by `count`, have been scored."""
         yield from batches
 
     def say(self, text: str) -> None:
-        """A sentence that is to stay."""
+        """Print a sentence that stays on the screen."""
 
 
 class Plain(Silent):
-    """A line every `PATIENCE` seconds: for logs."""
+    """Prints a line every `PATIENCE` seconds, for logs."""
 
     def __init__(self, name: str, steps: int, step: int) -> None:
         self.name, self.steps, self.first = name, steps, step
@@ -37,7 +37,7 @@ class Plain(Silent):
         self.said = -PATIENCE
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """As of any."""
+        """As in `Silent`."""
         now = time.monotonic() - self.began
         if now - self.said < PATIENCE and step < self.steps:
             return
@@ -50,7 +50,7 @@ class Plain(Silent):
         )
 
     def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """As of any; nothing of a split that is soon done."""
+        """As in `Silent`; prints nothing for a split that takes less than `PATIENCE` seconds."""
         said = began = time.monotonic()
         done = 0
         for batch in batches:
@@ -63,12 +63,12 @@ class Plain(Silent):
             done += count(batch)
 
     def say(self, text: str) -> None:
-        """As of any."""
+        """As in `Silent`."""
         print(text, file=sys.stderr, flush=True)
 
 
 class Live(Silent):
-    """A bar with loss, rate, speed, time left and memory, rewritten in place."""
+    """Shows a bar with loss, learning rate, speed, time left and memory, rewritten in place."""
 
     def __init__(self, name: str, steps: int, step: int) -> None:
         from rich.console import Console
@@ -94,13 +94,13 @@ class Live(Silent):
         self.bar.stop()
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """As of any."""
+        """As in `Silent`."""
         speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
         facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
     def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """As of any: a bar below the other, gone when the split is."""
+        """As in `Silent`, with a second bar that is removed at the end of the split."""
         task = self.bar.add_task(f"{self.name} scoring {split}", total=size, facts="")
         try:
             for batch in batches:
@@ -110,14 +110,14 @@ class Live(Silent):
             self.bar.remove_task(task)
 
     def say(self, text: str) -> None:
-        """As of any."""
+        """As in `Silent`."""
         self.bar.console.print(text, markup=False, highlight=False)
 
 
 def progress(quiet: bool, *arguments: Any) -> Silent:
-    """The voice for (name, steps, steps already done): none, live on a terminal, plain elsewhere.
+    """The progress for (name, steps, steps done): `Silent` if quiet, `Live` on a terminal, else `Plain`.
 
-    Of no steps that are still to do, it is one for `scoring` alone.
+    With no steps left it shows scoring only.
     """
     if quiet:
         return Silent()

@@ -1,4 +1,4 @@
-"""One update's walk through time: forward and backward over the steps of a rollout, of which a plain update has one.
+"""The gradients of one update: forward and backward over the segments of a rollout. A plain update has one segment.
 
     Σ_t loss_t,  loss_t, s_t = model(x_t, s_{t−1})        t = 1 … S, gradients through at most `horizon` states
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Carry:
-    """A state on its way in and out of a wrapped model: wrappers convert and copy what they know, but not this.
+    """Passes a state into and out of a wrapped model. Wrappers convert and copy types that they know, but not this one.
 
-    weight: of the losses; auxiliary: of the auxiliary losses. shown: the state goes on to have a gradient of its own,
-    which DDP has to know of.
+    weight: the factor of the losses; auxiliary: that of the auxiliary losses. shown: the state's gradient is needed
+    later, so DDP must find it among the outputs.
     """
 
     __slots__ = ("auxiliary", "shown", "state", "weight")
@@ -42,10 +42,10 @@ class Carry:
 
 
 class Scored(nn.Module):
-    """Model and loss in one forward: what DDP and FSDP wrap.
+    """The model and its loss in one forward: the module that DDP and FSDP wrap.
 
-    A step without a counted target needs its state alone: a model with `advance` reads it so, unless other processes,
-    whose rows may have one, wait for the rest of the model (`alone` is False).
+    A segment without a counted target needs only the new state, so a model with `advance` reads it by that. With
+    several processes (`alone` is False) the whole model runs, because rows of other processes may have targets.
     """
 
     def __init__(self, model: nn.Module, task: Task, alone: bool) -> None:
@@ -55,20 +55,20 @@ class Scored(nn.Module):
         self._functions = sum_functions(task.metrics, training=True)
 
     def reads(self, batch: Any) -> bool:
-        """Whether a batch takes the model's whole forward."""
+        """Whether the whole model runs for a batch."""
         return not self._skips or self.task.count(batch) > 0
 
     def forward(self, batches: Sequence[Any], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
-        """(weighted losses, sums) of batches that follow one another.
+        """(weighted loss, sums) of successive batches.
 
-        The first is weight × Σ losses + auxiliary × Σ auxiliary losses. sums: [auxiliary × Σ auxiliary losses, how many
-        of them, the sums of the task's metrics], without gradient. The new state is left in `carry`. advance: that
-        alone, by the model's own `advance`, and nothing is returned.
+        loss: weight × Σ losses + auxiliary × Σ auxiliary losses. sums: [auxiliary × Σ auxiliary losses, the number of
+        auxiliary losses, the sums of the task's metrics], without gradient. The new state is in `carry` afterwards.
+        advance: compute only the state, by the model's `advance`, and return ().
         """
         losses: list[Tensor] = []
         added: list[Tensor] = []
         sums: list[Tensor | None] = []
-        with collect_auxiliary_losses():  # what reading the state alone, or a metric, adds is dropped
+        with collect_auxiliary_losses():  # drops what `advance` and the metrics add
             for batch in batches:
                 state, resets = carry.state, self.task.resets(batch)
                 if state is not None and resets is not None:
@@ -97,7 +97,7 @@ class Scored(nn.Module):
         summed = torch.cat([head, torch.stack(tail).sum(0) if tail else zeros])
         if not carry.shown:
             return loss, summed
-        # DDP looks for what has a gradient in what a forward returns. This is never used, but it leads there.
+        # DDP finds tensors with a gradient through the outputs of a forward. These values are not used otherwise.
         return loss, summed, *(x.flatten()[:1].sum() for x in leaves(carry.state) if x.requires_grad)
 
 
@@ -116,7 +116,7 @@ class RolloutGradients:
         self._stores = any(True for _ in model.buffers())
 
     def forwards(self, micro_batches: Sequence[Sequence[Any]]) -> int:
-        """How many whole forwards an update makes here; at least 1."""
+        """The number of forwards of the whole model in an update of this process; at least 1."""
         return max(1, sum(self._scored.reads(batch) for steps in micro_batches for batch in steps))
 
     def batches(self, update: int, config: TrainConfig) -> list[Any]:
@@ -209,5 +209,5 @@ class RolloutGradients:
 
 
 def _apart(loss: Tensor, sums: Tensor) -> Tensor:
-    """[the losses without the auxiliary ones, *sums]."""
+    """[the loss without the auxiliary losses, *sums]."""
     return torch.cat([(loss - sums[0]).reshape(1), sums])

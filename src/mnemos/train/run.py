@@ -99,7 +99,7 @@ class RunFolder:
     def trim(self, step: int) -> None:
         """Keep of metrics.jsonl what a run has written when it saves `step`; the rest is going to be written again.
 
-        A checkpoint is saved after the line of its update and before any look at the model there.
+        A checkpoint is saved after the line of its update and before the evaluation there.
         Raises InputError for a line that is no measurement, other than a last one that was cut off.
         """
         path = self.folder / "metrics.jsonl"
