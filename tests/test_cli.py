@@ -95,12 +95,14 @@ def test_list_names_every_entry(capsys):
 
 
 def test_a_task_is_read_in_rollouts(tmp_path, capsys):
-    small = "--model.dim 16 --model.mlp 16 --model.layers 1 --model.vocab-size 81 --model.max-length 79"
+    small = "--model.dim 16 --model.mlp 16 --model.layers 1"
     small += " --data.distance 40 --data.shortest 4 --data.rows 8 --train.steps 2 --train.batch-size 4"
     rolled = "--train.rollout.segment_length 16 --train.rollout.horizon 3 --train.rollout.checkpoints 2"
     run = str(tmp_path / "run")
     assert main(["train", "recall", *small.split(), *rolled.split(), "--out", run]) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["rollout_segments"] == 5
+    resolved = json.loads((tmp_path / "run/recipe.json").read_text())["model"]
+    assert (resolved["vocab_size"], resolved["max_length"]) == (81, 79), "they are left to the data"
     assert main(["report", run]) == 0
     said = "an update is a rollout of 5 steps of 16 tokens, its gradient cut after every 3 steps, replayed"
     assert said in (tmp_path / "run/report.html").read_text()

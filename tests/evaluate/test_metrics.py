@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from mnemos.data.batch import IGNORE, Batch, counted
-from mnemos.data.metrics import ACCURACY, TOP5, bits, negative_log_likelihood, perplexity, right_guesses
+from mnemos.data.metrics import ACCURACY, TOP5, CorpusMetric, bits, negative_log_likelihood, perplexity, right_guesses
 from mnemos.data.task import Task
-from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.metrics import Uncounted, evaluate
 from mnemos.types import InputError
 
 
@@ -168,3 +168,18 @@ def test_targets_that_are_probabilities():
     assert counted(hard).item() == 5
     low = negative_log_likelihood(None, logits.bfloat16(), Batch(None, targets))
     assert low.dtype == torch.float32
+
+
+def test_a_corpus_metric_is_given_every_row_once_in_the_order_of_the_data():
+    """Two processes share two batches; of the second one this process has no row and runs another's."""
+    given: list = []
+    task = Task()
+    task.metrics = (
+        CorpusMetric("rows", True, collect=lambda model, outputs, batch: batch.targets.tolist(), value=len),
+        CorpusMetric("seen", False, collect=lambda model, outputs, batch: batch.targets.tolist(), value=given.extend),
+    )
+    images, targets = torch.arange(5.0).view(5, 1, 1, 1), torch.arange(5)
+    batches = [Batch(images[:2], targets[:2]), Uncounted(Batch(images[4:], targets[4:]))]
+    found = evaluate(Fixed(torch.eye(5)), batches, task, lambda sums: sums, lambda own: [own, [[2, 3], [4]]])
+    assert given == [0, 1, 2, 3, 4]
+    assert (found["rows"], found["count"]) == (5, 2)

@@ -21,7 +21,7 @@ def unresolved(recipe: Recipe) -> bool:
 
 
 def complete(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with the task's `sizes` in place of those fields of its model that are 0, which means "from the data"."""
+    """The recipe with its model's fields that are 0 ("from the data") set to the task's `sizes` of these names."""
     fields = {field.name for field in dataclasses.fields(recipe.model)}
     found = {k: v for k, v in task.sizes.items() if k in fields and getattr(recipe.model, k) == 0 and v}
     if not found:
