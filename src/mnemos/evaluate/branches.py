@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from mnemos.adapt.branch import HostBranch
 from mnemos.attention.gated import GatedCacheAttention
 from mnemos.attention.gated_branch import GatedBranch
+from mnemos.types import JSONObject
 
 from .places import Places
 
@@ -85,7 +86,7 @@ def first_calls(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor
     return found
 
 
-def maps(layer: GatedBranch, place: Places, outputs: BranchOutputs) -> tuple[dict[str, Any], Tensor, Tensor]:
+def maps(layer: GatedBranch, place: Places, outputs: BranchOutputs) -> tuple[JSONObject, Tensor, Tensor]:
     """Numbers for explain.json, and the maps of o_self and o_mem [N, h, w]: means over heads and channels.
 
     weight: m/(m + s) for the root mean squares m of σ(λ)·o_mem and s of (1 − σ(λ))·o_self. correlation: Pearson's

@@ -27,6 +27,7 @@ from mnemos.data.augment import normalise
 from mnemos.modes import evaluating
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
+from mnemos.types import JSONObject
 
 from .branches import first_calls, maps, rounded
 from .holdings import IMAGES, TOKENS, evenly_spaced, holdings
@@ -40,7 +41,7 @@ BATCH = 32
 
 
 @torch.no_grad()
-def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
+def explain(model: nn.Module, task: Any, folder: Path) -> JSONObject | None:
     """Write explain.json and explain.safetensors to a run folder. Returns the contents of explain.json.
 
     Returns None, and writes nothing, for a model without gated caches. For a task without pictures only the costs are
@@ -66,7 +67,7 @@ def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
             for name, layer in layers.items()
         ]
         sizes = {split: task.size(split) for split in ("train", "valid", "test")}
-        found: dict[str, Any] = {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
+        found: JSONObject = {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
         if hasattr(task, "picture"):
             _record_pictures(model, task, layers, found, tensors)
         else:
@@ -79,7 +80,7 @@ def explain(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def cost(layer: GatedBranch, rows: int, tokens: int) -> dict[str, Any] | None:
+def cost(layer: GatedBranch, rows: int, tokens: int) -> JSONObject | None:
     """What a layer adds for one sample with `rows` rows of `tokens` tokens; None for a causal cache.
 
     The result holds the layer's sizes, its parameters (counted), and by formula the multiply-adds of one forward pass
@@ -130,7 +131,7 @@ def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Any) -> dict
 
 
 def _record_pictures(
-    model: nn.Module, task: Any, layers: dict[str, GatedBranch], found: dict[str, Any], tensors: dict[str, Tensor]
+    model: nn.Module, task: Any, layers: dict[str, GatedBranch], found: JSONObject, tensors: dict[str, Tensor]
 ) -> None:
     """Add the pictures, and each layer's maps and slots, to `found` and `tensors`."""
     entries = {entry["name"]: entry for entry in found["layers"]}
@@ -170,7 +171,7 @@ def _compare_slots(
     task: Any,
     layers: dict[str, GatedBranch],
     known: dict[str, Places],
-    entries: dict[str, dict[str, Any]],
+    entries: dict[str, JSONObject],
     tensors: dict[str, Tensor],
 ) -> None:
     """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""

@@ -15,7 +15,6 @@ The average of many tokens need not be near any one of them. So the numbers of e
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.ops.gated_cache import gated_update
+from mnemos.types import JSONObject
 
 IMAGES = 256  # training pictures used
 TOKENS = 8192  # tokens compared per layer, equally many per picture
@@ -39,7 +39,7 @@ class Holdings:
     the similarities.
     """
 
-    numbers: dict[str, Any]
+    numbers: JSONObject
     slots: Tensor
     token: Tensor
     cosine: Tensor

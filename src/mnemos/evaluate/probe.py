@@ -1,7 +1,5 @@
 """Numbers about the gates and the contents of gated caches, for the run's metrics.jsonl."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -12,11 +10,12 @@ from mnemos.data.batch import fed
 from mnemos.data.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
 from mnemos.modes import evaluating
+from mnemos.types import JSONObject
 
 _KINDS = ("mean", "saturated")
 
 
-def probe(model: nn.Module, batch: Any, task: Task = SUPERVISED) -> dict[str, Any] | None:
+def probe(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObject | None:
     """Measure gate activity on a batch in training mode, without writing; None for a model without gated caches.
 
     The result is {"layers": [{"name", "mix": σ(λ) per head, "update" and "reset": {"mean", "saturated"}, "cache":
@@ -52,7 +51,7 @@ def probe(model: nn.Module, batch: Any, task: Task = SUPERVISED) -> dict[str, An
     return {"layers": found}
 
 
-def _is_walk(node: Any) -> bool:
+def _is_walk(node: object) -> bool:
     return isinstance(node, Walk)
 
 

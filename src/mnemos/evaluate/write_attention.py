@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from mnemos.atomic import write_json
 from mnemos.models.memformer import Memformer
 from mnemos.modes import evaluating
+from mnemos.types import JSONObject
 
 HOLDS, OVERWRITES = 0.9, 0.1  # thresholds of a slot's weight on itself
 KINDS = ("holds", "mixes", "overwrites")
@@ -38,7 +39,7 @@ SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
 
 
 @torch.no_grad()
-def record_write_attention(model: nn.Module, task: Any, folder: Path) -> dict[str, Any] | None:
+def record_write_attention(model: nn.Module, task: object, folder: Path) -> JSONObject | None:
     """Write write_attention.json to a run folder. Returns its contents; None for a model that writes no slots.
 
     The result is deterministic and the model is unchanged. Cost: encoder and writer on at most 8 · 64 segments.
@@ -95,7 +96,7 @@ def documents(task: Any, length: int, rows: int, segments: int) -> tuple[Tensor,
     return F.pad(tokens[:, :used], fill), F.pad(valid[:, :used], fill)
 
 
-def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:
+def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> JSONObject:
     """The fields counts, shares, middle and kinds of write_attention.json.
 
     self_weight [B, S, K]: each slot's weight on itself; read [B, S] bool: the segments of each document; bias [K].
@@ -141,7 +142,7 @@ def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> 
     return torch.stack(self_weight, 1), torch.stack(shown)
 
 
-def _examples(task: Any, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> dict[str, Any]:
+def _examples(task: object, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> JSONObject:
     """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
 
     tokens, valid [n·L], weights [n, K, 1 + L + cls].

@@ -56,7 +56,7 @@ def encode(value: Any) -> tuple[dict[str, Tensor], str]:
 def decode(tensors: dict[str, Tensor], text: str) -> Any:
     """The value that `encode` was given."""
 
-    def walk(value: Any) -> Any:
+    def walk(value: object) -> Any:
         if not isinstance(value, dict):
             return value
         ((kind, content),) = value.items()
@@ -80,7 +80,7 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
     return sha.hexdigest()
 
 
-def write(path: Path, value: Any) -> None:
+def write(path: Path, value: object) -> None:
     """Write a checkpoint so that, whenever the machine stops, `path` is the old file or the new one.
 
     Raises TrainingFailed where the disk refuses; what was there before is then untouched.

@@ -13,7 +13,7 @@ from typing import Any
 
 from mnemos.atomic import write_json
 from mnemos.config import from_dict, to_dict
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .checks import complete, unresolved
 from .provenance import shared, trained
@@ -24,7 +24,7 @@ from .stopping import Interrupted, TrainingFailed
 
 def compare(
     recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bool = False, unwritten: bool = False
-) -> dict[str, Any]:
+) -> JSONObject:
     """Train every recipe with every seed in folder/RECIPE/seed-N and write folder/comparison.json (returned).
 
     {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one
@@ -152,7 +152,7 @@ def _join(child: Any) -> bool:
     return bool(asked) or child.exitcode == 130
 
 
-def _child(recipe: dict[str, Any], place: str, resume: bool, quiet: bool) -> None:
+def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
     from .session import run
 
     # The child ends with its parent, however the parent ends.
@@ -171,7 +171,7 @@ def _follow_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
+def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
     """What comparison.json says of finished runs."""
     rows, controls = [], []
     first = json.loads((next(iter(runs.values()))[0] / "result.json").read_text())
@@ -198,17 +198,17 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> dict[str, Any]:
     }
 
 
-def _spread(values: list[float]) -> dict[str, Any]:
+def _spread(values: list[float]) -> JSONObject:
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std, "seeds": len(values)}
 
 
-def show(comparison: dict[str, Any]) -> None:
+def show(comparison: JSONObject) -> None:
     """Print a comparison as a table."""
     from rich.console import Console
     from rich.table import Table
 
-    def score(row: dict[str, Any]) -> str:
+    def score(row: JSONObject) -> str:
         spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
         return f"{row['mean']:.4f}{spread}"
 

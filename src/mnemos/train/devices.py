@@ -92,7 +92,7 @@ def _hush() -> None:
         warnings.filterwarnings("ignore", message)
 
 
-def gather(fabric: Fabric, value: Any) -> list[Any]:
+def gather(fabric: Fabric, value: object) -> list[Any]:
     """The values of all processes in the order of their ranks, on every process."""
     if fabric.world_size == 1:
         return [value]

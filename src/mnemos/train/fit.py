@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from mnemos.data.metrics import Metric
 from mnemos.data.own import Loss, OwnTask, described, rows_in_a_batch, source
 from mnemos.data.task import Task
 from mnemos.modes import evaluating
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .checks import ANY
 from .recipe import OptimConfig, Recipe, TrainConfig
@@ -42,8 +42,8 @@ class OwnData(DataConfig):
 
 def fit(
     model: nn.Module,
-    train_data: Any,
-    valid_data: Any = None,
+    train_data: object,
+    valid_data: object = None,
     out: str | Path | None = None,
     steps: int = 1000,
     lr: float = 1e-3,
@@ -52,7 +52,7 @@ def fit(
     optim: OptimConfig | None = None,
     train: TrainConfig | None = None,
     resume: bool = False,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Train `model` in place on your own data, in a run folder, and return what its result.json holds.
 
         result = mnemos.fit(model, train_loader, valid_loader, out="runs/mine", steps=1000, lr=1e-3)

@@ -18,7 +18,7 @@ from mnemos.data.batch import each, row_count, to_device
 from mnemos.data.metrics import sum_functions, values
 from mnemos.data.task import Task
 from mnemos.modes import evaluating
-from mnemos.types import InputError, State
+from mnemos.types import InputError, JSONObject, State
 
 from . import devices
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
@@ -132,7 +132,7 @@ class Learner:
         """Tell the schedule the loss of an evaluation of the validation split; 'plateau' depends on it."""
         self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
-    def _micro_batches(self, batch: Any) -> list[Any]:
+    def _micro_batches(self, batch: object) -> list[Any]:
         """This process's micro-batches: its share of the rows, in order, split in as many."""
         parts, found = self.fabric.world_size * self.recipe.train.accumulate, row_count(batch)
         if found % parts or (self.task.carries_state and found != self.recipe.train.batch_size):
@@ -153,7 +153,7 @@ class Learner:
     def _peak(self) -> int:
         return max(self.count.peak_bytes, devices.peak_bytes(self.fabric.device) - self._memory_before)
 
-    def line(self, update: dict[str, float]) -> dict[str, Any]:
+    def line(self, update: dict[str, float]) -> JSONObject:
         """The line of metrics after an update: the loss is a mean over the updates since the line before.
 
         So is the auxiliary loss, where layers add one; the task's metrics are of all that these updates read.
@@ -178,7 +178,7 @@ class Learner:
         functions = sum_functions(self.task.metrics, training=True)
         return values(self.task.metrics, {f: list(islice(rest, n)) for f, n in functions.items()}, training=True)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> JSONObject:
         """Everything that the next update depends on. Collective: every process must call; all get it."""
         carried = [_on(pytree.tree_leaves(x), "cpu") for x in self._states] if self.task.carries_state else []
         own = {"generators": generators.take(), "states": carried}
@@ -196,7 +196,7 @@ class Learner:
             "generators": [one["generators"] for one in everyone],
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: JSONObject) -> None:
         """Go back to a `snapshot`. Raises InputError where it is of another model or number of processes."""
         taken = saved["generators"]
         if len(taken) != self.fabric.world_size:

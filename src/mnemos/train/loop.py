@@ -27,7 +27,7 @@ from mnemos.data.batch import each, row_count
 from mnemos.data.metrics import MAJORITY
 from mnemos.data.task import Task
 from mnemos.evaluate.metrics import Uncounted, evaluate, told
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from . import checkpoint, devices
 from .checks import check_settings, check_state, check_task, complete
@@ -40,7 +40,7 @@ from .stopping import Interrupted, StopSignals, TrainingFailed
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Watch = Callable[[nn.Module, int], dict[str, Any] | None]
+Watch = Callable[[nn.Module, int], JSONObject | None]
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
     quiet: bool = False,
     task: Task | None = None,
     model: nn.Module | None = None,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
 
     {"recipe", "seed", "steps", "test": {"loss" and each metric of the task}, "valid": {the same}, "metric" (the name of
@@ -116,7 +116,7 @@ class _Session:
         self.saved = learner.count.step
         self.valid: dict[str, float] = {}
 
-    def work(self) -> dict[str, Any]:
+    def work(self) -> JSONObject:
         """Train to the end and return the result; where a signal asks for an end, save first."""
         config = self.recipe.train
         try:
@@ -150,7 +150,7 @@ class _Session:
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.recipe.train.steps
 
-    def _record(self, lines: list[dict[str, Any]]) -> None:
+    def _record(self, lines: list[JSONObject]) -> None:
         if self.run is not None:
             self.run.record(lines)
 
@@ -183,7 +183,7 @@ class _Session:
             device = self.fabric.device
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
-        def gather(value: Any) -> list[Any]:
+        def gather(value: object) -> list[Any]:
             return devices.gather(self.fabric, value)
 
         with generators.kept(), self.fabric.autocast():
@@ -211,7 +211,7 @@ class _Session:
         if devices.any_of(self.fabric, self.signals.asked):
             raise _StopAskedError
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> JSONObject:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
         result = {
@@ -243,7 +243,7 @@ class _StopAskedError(Exception):
 
 def _open(
     fabric: Fabric, recipe: Recipe, folder: Path, resume: bool
-) -> tuple[RunFolder | None, dict[str, Any] | None, dict[str, Any] | None]:
+) -> tuple[RunFolder | None, JSONObject | None, JSONObject | None]:
     """(the run, on the first process alone; the checkpoint to go on from; the result, where there is one already)."""
     run, saved, problem, step, result = None, None, None, 0, None
     if fabric.is_global_zero:
@@ -268,7 +268,7 @@ def _open(
     return run, saved, result
 
 
-def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, dict[str, Any] | None]:
+def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, JSONObject | None]:
     """Find the checkpoint to go on from and cut the measurements back to it: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
     step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its beginning"])

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .recipe import OptimConfig, ScheduleConfig
 from .sharding import full, place
@@ -22,14 +21,14 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     """
     check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
-    common: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    common: JSONObject = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.name == "radam":
         return RAdam(groups, decoupled_weight_decay=True, foreach=True, **common)
     common["fused" if fused else "foreach"] = True
     return (AdamW if config.name == "adamw" else Adam)(groups, **common)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[JSONObject]:
     """Groups with weight decay, without it and, if there are any, of the λ of gated caches.
 
     Parameters with two or more dimensions (linear and convolution weights, embeddings) have weight decay, as in the
@@ -45,7 +44,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float
             last = name.rpartition(".")[2]
             exempt = parameter.dim() < 2 or last.endswith("bias")
             (gates if last == "mix" else undecayed if exempt else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [
+    groups: list[JSONObject] = [
         {"params": decayed, "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0},
         {"params": gates, "weight_decay": 0.0, "lr_scale": gate_lr_scale},
@@ -109,7 +108,7 @@ def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, p
     return lr
 
 
-def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, dict[str, Any]]:
+def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObject]:
     """The optimiser's state of each parameter by the parameter's name, unsharded and on the CPU.
 
     Collective if parameters are sharded: every process must call it. PyTorch's `get_optimizer_state_dict` is not used
@@ -123,7 +122,7 @@ def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, dict[st
     }
 
 
-def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, dict[str, Any]]) -> None:
+def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, JSONObject]) -> None:
     """Load what `optimiser_state` returned, bit for bit. Raises InputError for parameters that the model lacks."""
     parameters = dict(model.named_parameters())
     if foreign := sorted(set(saved) - set(parameters)):

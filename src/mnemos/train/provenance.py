@@ -11,20 +11,20 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import mnemos
 from mnemos.config import DataConfig, to_dict
+from mnemos.types import JSONObject
 
 LISTED = 2_000  # files of a data set that are named and hashed one by one; of more, as many are hashed
 _NAMED = 20  # of them at most in a comparison, whose runs name all
 _PER_RUN = {"seed", "command", "started", "finished", "resumed"}
 
 
-def provenance(seed: int, device: str, data: DataConfig | None = None) -> dict[str, Any]:
+def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONObject:
     """What a run's numbers may depend on: source, versions, machine, threads, seed, command, and its data's files."""
     return {
         **source(),
@@ -44,7 +44,7 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> dict[s
     }
 
 
-def source() -> dict[str, Any]:
+def source() -> JSONObject:
     """{"commit", "dirty"} of the source that runs; both None where it is installed and not a git checkout.
 
     dirty: a tracked file of the package differs from the commit. Untracked files, and files outside the package
@@ -56,7 +56,7 @@ def source() -> dict[str, Any]:
     return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}
 
 
-def data_read(data: DataConfig) -> dict[str, Any]:
+def data_read(data: DataConfig) -> JSONObject:
     """What a task's data are made from, exactly.
 
     Files: {"count", "bytes", "sha256", "hashed", "files": [{"name", "bytes", "sha256"}]}. Names are relative to the
@@ -91,7 +91,7 @@ def data_read(data: DataConfig) -> dict[str, Any]:
     return summary | ({"files": files} if listed else {})
 
 
-def trained(place: Path, name: str) -> dict[str, Any]:
+def trained(place: Path, name: str) -> JSONObject:
     """What trained the run in `place`, from its own run.json: {"folder": name, "seed", "commit", "dirty"}.
 
     "resumed": [{"commit", "dirty"}] of each process that went on with it, where there were any.
@@ -102,7 +102,7 @@ def trained(place: Path, name: str) -> dict[str, Any]:
     return {"folder": name, **own, **({"resumed": resumed} if resumed else {})}
 
 
-def shared(places: Sequence[Path]) -> dict[str, Any]:
+def shared(places: Sequence[Path]) -> JSONObject:
     """What the run.json of all runs have in common, when the first started and the last finished, and who reports.
 
     "reported": {"commit", "dirty"} of the source that puts the runs side by side, which need not be what trained them.

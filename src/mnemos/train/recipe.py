@@ -152,7 +152,7 @@ def _register(name: str, function: Made) -> Made:
         )
 
     @functools.wraps(function)
-    def made(*args: Any, **kwargs: Any) -> Recipe:
+    def made(*args: object, **kwargs: object) -> Recipe:
         return replace(function(*args, **kwargs), name=name, about=about)
 
     registry.add("recipe", name, made)
@@ -174,6 +174,6 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 
-def as_json(recipe: Any) -> Any:
+def as_json(recipe: object) -> Any:
     """A recipe, or the dictionary of one, as recipe.json has it: for comparison with what a run's folder says."""
     return json.loads(json.dumps(to_dict(recipe)))

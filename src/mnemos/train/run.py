@@ -18,7 +18,7 @@ import torch
 
 from mnemos.atomic import write_bytes, write_json
 from mnemos.config import to_dict
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
 from .provenance import now, provenance, source
@@ -75,7 +75,7 @@ class RunFolder:
         return run
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> JSONObject | None:
         """What came out, where the run is finished."""
         path = self.folder / "result.json"
         return _json(path) if path.is_file() else None
@@ -90,7 +90,7 @@ class RunFolder:
         threads = torch.get_num_threads()
         return f"the run had {about['threads']} threads and goes on with {threads}: the same, but not bit for bit"
 
-    def record(self, lines: Sequence[dict[str, Any]]) -> None:
+    def record(self, lines: Sequence[JSONObject]) -> None:
         """Append lines to metrics.jsonl, in one write."""
         if self._metrics is None:
             self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
@@ -119,14 +119,14 @@ class RunFolder:
                 kept.append(line)
         write_bytes(path, b"".join(kept))
 
-    def save(self, step: int, value: Any, keep: int) -> None:
+    def save(self, step: int, value: object, keep: int) -> None:
         """Write a checkpoint (the measurements first), and only then delete what is older than the `keep` newest."""
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())
         checkpoint.write(checkpoint.path_of(self.checkpoints, step), value)
         checkpoint.prune(self.checkpoints, step, keep)
 
-    def finish(self, result: dict[str, Any]) -> None:
+    def finish(self, result: JSONObject) -> None:
         """Write the time it ended, and last of all the result."""
         about = _json(self.folder / "run.json")
         write_json(self.folder / "run.json", {**about, "finished": now()})
@@ -141,7 +141,7 @@ class RunFolder:
         self._metrics = self._lock = None
 
 
-def differing(left: Any, right: Any, where: str = "") -> str | None:
+def differing(left: object, right: object, where: str = "") -> str | None:
     """The first place where two recipes differ, in words."""
     if isinstance(left, dict) and isinstance(right, dict):
         for key in [*left, *(k for k in right if k not in left)]:

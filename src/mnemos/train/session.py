@@ -22,7 +22,7 @@ from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import save
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
 from .checks import complete
@@ -60,7 +60,7 @@ def read_recipe(folder: Path) -> Recipe:
         raise InputError(f"{path}: {error}") from None
 
 
-def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: bool = False) -> JSONObject:
     """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
 
     To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length), for
@@ -81,7 +81,7 @@ def train_and_assess(
     resume: bool = False,
     quiet: bool = False,
     model: nn.Module | None = None,
-) -> dict[str, Any]:
+) -> JSONObject:
     """What `run` does, with data that are open; `model`: one that is there already, and is trained in place."""
     recipe = complete(recipe, task)
 
@@ -114,8 +114,8 @@ def _alone() -> bool:
 
 
 def assess(
-    folder: Path, result: dict[str, Any], recipe: Recipe, task: Task, model: nn.Module, quiet: bool = True
-) -> dict[str, Any]:
+    folder: Path, result: JSONObject, recipe: Recipe, task: Task, model: nn.Module, quiet: bool = True
+) -> JSONObject:
     """Count the finished run's model and score it without its memory; writes and returns the fuller result."""
     model.train()
     with hold_caches(model):
@@ -163,7 +163,7 @@ def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
     return model.eval()
 
 
-def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -> dict[str, Any]:
+def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -> JSONObject:
     """Score a run's model on a split, and again with its memory emptied, exchanged and shut off; prints it.
 
     Below the numbers stands what the task has to show, as some of what was heard beside what was said.
@@ -187,7 +187,7 @@ def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -
     return scores
 
 
-def _say(result: dict[str, Any], task: Task, folder: Path) -> None:
+def _say(result: JSONObject, task: Task, folder: Path) -> None:
     test, judge = result["test"], task.metrics[0]
     line = f"test loss {test['loss']:.4f}" + "".join(
         f", {m.text(test[m.name])}" for m in task.metrics if m.name in test and m.name != "loss"
