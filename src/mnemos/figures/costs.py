@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.types import JSONObject
+
 from .markup import count, duration, escape, listed, memory, missing, operations, table
 from .names import shortened
 from .provenance import flat
@@ -120,7 +122,7 @@ def uncached_baseline(comparison: Comparison, name: str) -> str | None:
     return None
 
 
-def _rest(recipe: dict[str, Any]) -> str:
+def _rest(recipe: JSONObject) -> str:
     """A recipe without its name, seed and cache, as text."""
     skipped = ("name", "about", "train.seed", "model.cache")
     kept = {k: v for k, v in recipe.items() if k not in skipped and not k.startswith("model.cache.")}

@@ -1,9 +1,11 @@
 """Learning curves: the loss and a metric by step; thin lines are seeds, thick lines their mean."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from mnemos.types import JSONObject
 
 from .markup import figure, legend, listed, missing, plural
 from .read_metrics import OWN
@@ -63,7 +65,7 @@ def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
             for one in series:
                 curve(axes, *thin(one["step"], one[name]), color=colour, linewidth=0.6, alpha=0.45)
         step, value = mean_curve(series, name)
-        few: dict[str, Any] = {"marker": marker, "markersize": 3.4} if len(step) <= 25 else {}
+        few: JSONObject = {"marker": marker, "markersize": 3.4} if len(step) <= 25 else {}
         curve(axes, *thin(step, value), color=colour, **few)
     if not axes.lines:
         nothing(axes, f"no {name} recorded")

@@ -1,6 +1,6 @@
 """Examples that tasks write to result.json: the reference and the output of each variant, side by side."""
 
-from typing import Any
+from mnemos.types import JSONObject
 
 from .markup import escape, paragraph, table
 from .results import Comparison
@@ -32,7 +32,7 @@ def _marked(given: str, found: str) -> str:
     return text if given == found else f"<b>{text}</b>"
 
 
-def _examples(result: dict[str, Any]) -> list[tuple[tuple[str, str, str, str], Lines]]:
+def _examples(result: JSONObject) -> list[tuple[tuple[str, str, str, str], Lines]]:
     """((title, given, found, about), [(given, found)]) of each entry that the result describes as examples."""
     described = result.get("examples")
     found = []

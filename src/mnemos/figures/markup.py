@@ -3,10 +3,9 @@
 import html
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
-def escape(text: Any) -> str:
+def escape(text: object) -> str:
     """Text for HTML content and quoted attributes."""
     return html.escape(str(text), quote=True)
 

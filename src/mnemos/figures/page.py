@@ -104,7 +104,7 @@ def _byline(comparison: Comparison) -> str:
     return " · ".join(parts)
 
 
-def _field(value: Any, *keys: str) -> Any:
+def _field(value: object, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value

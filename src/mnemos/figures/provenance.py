@@ -3,7 +3,8 @@
 import json
 import shlex
 from pathlib import PurePath
-from typing import Any
+
+from mnemos.types import JSONObject
 
 from .markup import count, escape, listed, missing, paragraph, plural, table
 from .results import Comparison
@@ -12,11 +13,11 @@ _PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "report
 _MOST = 80  # characters of a value in a table
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: object, prefix: str = "") -> JSONObject:
     """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
     if not isinstance(value, dict):
         return {prefix: value}
-    out: dict[str, Any] = {}
+    out: JSONObject = {}
     for key, part in value.items():
         out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
     return out
@@ -58,7 +59,7 @@ def _recipes(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def rollout(recipe: dict[str, Any], result: dict[str, Any] | None) -> str | None:
+def rollout(recipe: JSONObject, result: JSONObject | None) -> str | None:
     """One sentence on how an update reads its segments; None if it has one segment."""
     about = flat(recipe.get("train")).get
     segment, horizon = about("rollout.segment_length") or 0, about("rollout.horizon") or 0
@@ -77,7 +78,7 @@ def rollout(recipe: dict[str, Any], result: dict[str, Any] | None) -> str | None
     return f"an update reads {many}{length}; the gradient flows back {through}{how}."
 
 
-def _cell(value: Any, absent: object) -> str:
+def _cell(value: object, absent: object) -> str:
     if value is absent:
         return "–"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -113,7 +114,7 @@ def _shared(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def _kept(about: dict[str, Any]) -> dict[str, Any]:
+def _kept(about: JSONObject) -> JSONObject:
     """The part of a run's provenance that is compared between runs, flat; `_data` lists the files of the data."""
     kept = {key: value for key, value in about.items() if key not in _PER_RUN}
     if isinstance(kept.get("data"), dict):
@@ -124,7 +125,7 @@ def _kept(about: dict[str, Any]) -> dict[str, Any]:
 def _data(comparison: Comparison) -> str:
     """The data files of the runs, one collapsed table for each set of files."""
     abouts = [comparison.provenance, *(run.provenance or {} for run in comparison.all_runs())]
-    sets: dict[str, dict[str, Any]] = {}
+    sets: dict[str, JSONObject] = {}
     for about in abouts:
         data = about.get("data")
         if isinstance(data, dict) and isinstance(data.get("files"), list):
@@ -141,7 +142,7 @@ def _data(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def _commit(about: dict[str, Any]) -> str:
+def _commit(about: JSONObject) -> str:
     """The commits that trained a run, in order of its resumptions; + marks uncommitted changes."""
     resumed = about.get("resumed")
     steps = [about, *(resumed if isinstance(resumed, list) else [])]
@@ -177,12 +178,12 @@ def _runs(comparison: Comparison) -> str:
     return table(caption, head, rows, "runs")
 
 
-def _moment(value: Any) -> str:
+def _moment(value: object) -> str:
     """A time to the minute, as written."""
     return "–" if value in (None, "") else str(value)[:16].replace("T", " ")
 
 
-def command(value: Any) -> str:
+def command(value: object) -> str:
     """A command line as a user types it, from a string or from sys.argv (without the path of the program)."""
     if not isinstance(value, list) or not value:
         return str(value)

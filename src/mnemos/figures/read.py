@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .image_grids import read_written
 from .read_explained import read_explained
@@ -133,7 +133,7 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
         names[name] = tuple(alike)
     rows, controls = [], []
     for name, members in names.items():
-        costs: dict[str, Any] = {
+        costs: JSONObject = {
             c: spread([number((r.result or {}).get(c), r.label, c) for r in members])[0] for c in COSTS
         }
         rows.append(Row(name, *spread([run.tested(metric) for run in members]), **costs))
@@ -153,7 +153,7 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
     )
 
 
-def _described(runs: Sequence[RunRecord], metric: str) -> dict[str, Any]:
+def _described(runs: Sequence[RunRecord], metric: str) -> JSONObject:
     """The description of a metric in the first result that has it; {} for the loss, for which lower is better."""
     for run in runs:
         where = str(run.folder / "result.json")
@@ -186,13 +186,13 @@ def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
     )
 
 
-def _recipe_key(recipe: dict[str, Any]) -> str:
+def _recipe_key(recipe: JSONObject) -> str:
     training = recipe.get("train")
     training = {k: v for k, v in training.items() if k != "seed"} if isinstance(training, dict) else training
     return json.dumps({**recipe, "train": training}, sort_keys=True)
 
 
-def _json(path: Path, required: bool = True) -> dict[str, Any] | None:
+def _json(path: Path, required: bool = True) -> JSONObject | None:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -210,13 +210,13 @@ def _json(path: Path, required: bool = True) -> dict[str, Any] | None:
     return value
 
 
-def _object(value: Any, where: str, name: str) -> dict[str, Any]:
+def _object(value: object, where: str, name: str) -> JSONObject:
     if not isinstance(value, dict):
         raise InputError(f'{where}: expected "{name}" to be an object, found {value!r}; repair the file')
     return value
 
 
-def _numbers(value: Any, where: str, name: str) -> None:
+def _numbers(value: object, where: str, name: str) -> None:
     for key, found in _object(value, where, name).items():
         number(found, where, f"{name}.{key}")
 
@@ -233,7 +233,7 @@ def _control(control: Any, where: str) -> Control:
     return Control(**measured, control=control["control"])
 
 
-def _measured(row: Any, where: str) -> dict[str, Any]:
+def _measured(row: object, where: str) -> JSONObject:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise InputError(f'{where}: expected an object with a "name", found {row!r}; compare again')
     seeds = row.get("seeds", 1)

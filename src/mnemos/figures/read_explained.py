@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .read_metrics import number
 from .results import Cached, Explained
@@ -59,12 +59,12 @@ def read_explained(folder: Path) -> Explained | None:
     )
 
 
-def _layer(entry: Any, where: str, index: int, count: int, arrays: dict[str, np.ndarray], path: Path) -> Cached:
+def _layer(entry: object, where: str, index: int, count: int, arrays: dict[str, np.ndarray], path: Path) -> Cached:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InputError(f'{where}: expected an object with a "name", found {str(entry)[:40]!r}; {_REMEDY}')
     share = [number(s, where, "share") for s in _list(entry.get("share"), where, "share")]
     maps, slots, cost = (_part(entry, where, name) for name in ("maps", "slots", "cost"))
-    drawn: dict[str, Any] = {}
+    drawn: JSONObject = {}
     if maps is not None and "left" not in maps:
         drawn["self_map"] = _array(arrays, f"self.{index}", (count, 0, 0), path)
         drawn["memory_map"] = _array(arrays, f"memory.{index}", drawn["self_map"].shape, path)
@@ -85,7 +85,7 @@ def _layer(entry: Any, where: str, index: int, count: int, arrays: dict[str, np.
     return Cached(entry["name"], tuple(share), cost, maps, slots, entry.get("inference"), **drawn)
 
 
-def _part(found: Any, where: str, name: str) -> dict[str, Any] | None:
+def _part(found: object, where: str, name: str) -> JSONObject | None:
     if not isinstance(found, dict):
         raise InputError(f"{where}: expected a JSON object, found {type(found).__name__}; {_REMEDY}")
     part = found.get(name)
@@ -94,7 +94,7 @@ def _part(found: Any, where: str, name: str) -> dict[str, Any] | None:
     return part
 
 
-def _list(value: Any, where: str, name: str, length: int | None = None) -> list[Any]:
+def _list(value: object, where: str, name: str, length: int | None = None) -> list[Any]:
     if not isinstance(value, list) or not value or (length is not None and len(value) != length):
         what = "a list" if length is None else f"a list of {length}"
         raise InputError(f'{where}: expected "{name}" to be {what}, found {str(value)[:40]!r}; {_REMEDY}')

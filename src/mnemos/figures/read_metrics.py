@@ -3,11 +3,10 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .results import Columns, GateCurves
 
@@ -23,7 +22,7 @@ def read_metrics(path: Path) -> tuple[Columns, Columns, GateCurves | None]:
     Lines of other kinds are ignored, and so is an incomplete last line, because the run may be writing or may have
     been killed. Raises InputError naming file and line.
     """
-    found: dict[str, dict[int, tuple[str, dict[str, Any]]]] = {"train": {}, "valid": {}, "gates": {}}
+    found: dict[str, dict[int, tuple[str, JSONObject]]] = {"train": {}, "valid": {}, "gates": {}}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -46,7 +45,7 @@ def read_metrics(path: Path) -> tuple[Columns, Columns, GateCurves | None]:
     return _columns(found["train"]), _columns(found["valid"]), _gates(found["gates"])
 
 
-def _step(record: dict[str, Any], where: str) -> int:
+def _step(record: JSONObject, where: str) -> int:
     step = record.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise InputError(
@@ -55,7 +54,7 @@ def _step(record: dict[str, Any], where: str) -> int:
     return step
 
 
-def number(value: Any, where: str, name: str) -> float:
+def number(value: object, where: str, name: str) -> float:
     """A measured number; NaN if it is absent or null. Raises InputError if it is not a number."""
     if value is None:
         return math.nan
@@ -64,7 +63,7 @@ def number(value: Any, where: str, name: str) -> float:
     return float(value)
 
 
-def _columns(records: dict[int, tuple[str, dict[str, Any]]]) -> Columns:
+def _columns(records: dict[int, tuple[str, JSONObject]]) -> Columns:
     """One column per quantity in any line, and one for each quantity in OWN."""
     ordered = [records[step] for step in sorted(records)]
     names = dict.fromkeys([*OWN, *(n for _, r in ordered for n in r if n not in ("kind", "step"))])
@@ -72,7 +71,7 @@ def _columns(records: dict[int, tuple[str, dict[str, Any]]]) -> Columns:
     return {"step": np.array(sorted(records), dtype=np.int64), **columns}
 
 
-def _gates(records: dict[int, tuple[str, dict[str, Any]]]) -> GateCurves | None:
+def _gates(records: dict[int, tuple[str, JSONObject]]) -> GateCurves | None:
     steps = sorted(records)
     rows = [_layers(*records[step]) for step in steps]
     names = tuple(dict.fromkeys(name for row in rows for name in row))
@@ -90,7 +89,7 @@ def _gates(records: dict[int, tuple[str, dict[str, Any]]]) -> GateCurves | None:
     return GateCurves(np.array(steps, dtype=np.int64), names, mix, values)
 
 
-def _layers(where: str, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _layers(where: str, record: JSONObject) -> dict[str, JSONObject]:
     """One gates line, checked: layer name -> its "mix" (a list) and each of GATES (a number)."""
     layers = record.get("layers")
     if not isinstance(layers, list):
@@ -104,7 +103,7 @@ def _layers(where: str, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
             raise InputError(
                 f'{where}: expected "mix" to be a list with σ(λ) of each head, found {mix!r}; repair or delete the line'
             )
-        entry: dict[str, Any] = {"mix": [number(m, where, "mix") for m in mix]}
+        entry: JSONObject = {"mix": [number(m, where, "mix") for m in mix]}
         for key in GATES:
             group, name = key.split(".")
             part = layer.get(group) or {}

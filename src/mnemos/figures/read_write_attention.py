@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .read_metrics import number
 from .results import SlotExample, WriteAttention
@@ -58,7 +58,7 @@ def read_write_attention(folder: Path) -> WriteAttention | None:
     )
 
 
-def _slot_example(one: dict[str, Any], where: str) -> SlotExample:
+def _slot_example(one: JSONObject, where: str) -> SlotExample:
     if one.get("kind") not in KINDS:
         raise InputError(
             f'{where}: expected "kind" to be one of {", ".join(KINDS)}, found {one.get("kind")!r}; {_REMEDY}'
@@ -79,20 +79,20 @@ def _words(value: Any, where: str, tokens: int) -> tuple[tuple[str, int], ...] |
     return tuple((text, length) for text, length in value)
 
 
-def _object(value: Any, where: str, name: str) -> dict[str, Any]:
+def _object(value: object, where: str, name: str) -> JSONObject:
     if not isinstance(value, dict):
         raise InputError(f'{where}: expected "{name}" to be an object, found {str(value)[:40]!r}; {_REMEDY}')
     return value
 
 
-def _given(value: Any, where: str, name: str) -> float:
+def _given(value: object, where: str, name: str) -> float:
     found = number(value, where, name)
     if not math.isfinite(found):
         raise InputError(f'{where}: expected "{name}" to be a number, found {value!r}; {_REMEDY}')
     return found
 
 
-def _numbers(value: Any, where: str, name: str, length: int | None = None) -> np.ndarray:
+def _numbers(value: object, where: str, name: str, length: int | None = None) -> np.ndarray:
     if not isinstance(value, list) or not value or (length is not None and len(value) != length):
         what = "a list of numbers" if length is None else f"a list of {length} numbers"
         raise InputError(f'{where}: expected "{name}" to be {what}, found {str(value)[:40]!r}; {_REMEDY}')

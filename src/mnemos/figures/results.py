@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.types import JSONObject
+
 Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
 
 
@@ -31,8 +33,8 @@ class Cached:
     name: str
     share: tuple[float, ...]
     cost: dict[str, float] | None
-    maps: dict[str, Any] | None
-    slots: dict[str, Any] | None
+    maps: JSONObject | None
+    slots: JSONObject | None
     inference: str | None = None  # "transient": evaluation reads the slots after its own tokens updated them
     self_map: np.ndarray | None = None
     memory_map: np.ndarray | None = None
@@ -49,7 +51,7 @@ class Explained:
 
     layers: tuple[Cached, ...]
     pictures: np.ndarray | None
-    about: dict[str, Any]
+    about: JSONObject
     left: str | None
     middle: int | None
     sizes: dict[str, float]
@@ -65,7 +67,7 @@ class Written:
     samples: np.ndarray | None
     originals: np.ndarray | None
     completions: np.ndarray | None
-    about: dict[str, Any]
+    about: JSONObject
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class WriteAttention:
     examples: tuple[SlotExample, ...]
     words: tuple[tuple[str, int], ...] | None
     first: int
-    about: dict[str, Any]
+    about: JSONObject
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,12 @@ class RunRecord:
 
     folder: Path
     label: str
-    recipe: dict[str, Any]
-    provenance: dict[str, Any] | None
+    recipe: JSONObject
+    provenance: JSONObject | None
     train: Columns
     valid: Columns
     gates: GateCurves | None
-    result: dict[str, Any] | None
+    result: JSONObject | None
     caches: dict[str, np.ndarray] | None
     explained: Explained | None = None
     written: Written | None = None
@@ -166,7 +168,7 @@ class Comparison:
     controls: tuple[Control, ...]
     runs: dict[str, tuple[RunRecord, ...]]
     source: str
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: JSONObject = field(default_factory=dict)
     about: str = ""  # one sentence: what the metric measures
 
     @property

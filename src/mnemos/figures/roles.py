@@ -2,7 +2,9 @@
 
 import json
 import math
-from typing import Any, Literal
+from typing import Literal
+
+from mnemos.types import JSONObject
 
 from .results import Comparison, Row
 
@@ -48,7 +50,7 @@ def role(comparison: Comparison, row: Row, other: Row) -> Role:
     return "equal" if abs(share) <= EQUAL else "smaller" if share < 0 else "larger"
 
 
-def _gated(value: Any) -> list[dict[str, Any]]:
+def _gated(value: object) -> list[JSONObject]:
     """Every configuration of a gated cache (`mnemos.GRC`) within a recipe's JSON; it has a preset and a length."""
     if isinstance(value, dict):
         if {"preset", "length"} <= set(value):

@@ -1,9 +1,11 @@
 """The comparison in numbers: every variant's metric and cost, the controls, and one dot per seed."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from mnemos.types import JSONObject
 
 from .differences import effect
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
@@ -105,7 +107,7 @@ def draw_seeds(axes: "Axes", comparison: Comparison, variants: list[str]) -> Non
         emptied = np.array([run.tested(comparison.metric, "emptied") for run in runs])
         finite = values[np.isfinite(values)]
         axes.plot([finite.mean()] * 2, [y - 0.36, y + 0.2], color=variant_colour(index), linewidth=1.4, zorder=1)
-        marks: dict[str, Any] = {"linestyle": "none", "color": variant_colour(index), "marker": "o", "clip_on": False}
+        marks: JSONObject = {"linestyle": "none", "color": variant_colour(index), "marker": "o", "clip_on": False}
         axes.plot(values, [y - 0.08] * len(values), markersize=5.2, alpha=0.8, markeredgewidth=0, **marks)
         axes.plot(emptied, [y + 0.26] * len(values), markersize=4, markerfacecolor="none", markeredgewidth=0.9, **marks)
 
