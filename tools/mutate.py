@@ -50,9 +50,7 @@ def main() -> None:
         report = Report(options.out, options.seed, options.count)
         import_libraries()
         if first_failure(tree, ["tests"], [], "--collect-only") is not None:
-            raise SystemExit(
-                "mutate: expected tests that can be collected; run pytest --collect-only to see which cannot"
-            )
+            raise SystemExit("expected tests that can be collected; pytest --collect-only tells which cannot")
         for fault in choose(tree, options.count, options.seed):
             if report.wants(fault, options.retry):
                 report.add(fault, *examine(fault, tree))
@@ -191,18 +189,8 @@ def _run(tree: Path, tests: list[str], without: list[str], told: str, more: tupl
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    options = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--timeout",
-        "300",
-        "--basetemp",
-        f"{told}.tests",
-    ]
+    options = [*more, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "300"]
+    options += ["--basetemp", f"{told}.tests"]
     options += [word for name in without for word in ("--deselect", name)]
     code = 1
     try:
