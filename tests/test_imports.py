@@ -97,6 +97,7 @@ def test_a_reference_shares_nothing_with_what_it_judges():
                 assert (node.module or "").split(".")[0] in {"torch", "collections", "typing"}, path
 
 
+@pytest.mark.slow
 def test_importing_mnemos_imports_no_heavy_library():
     code = "import sys, mnemos, mnemos.cli; mnemos.Transformer, mnemos.Stream; print([m for m in "
     code += "('lightning_fabric', 'matplotlib', 'tyro', 'sklearn', 'triton', 'torch._dynamo', 'torch._inductor')"

@@ -49,6 +49,7 @@ def bound(layer: Any) -> torch.Tensor:
     return math.sqrt(layer.cache_dim - 1) * norm.weight.abs() + norm.bias.abs()
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_the_training_forward_of_the_layer(stability):
     stability.check()
 
@@ -88,6 +89,7 @@ def test_the_bound_is_reached(stability):
     torch.testing.assert_close(new[0, 0, :, 0], bound(layer)[0].expand(len(layer.cache)))
 
 
+@pytest.mark.slow
 def test_the_linear_candidate_overflows_with_large_weights(stability):
     """Documented behaviour: nothing bounds it. The same weights at their first size stay finite."""
     rows = {row["weights"]: row for row in stability.table("paper", UPDATES, 0, kinds=("normal",))}
@@ -101,6 +103,7 @@ def test_the_linear_candidate_overflows_with_large_weights(stability):
     assert max(diverged["radius"][:3]) > 1 > max(rows["default"]["radius"][:3])
 
 
+@pytest.mark.slow
 def test_the_linear_candidate_is_bounded_where_theory_says_so(stability):
     """Rows of W_cC that sum to q < 1 in absolute value: |C| ≤ max|W_cS·S̄ + b_c| / (1 − q), whatever the gates do."""
     layers, _, feed = lanes(stability, "paper")

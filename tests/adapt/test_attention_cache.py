@@ -94,6 +94,7 @@ def attentions(model: nn.Module) -> list[nn.Module]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept_images", [1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_softmax_over_own_and_kept_tokens(name, kept_images):
@@ -206,6 +207,7 @@ def test_compiled_equals_eager(name):
         torch.testing.assert_close(model(batch(name, seed))[0], compiled(batch(name, seed))[0])
 
 
+@pytest.mark.slow
 def test_hugging_faces_vit():
     libraries.transformers()
     from transformers import ViTConfig as Config

@@ -150,6 +150,7 @@ def compare(model: nn.Module, compiled: nn.Module, own: nn.Module, name: str, to
             torch.testing.assert_close(found, run(model, inputs), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_sees_the_cache_come_and_go(fresh_compiler):
     model, inputs = build("torch_mha", torch.float32), example("torch_mha", dtype=torch.float32)
     compiled = torch.compile(model, backend="eager")

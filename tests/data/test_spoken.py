@@ -37,6 +37,7 @@ def taken(task: SpokenTask, samples: np.ndarray) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_recording_is_in_two_splits_and_a_string_has_one_speaker(task):
     takes = {"test": {0}, "valid": {1, 2}, "train": {3, 4}}
     for split in ("train", "valid", "test"):

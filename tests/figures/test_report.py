@@ -94,6 +94,7 @@ def test_report_follows_the_reader_s_colours(page):
     assert not [c for d in drawings for c in re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", d)]
 
 
+@pytest.mark.slow
 def test_same_input_gives_the_same_bytes(comparison, tmp_path):
     first = report([comparison], tmp_path / "a.html").read_bytes()
     assert report([comparison], tmp_path / "b.html").read_bytes() == first
@@ -254,6 +255,7 @@ def test_all_text_is_escaped(tmp_path):
     assert "&lt;script&gt;" in page
 
 
+@pytest.mark.slow
 def test_figures_draw_nothing_until_asked():
     code = "import sys, mnemos.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -64,6 +64,7 @@ def test_every_feature_map(name, t, causal):
     compare([y], [expected], (q, k, v))
 
 
+@pytest.mark.slow
 def test_the_three_schedules_agree():
     """Eq. 8 (similarities), 9 to 12 (sums) and 16 to 20 (a call a token) are one function."""
     q, k, v, state = inputs(35)
@@ -180,6 +181,7 @@ def test_the_slope_at_zero_is_one_on_every_path():
         compare([y], [expected], [nothing])
 
 
+@pytest.mark.slow
 def test_polynomial_and_favor_are_their_kernels():
     g = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 50, D, generator=g, dtype=torch.float64)

@@ -61,6 +61,7 @@ COMPILED += [(name, torch.float32, 1e-5) for name in HERE]
 COMPILED += [pytest.param(name, torch.bfloat16, 2**-7, marks=pytest.mark.slow) for name in HERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "dtype", "tolerance"), COMPILED)
 def test_compiled_whole_equals_eager(backend, dtype, tolerance):
     torch._dynamo.reset()

@@ -52,6 +52,7 @@ def test_a_variant_that_would_take_too_long_ends():
     assert not scaling._affordable("softmax", found, 2**16), "a gap: the length before was left out"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 def test_peak_memory_is_what_a_call_takes():
     size = 96 * 2**20

@@ -91,6 +91,7 @@ def test_hugging_face(name):
         both(model, {"rwkv": rwkv, "mamba": mamba}[name], pieces, tolerance=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_step(dynamic):
     model = cell()

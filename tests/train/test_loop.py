@@ -251,6 +251,7 @@ def test_signals_are_given_back(tmp_path):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+@pytest.mark.slow
 def test_importing_the_room_does_not_import_fabric():
     code = "import mnemos.train.loop, sys; print([m for m in ('lightning_fabric', 'rich') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import shutil
 
+import pytest
+
 from mnemos import registry
 from mnemos.cli import main
 from mnemos.memory.slots import SlotsConfig
@@ -46,6 +48,7 @@ def losses(folder):
     return [(line["kind"], line["step"], line["loss"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_text_is_learned_resumed_and_written(tmp_path, capsys):
     (tmp_path / "text").mkdir()
     for i in range(12):

@@ -119,6 +119,7 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
     assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path):
     whole = run(tmp_path / "whole", True, STILL, segment_length=4)
     for horizon in (1, 2):
@@ -330,6 +331,7 @@ def test_gradients_are_reduced_once_an_update(rollout):
     assert reduced == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize("horizon", [0, 1, 2])
 def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon):

@@ -140,6 +140,7 @@ def test_the_settings_are_in_the_recipe(tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("toys_", "moment", "number"),
     [
