@@ -24,6 +24,14 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .adapt.attach import cache as cache
     from .adapt.attach import uncache as uncache
     from .adapt.known_hosts import register_host as register_host
+    from .config import AttentionConfig as AttentionConfig
+    from .config import DataConfig as DataConfig
+    from .config import ModelConfig as ModelConfig
+    from .data.batch import Batch as Batch
+    from .data.metrics import CorpusMetric as CorpusMetric
+    from .data.metrics import SumMetric as SumMetric
+    from .data.task import Sampling as Sampling
+    from .data.task import Task as Task
     from .errors import InputError as InputError
     from .generate.fused import fused_step as fused_step
     from .generate.stream import Stream as Stream
@@ -37,6 +45,10 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
     from .registry import register as register
+    from .train.fit import fit as fit
+    from .train.recipe import OptimConfig as OptimConfig
+    from .train.recipe import Recipe as Recipe
+    from .train.recipe import TrainConfig as TrainConfig
     from .train.recipe import recipe as recipe
     from .types import State as State
     from .types import add_auxiliary_loss as add_auxiliary_loss
