@@ -1,6 +1,6 @@
-"""mnemos: memory for transformers. Every layer and model has one form: `y, state = layer(x, state)`.
+"""mnemos: memory for transformers. Every layer and model is called as `y, state = layer(x, state)`.
 
-Names are imported when they are first used: `import mnemos` alone does not load torch.
+Names are imported when they are first used, so `import mnemos` alone does not load torch.
 """
 
 import importlib
@@ -126,7 +126,7 @@ def _imported(name: str) -> Any:
     raise AttributeError(f"module 'mnemos' has no attribute {name!r}")
 
 
-if not TYPE_CHECKING:  # a type checker would take every name that does not exist for Any
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
     __getattr__ = _imported
 
 

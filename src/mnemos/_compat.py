@@ -1,8 +1,8 @@
-"""Every use of a private part of PyTorch, in one place. Nothing else in mnemos names one (tests/test_compat.py).
+"""All uses of private parts of PyTorch. No other module of mnemos uses one (tests/test_compat.py checks this).
 
-Each function says what it needs and why no public name serves. All were run with PyTorch 2.13, and with no other
-version. Where a private name is missing, a function takes a fallback that is slower or refuses, and never gives another
-result; tests/test_compat.py checks both, and says which name a new PyTorch has lost.
+Each function explains what it needs and why no public name suffices. All were tested with PyTorch 2.13 only. If a
+private name is missing, the function uses a fallback, which is slower or raises an error but never changes a result.
+tests/test_compat.py tests the functions and their fallbacks, and reports which name a new PyTorch has removed.
 """
 
 import importlib
@@ -21,9 +21,9 @@ try:
 except ImportError:
 
     class DispatchMode:  # type: ignore[no-redef]
-        """The base of modes that see every operation as it runs. The one public mode counts FLOPs, and no bytes.
+        """Base class of modes that intercept every operation. The only public mode counts FLOPs, but not bytes.
 
-        Fallback: one error, when a mode is made.
+        Fallback: RuntimeError when a mode is created.
         """
 
         def __init__(self) -> None:
@@ -31,7 +31,7 @@ except ImportError:
 
 
 def _first_module(*names: str) -> ModuleType:
-    """The first of these modules that can be imported."""
+    """Import the first of these modules that exists."""
     for name in names:
         try:
             return importlib.import_module(name)
@@ -40,8 +40,8 @@ def _first_module(*names: str) -> ModuleType:
     raise ImportError(f"expected one of the modules {', '.join(names)}, found none; install torch 2.13")
 
 
-# Nested containers of tensors (states, batches): flatten, map, and registration of classes. torch.compile knows the
-# classes that are registered here; a public copy of these functions does not exist in 2.13.
+# Functions to flatten and map nested containers of tensors (states, batches) and to register classes. torch.compile
+# uses the same registrations. PyTorch 2.13 has no public module with these functions.
 pytree: Any = _first_module("torch.utils._pytree", "torch.utils.pytree", "torch.pytree")
 
 _transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
@@ -54,10 +54,10 @@ _graph_task: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_i
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Whether a function transform (vmap, jvp) is active, or a tensor is the batch of `is_grads_batched`.
+    """Whether a function transform (vmap, jvp) is active, or a tensor is batched by `is_grads_batched`.
 
-    A transform replaces each operation by its own; a hand-written backward or a kernel is no operation that it knows.
-    Fallback: True, which chooses the path made of PyTorch's operations.
+    A transform rewrites PyTorch's operations; it cannot rewrite a custom kernel or a hand-written backward pass.
+    Fallback: True, which selects the implementation in PyTorch's operations.
     """
     if _transforms_active is None or _is_batched is None:
         return True
@@ -65,22 +65,22 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 def dispatch_mode_active() -> bool:
-    """Whether a TorchDispatchMode (a FLOP counter, a tracer) sees each operation. Fallback: True.
+    """Whether a TorchDispatchMode (a FLOP counter, a tracer) is active. Fallback: True.
 
-    A kernel that is called directly would be hidden from it.
+    Such a mode does not see a kernel that is called directly.
     """
     return _dispatch_modes is None or _dispatch_modes() > 0
 
 
 def function_mode_active() -> bool:
-    """Whether a TorchFunctionMode sees each call of a function of PyTorch. Fallback: True."""
+    """Whether a TorchFunctionMode, which intercepts calls of PyTorch's functions, is active. Fallback: True."""
     return _function_modes is None or _function_modes() > 0
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass. Activation checkpointing runs a forward again there.
+    """Whether this thread is inside a backward pass, where activation checkpointing repeats forwards.
 
-    Fallback: whether a function of autograd's or of checkpointing's backward is on this thread's stack.
+    Fallback: whether a backward function of autograd or of checkpointing is on this thread's stack.
     """
     if _graph_task is not None:
         return _graph_task() != -1
@@ -101,9 +101,9 @@ _BACKWARD = {
 
 
 def write_count(tensor: Tensor) -> int | None:
-    """How often a tensor was written in place; None where PyTorch does not say, and callers must assume a write.
+    """The number of in-place writes to a tensor; None if it is unknown, and callers must then assume a write.
 
-    Raises RuntimeError for tensors of inference mode and of transforms, which do not count.
+    Raises RuntimeError for tensors of inference mode and of transforms, which have no count.
     """
     count: int | None = getattr(tensor, "_version", None) if hasattr(Tensor, "_version") else None
     return count
@@ -112,19 +112,19 @@ def write_count(tensor: Tensor) -> int | None:
 def constant(function: Callable[..., Any]) -> Any:
     """`torch.compiler.assume_constant_result(function)` without importing the compiler, which takes a second.
 
-    Fallback: none is needed. A compiler that ignores the mark traces the function or breaks the graph at it.
+    No fallback is needed: a compiler that ignores the mark traces the function or breaks the graph at it.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def compiled_again(module: nn.Module) -> None:
-    """Make what torch.compile compiled with this module be compiled again; `compiled_as_before` undoes it.
+    """Invalidate the code that torch.compile compiled for this module; `compiled_as_before` makes it valid again.
 
-    torch.compile does not check whether hooks were added to a module that had none. It does check the type of the
-    module's `_modules`. So this changes that type, to the other kind of dictionary that PyTorch itself has used there.
-    Code that was compiled for other models stays. Copies and pickles of the module keep the change.
-    Fallback: forget what was compiled in the whole process.
+    torch.compile does not check whether hooks were added to a module without hooks, but it checks the type of the
+    module's `_modules`. This function changes that type to the other dictionary class that PyTorch has used for it.
+    Compiled code of other models stays valid. Copies and pickles of the module keep the change.
+    Fallback: discard all compiled code of the process.
     """
     children: Any = module.__dict__.get("_modules")
     if _KIND in module.__dict__:
@@ -137,7 +137,7 @@ def compiled_again(module: nn.Module) -> None:
 
 
 def compiled_as_before(module: nn.Module) -> None:
-    """Undo `compiled_again`: code that was compiled before it is valid again."""
+    """Undo `compiled_again`: code that was compiled before that call is valid again."""
     kind = module.__dict__.pop(_KIND, None)
     if kind is not None:
         module.__dict__["_modules"] = kind(module.__dict__["_modules"])
@@ -154,17 +154,17 @@ def _forget_compiled() -> None:
 
 
 def parameters_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
-    """A module's own parameters by name, read live: without `nn.Module.__getattr__`, which a decoding step waits for.
+    """A live mapping of a module's own parameters by name. It avoids `nn.Module.__getattr__`, which slows decoding.
 
-    Fallback: a mapping over the module's public methods.
+    Fallback: a mapping that uses the module's public methods.
     """
     return _live(module, "_parameters")
 
 
 def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
-    """A module's own buffers by name, live: what is assigned here is not checked or registered again.
+    """A live mapping of a module's own buffers by name. Assignments are not checked and register nothing.
 
-    Fallback: a mapping over the module's public methods.
+    Fallback: a mapping that uses the module's public methods.
     """
     return _live(module, "_buffers")
 
@@ -175,7 +175,7 @@ def _live(module: nn.Module, name: str) -> MutableMapping[str, Tensor | None]:
 
 
 class _Members(MutableMapping[str, Tensor | None]):
-    """A module's own parameters or buffers, by its public methods."""
+    """A module's own parameters or buffers, accessed by its public methods."""
 
     def __init__(self, module: nn.Module, parameters: bool) -> None:
         self._module = module
@@ -217,11 +217,11 @@ def has_global_forward_hooks() -> bool:
 
 
 class Moving(nn.Module):
-    """A module that is told when its tensors are moved or converted, by `.to`, `.cuda`, `.double` and the like.
+    """A module whose method `moved` is called when `.to`, `.cuda`, `.double` etc. move or convert its tensors.
 
-    It serves tensors that are neither parameters nor buffers: DistributedDataParallel overwrites every process's
-    buffers with those of the first. PyTorch has no public hook for it. There is no fallback: without `_apply` these
-    tensors would stay where they were, and tests/test_compat.py fails.
+    It is needed for tensors that must not be buffers, because DistributedDataParallel overwrites every process's
+    buffers with those of process 0. PyTorch has no public hook for this. There is no fallback: without `_apply` these
+    tensors would not be moved, and tests/test_compat.py fails.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -234,16 +234,16 @@ class Moving(nn.Module):
 
 
 def end_workers(batches: Any) -> None:
-    """End the processes of a DataLoader's iterator now. Fallback: they end when the iterator is collected."""
+    """Stop the worker processes of a DataLoader's iterator. Fallback: they stop when the iterator is collected."""
     end = getattr(batches, "_shutdown_workers", None)
     if end is not None:
         end()
 
 
 def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
-    """Do now what the next forward of a DistributedDataParallel would do first: broadcast buffers from process 0.
+    """Broadcast the buffers of a DistributedDataParallel from process 0 now, instead of at its next forward.
 
-    Fallback, where the wrapper's undocumented attributes are missing: broadcast all buffers, now and at the forward.
+    Fallback, if the wrapper's undocumented attributes are missing: broadcast all buffers now and at the next forward.
     """
     try:
         if not wrapped.will_sync_module_buffers():
@@ -253,13 +253,13 @@ def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
         buffers, group = list(wrapped.buffers()), None
     for buffer in buffers:
         torch.distributed.broadcast(buffer, group=group, group_src=0)
-    wrapped.require_forward_param_sync = False  # as after a forward that did it
+    wrapped.require_forward_param_sync = False  # as after a forward that broadcast them
 
 
 def operators(*names: str) -> list[Any]:
-    """The operators aten::NAME that this PyTorch has. Those of fused attention and of unsafe views are private.
+    """The operators aten::NAME that exist in this PyTorch. Those of fused attention and of unsafe views are private.
 
-    Fallback: a missing one is left out; then no call of it can be counted, either.
+    Fallback: a missing operator is omitted; without the operator there are no calls to count.
     """
     return [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
 
@@ -267,7 +267,7 @@ def operators(*names: str) -> list[Any]:
 def operator_of(overload: Any) -> Any:
     """The operator (torch.ops.aten.add) of one of its overloads (torch.ops.aten.add.Tensor).
 
-    Fallback: found by its public name, "aten::add.Tensor".
+    Fallback: look it up by its public name, "aten::add.Tensor".
     """
     found = getattr(overload, "_overloadpacket", None)
     if found is None:
@@ -277,11 +277,11 @@ def operator_of(overload: Any) -> Any:
 
 
 def schema_of(overload: Any) -> Any:
-    """An operator's declaration: its arguments' names, and which results alias or overwrite them.
+    """An operator's schema: the names of its arguments, and which results alias or overwrite them.
 
-    Fallback: RuntimeError, in one line; a roofline cannot be computed without it.
+    Fallback: RuntimeError, because a roofline cannot be computed without the schema.
     """
     found = getattr(overload, "_schema", None)
     if found is None:
-        raise RuntimeError(f"torch {torch.__version__} does not declare {overload}; measure with torch 2.13")
+        raise RuntimeError(f"torch {torch.__version__} has no schema for {overload}; measure with torch 2.13")
     return found

@@ -1,6 +1,6 @@
-"""The command line: verbs only. Each verb calls the function of the library that does its work.
+"""The command line. Each command parses its arguments and calls the library function that does the work.
 
-Exit codes: 0 done; 1 the work failed; 2 the input was wrong (one line, no traceback); 130 interrupted, saved.
+Exit codes: 0 done; 1 the work failed; 2 wrong input (one line, no traceback); 130 interrupted, with a checkpoint saved.
 """
 
 import argparse
@@ -16,26 +16,27 @@ from .errors import InputError
 
 USAGE = """mnemos: memory for transformers
 
-  mnemos list                                  what there is: recipes, models, attentions, tasks
-  mnemos show RECIPE [--field value ...]       a recipe, resolved, as JSON
-  mnemos train RECIPE [--field value ...]      train it    [--out DIR]
-  mnemos train --resume RUN                    go on where a run stopped, exactly
-  mnemos eval RUN                              score a run's model, and again with its memory emptied
-  mnemos sample RUN                            let its model write: pictures, text    [--count N] [--length N]
+  mnemos list                                  list the recipes, models, attentions and tasks
+  mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
+  mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR]
+  mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
+  mnemos eval RUN                              evaluate a run's model, with and without its memory
+  mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
-                                               same data, seeds and order    [--seeds N] [--out DIR] [--unwritten]
-  mnemos report RUN ...                        one HTML page of runs or a comparison    [--out FILE]
-  mnemos reproduce PAPER[/CLAIM]               a paper's table or figure beside ours    [--data DIR] [--steps N]
+                                               train several recipes and compare them    [--seeds N] [--out DIR]
+                                               [--unwritten]
+  mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
+  mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
-Fields are those of the recipe, for example --model.dim 128 --train.steps 500;
-`mnemos train RECIPE --help` lists them all, `mnemos VERB --help` what else a verb takes.
+Fields are settings of the recipe, for example --model.dim 128 --train.steps 500.
+`mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line and ours."""
+    """An argparse parser that raises InputError with a one-line message."""
 
     def __init__(self, verb: str, about: str, **options: Any) -> None:
         super().__init__(f"mnemos {verb}", description=about, allow_abbrev=False, **options)
@@ -45,15 +46,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _RecipeParser(_Parser):
-    """Of verbs that take recipes and their fields: after a recipe's name, --help is for the fields."""
+    """A parser of commands that take recipes and fields. After a recipe's name, --help lists the recipe's fields."""
 
     def __init__(self, verb: str, about: str, takes: str) -> None:
         usage = f"mnemos {verb} {takes}"
-        fields = f"Fields are the recipe's own: mnemos {verb} RECIPE --help lists them."
+        fields = f"Fields are settings of the recipe: mnemos {verb} RECIPE --help lists them."
         super().__init__(verb, about, usage=usage, epilog=fields, add_help=False)
 
-    def divided(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
-        """(options, names of recipes, fields)."""
+    def split(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
+        """Split the arguments into (options of the command, names of recipes, fields)."""
         if arguments and arguments[0] in ("-h", "--help"):
             self.print_help()
             self.exit()
@@ -63,7 +64,7 @@ class _RecipeParser(_Parser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+    """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         if verb not in VERBS:
-            raise InputError(f"no verb is called {verb!r}; known: {', '.join(VERBS)}")
+            raise InputError(f"expected a command, found {verb!r}; known: {', '.join(VERBS)}")
         return VERBS[verb](rest)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
@@ -86,13 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mnemos: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `mnemos list | head -1`
+    except BrokenPipeError:  # the reader of the output has closed it, as in `mnemos list | head -1`
         sys.stderr.close()
         return 0
 
 
 def _list(arguments: list[str]) -> int:
-    _Parser("list", "What there is: recipes, models, attentions, tasks.").parse_args(arguments)
+    _Parser("list", "List the recipes, models, attentions and tasks.").parse_args(arguments)
     for failure in registry.load_plugins():
         print(f"mnemos: warning: {failure}", file=sys.stderr)
     for kind in registry.KINDS:
@@ -101,13 +102,13 @@ def _list(arguments: list[str]) -> int:
         width = max(map(len, places))
         for name, place in places.items():
             print(f"  {name:{width}}  {place.about}")
-    print("\nStart with mnemos train demo, a minute on two cores; mnemos show RECIPE prints all that a recipe sets.")
+    print("\nStart with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings.")
     return 0
 
 
 def _show(arguments: list[str]) -> int:
-    parser = _RecipeParser("show", "A recipe, resolved, as JSON.", "RECIPE [--field value ...]")
-    _, names, fields = parser.divided(arguments)
+    parser = _RecipeParser("show", "Print a recipe with all its settings, as JSON.", "RECIPE [--field value ...]")
+    _, names, fields = parser.split(arguments)
     name = _only("show", names)
 
     from .config import to_dict
@@ -117,22 +118,25 @@ def _show(arguments: list[str]) -> int:
     print(f"mnemos: {name} is the function {registry.places('recipe')[name]}", file=sys.stderr)
     if left := found.from_data():
         zeros = ", ".join(f"model.{field}" for field in left)
-        print(f"mnemos: 0 means that a run takes the value from the data: {zeros}", file=sys.stderr)
+        print(f"mnemos: these fields are 0, so a run takes their values from its data: {zeros}", file=sys.stderr)
     return 0
 
 
 def _train(arguments: list[str]) -> int:
     takes = "RECIPE [--field value ...] [--out DIR] | --resume RUN"
     parser = _RecipeParser("train", "Train a recipe in a folder.", takes)
-    parser.add_argument("--out", metavar="DIR", help="the run's folder; by default one of its own in runs")
-    parser.add_argument("--resume", metavar="RUN", help="go on where this run stopped, exactly; given alone")
-    options, names, fields = parser.divided(arguments)
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; by default a new one in runs")
+    parser.add_argument("--resume", metavar="RUN", help="continue this run where it stopped; takes no other arguments")
+    options, names, fields = parser.split(arguments)
 
     from .train.session import run, run_name
 
     if options.resume is not None:
         if names or fields or options.out:
-            raise InputError("a resumed run keeps its recipe and its folder: give --resume RUN alone")
+            raise InputError(
+                "expected --resume RUN alone, because a resumed run keeps its recipe and folder, found others; "
+                "leave them out"
+            )
         return _training(lambda: run(None, Path(options.resume), resume=True))
     recipe = _recipe("train", _only("train", names), fields)
     return _training(lambda: run(recipe, Path(options.out) if options.out else Path("runs") / run_name(recipe)))
@@ -141,9 +145,9 @@ def _train(arguments: list[str]) -> int:
 def _eval(arguments: list[str]) -> int:
     from .train.session import evaluate_run
 
-    parser = _Parser("eval", "Score a run's model, and again with its memory emptied, exchanged and shut off.")
-    parser.add_argument("run", help="its folder")
-    parser.add_argument("--split", choices=("valid", "test"), default="test", help="what it is scored on (%(default)s)")
+    parser = _Parser("eval", "Evaluate a run's model, as trained and with its memory emptied, exchanged and closed.")
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--split", choices=("valid", "test"), default="test", help="the split (%(default)s)")
     options = parser.parse_args(arguments)
     return _training(lambda: evaluate_run(Path(options.run), options.split))
 
@@ -154,21 +158,22 @@ def _sample(arguments: list[str]) -> int:
     from .train.sample import sample_run
 
     default = Sampling()
-    parser = _Parser("sample", "Let a run's model write: pictures into RUN/sampled, all else to the screen.")
-    parser.add_argument("run", help="its folder")
-    parser.add_argument("--count", type=int, help="how many pictures (24), texts (1) or rows (4)")
+    parser = _Parser("sample", "Generate with a run's model: images are written to RUN/sampled, text is printed.")
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--count", type=int, help="number of images (24), texts (1) or rows (4)")
+    parser.add_argument("--length", type=int, default=default.length, help="tokens of a text (%(default)s)")
+    parser.add_argument("--prompt", help="text that the model continues")
     parser.add_argument(
-        "--length", type=int, default=default.length, help="tokens of text (%(default)s); a picture has its own"
+        "--temperature", type=float, default=default.temperature, help="0: the most probable token (%(default)s)"
     )
-    parser.add_argument("--prompt", help="text to go on from")
+    parser.add_argument("--top-k", type=int, default=default.top_k, help="sample from the k most probable (0: all)")
     parser.add_argument(
-        "--temperature", type=float, default=default.temperature, help="0 takes the likeliest (%(default)s)"
+        "--top-p",
+        type=float,
+        default=default.top_p,
+        help="sample from the most probable tokens of this total probability",
     )
-    parser.add_argument("--top-k", type=int, default=default.top_k, help="draw among the k likeliest (0: all)")
-    parser.add_argument(
-        "--top-p", type=float, default=default.top_p, help="draw among the likeliest of this share (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=default.seed, help="of the draws (%(default)s)")
+    parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
     fields = vars(parser.parse_args(arguments))
     folder = Path(fields.pop("run"))
 
@@ -180,16 +185,16 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    about = "Train recipes on the same data, seeds and order, and put them side by side."
+    about = "Train recipes on the same data, seeds and data order, and compare their scores and costs."
     takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten]"
     parser = _RecipeParser("compare", about, takes)
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (%(default)s)")
-    parser.add_argument("--out", metavar="DIR", help="their folder; by default one of its own in runs")
-    about = "add each cached recipe's baseline, whose cache is never written"
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
+    parser.add_argument("--out", metavar="DIR", help="the comparison's folder; by default a new one in runs")
+    about = "add, for each recipe with a gated cache, the baseline whose cache is never written"
     parser.add_argument("--unwritten", action="store_true", help=about)
-    options, names, fields = parser.divided(arguments)
+    options, names, fields = parser.split(arguments)
     if len(names) + options.unwritten < 2 and "--help" not in fields:
-        raise InputError(f"compare takes two recipes or more, found {len(names)}; mnemos list names them")
+        raise InputError(f"compare: expected at least two recipes, found {len(names)}; mnemos list prints their names")
 
     from .train.compare import compare
     from .train.session import run_name
@@ -202,8 +207,8 @@ def _compare(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     from .figures import report
 
-    parser = _Parser("report", "One HTML page of runs or a comparison.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder of a run or of a comparison")
+    parser = _Parser("report", "Write an HTML page about runs or a comparison.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run or of a comparison")
     parser.add_argument("--out", metavar="FILE", help="the page; by default report.html in the first folder")
     options = parser.parse_args(arguments)
     print(report([Path(run) for run in options.runs], Path(options.out) if options.out else None))
@@ -213,14 +218,14 @@ def _report(arguments: list[str]) -> int:
 def _reproduce(arguments: list[str]) -> int:
     from .papers.reproduce import Options, chosen, listing, reproduce
 
-    parser = _Parser("reproduce", "A paper's table or figure beside ours.")
-    parser.add_argument("target", nargs="?", metavar="PAPER[/CLAIM]", help="without one: lists them")
-    parser.add_argument("--data", type=Path, metavar="PATH", help="a folder of CIFAR-10, MNIST or recordings; text")
-    parser.add_argument("--steps", type=int, metavar="N", help="updates of each run")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (%(default)s)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where it goes; by default runs/reproduce/PAPER")
-    parser.add_argument("--run", type=Path, help="a finished run to draw, instead of a new one")
-    parser.add_argument("--recipes-only", action="store_true", help="train and time nothing: say what would be")
+    parser = _Parser("reproduce", "Reproduce a table or figure of a paper, beside the paper's numbers.")
+    parser.add_argument("target", nargs="?", metavar="PAPER[/CLAIM]", help="without it, all claims are listed")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="a folder of CIFAR-10, MNIST or recordings; a text")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps (updates) per run")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the results' folder; by default runs/reproduce/PAPER")
+    parser.add_argument("--run", type=Path, help="a finished run to draw, instead of training a new one")
+    parser.add_argument("--recipes-only", action="store_true", help="train nothing: print the recipes that would run")
     options = parser.parse_args(arguments)
     if options.target is None:
         print(listing())
@@ -238,7 +243,7 @@ def _reproduce(arguments: list[str]) -> int:
 
 
 def _training(work: Callable[[], object]) -> int:
-    """Run what may fail or be interrupted, and say so in one line."""
+    """Run work that may fail or be interrupted; prints a one-line message then. Returns the exit code."""
     from .train.stopping import Interrupted, TrainingFailed
 
     try:
@@ -254,14 +259,16 @@ def _training(work: Callable[[], object]) -> int:
 
 def _only(verb: str, names: list[str]) -> str:
     if not names:
-        raise InputError(f"mnemos {verb} takes the name of a recipe first; mnemos list names them")
+        raise InputError(
+            f"mnemos {verb}: expected the name of a recipe first, found none; mnemos list prints the names"
+        )
     if len(names) > 1:
-        raise InputError(f"mnemos {verb} takes one recipe, found {' '.join(names)}; mnemos compare takes several")
+        raise InputError(f"mnemos {verb}: expected one recipe, found {' '.join(names)}; use mnemos compare for several")
     return names[0]
 
 
 def _recipe(verb: str, name: str, fields: list[str]) -> Any:
-    """The named recipe with the given fields changed; what tyro refuses becomes one line."""
+    """The named recipe with the given fields changed. tyro's errors are raised as InputError, in one line."""
     import contextlib
     import io
 
@@ -270,9 +277,9 @@ def _recipe(verb: str, name: str, fields: list[str]) -> Any:
     from .train.recipe import Recipe
 
     default = registry.load("recipe", name)()
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             return tyro.cli(
                 Recipe,
                 prog=f"mnemos {verb} {name}",
@@ -282,16 +289,16 @@ def _recipe(verb: str, name: str, fields: list[str]) -> Any:
             )
     except SystemExit as stop:
         if not stop.code:  # --help
-            print(said.getvalue(), end="")
+            print(output.getvalue(), end="")
             raise
-        raise InputError(_one_line(said.getvalue(), f"mnemos {verb} {name} --help")) from None
+        raise InputError(_one_line(output.getvalue(), f"mnemos {verb} {name} --help")) from None
 
 
-def _one_line(said: str, manual: str) -> str:
-    """tyro's boxed message as a sentence: what was wrong, and the nearest right name where it gives one."""
-    parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", said))]
+def _one_line(message: str, manual: str) -> str:
+    """tyro's boxed error message in one line: the problem, and the most similar option name if tyro suggests one."""
+    parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", message))]
     problem = next((part for part in parts[1:] if part), parts[0])
-    meant = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", said)
+    meant = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", message)
     hint = f"did you mean {meant[1]}?" if meant else f"see {manual}"
     return f"{problem.rstrip('.')}; {hint}"
 

@@ -1,6 +1,6 @@
-"""The random generators of a process, all together: seeded, recorded, and put back.
+"""Seed, record and restore all random generators of a process.
 
-They are PyTorch's (the CPU's and those of every accelerator in use), Python's and NumPy's global ones.
+These are PyTorch's (of the CPU and of every accelerator in use) and the global ones of Python and NumPy.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Snapshot = dict[str, Any]  # by generator: tensors and plain values, which a checkpoint can hold
+Snapshot = dict[str, Any]  # by generator: tensors and plain values, which a checkpoint can store
 
 
 def seed(value: int) -> None:
-    """Seed PyTorch's generators (CPU and accelerators), Python's and NumPy's: what follows is reproducible."""
+    """Seed the generators of PyTorch (CPU and accelerators), Python and NumPy, so later draws are reproducible."""
     torch.manual_seed(value)
     random.seed(value)
     np.random.seed(value % 2**32)  # noqa: NPY002  # the global generator, which libraries draw from
@@ -31,15 +31,15 @@ def seed_process(value: int, rank: int) -> None:
 def take(before: Snapshot | None = None) -> Snapshot:
     """The states of all generators.
 
-    A state that has not changed since `before` is shared with it and takes no further memory: most steps of a rollout
-    draw from one generator or from none. NumPy's is recorded once something has imported `numpy.random`.
+    States that are unchanged since `before` are shared with it and need no further memory; most segments of a rollout
+    draw from at most one generator. NumPy's state is recorded only after `numpy.random` has been imported.
     Cost: a copy of 5 kB and a comparison per generator.
     """
     taken: Snapshot = {"cpu": torch.get_rng_state(), "python": random.getstate()}
     if "numpy.random" in sys.modules:
         taken["numpy"] = _plain(np.random.get_state(legacy=False))  # noqa: NPY002
     for name, device in _devices():
-        taken[name] = torch.get_device_module(device).get_rng_state(*_which(device))
+        taken[name] = torch.get_device_module(device).get_rng_state(*_device_arguments(device))
     for name, state in taken.items():
         if before is not None and name in before and _same(before[name], state):
             taken[name] = before[name]
@@ -47,19 +47,19 @@ def take(before: Snapshot | None = None) -> Snapshot:
 
 
 def put(taken: Snapshot) -> None:
-    """Set every generator to its state in `taken`; accelerators that this machine lacks are passed over."""
+    """Set every generator to its state in `taken`. States of accelerators that this machine lacks are ignored."""
     torch.set_rng_state(taken["cpu"])
     random.setstate(taken["python"])
     if "numpy" in taken:
         np.random.set_state(_numpy(taken["numpy"]))  # noqa: NPY002
     for name, device in _devices():
         if name in taken:
-            torch.get_device_module(device).set_rng_state(taken[name], *_which(device))
+            torch.get_device_module(device).set_rng_state(taken[name], *_device_arguments(device))
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Set the generators back at the end of the block: an evaluation must not change the training it interrupts."""
+    """Restore the generators after the block, so that an evaluation does not change the training that follows it."""
     taken = take()
     try:
         yield
@@ -68,7 +68,7 @@ def kept() -> Iterator[None]:
 
 
 def _devices() -> Iterator[tuple[str, torch.device]]:
-    """Every device of the accelerator, if this process has begun to use it."""
+    """Every device of the accelerator, if this process has initialised it."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
         return
@@ -76,12 +76,12 @@ def _devices() -> Iterator[tuple[str, torch.device]]:
         yield f"{kind.type}:{index}", torch.device(kind.type, index)
 
 
-def _which(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # MPS has one device, and its functions take no argument
+def _device_arguments(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # MPS has one device, and its functions take no device
 
 
 def _plain(value: object) -> Any:
-    """NumPy's arrays as tensors, with their bits as signed integers: unsigned ones cannot be pickled by PyTorch."""
+    """NumPy arrays as tensors of signed integers with the same bits, because PyTorch cannot pickle unsigned tensors."""
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""The host libraries, imported when a model of theirs is asked for: timm, torchvision, transformers."""
+"""The optional libraries timm, torchvision and transformers, imported when they are first needed."""
 
 import importlib
 import importlib.util
@@ -8,26 +8,27 @@ import torch
 
 from mnemos.types import InputError
 
-# What torchvision describes for tracing when it is imported, whether or not its compiled operators could be loaded.
+# Operators for which torchvision registers tracing rules on import, even if its compiled operators could not be loaded.
 _DESCRIBED = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_declared: torch.library.Library | None = None  # operators are forgotten with their library
+_declared: torch.library.Library | None = None  # PyTorch removes a library's operators when the object is deleted
 
 
 def timm() -> ModuleType:
-    """The module `timm`. Raises InputError, with the install command, where it is missing."""
+    """The module `timm`. Raises InputError with the install command if it is missing."""
     torchvision()
     return _imported("timm", "vision")
 
 
 def torchvision() -> ModuleType:
-    """The module `torchvision`. Raises InputError, with the install command, where it is missing.
+    """The module `torchvision`. Raises InputError with the install command if it is missing.
 
-    Built for another PyTorch (PyPI's beside a CPU-only PyTorch), its compiled operators do not load, and its import
-    fails on the first one that it describes. Those are then declared, without an implementation: models, transforms and
-    whatever imports torchvision work, and a call of such an operator says that it could not be loaded.
+    If torchvision was built for another PyTorch (for example PyPI's torchvision with a CPU-only PyTorch), its compiled
+    operators do not load and its import fails. This function then declares the missing operators without an
+    implementation: models, transforms and libraries that import torchvision work, and a call of such an operator raises
+    an error that says it could not be loaded.
     """
     try:
         return _imported("torchvision", "vision")
@@ -43,9 +44,9 @@ def torchvision() -> ModuleType:
 
 
 def transformers() -> ModuleType:
-    """The module `transformers`. Raises InputError, with the install command, where it is missing."""
+    """The module `transformers`. Raises InputError with the install command if it is missing."""
     if importlib.util.find_spec("torchvision") is not None:
-        torchvision()  # transformers imports it where it is installed
+        torchvision()  # transformers imports torchvision if it is installed
     return _imported("transformers", "hf")
 
 
@@ -55,4 +56,6 @@ def _imported(name: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise InputError(f"{name} is not installed; run: pip install 'mnemos[{extra}]'") from None
+        raise InputError(
+            f"expected the library {name}, found that it is not installed; run: pip install 'mnemos[{extra}]'"
+        ) from None

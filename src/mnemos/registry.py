@@ -1,19 +1,20 @@
-"""Every name that a command line or a run's recipe.json can say, and the class or function that it names.
+"""The registry: names used in the command line and in recipe.json, with the class or function that each one names.
 
 There are four kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
 with `build(...)`, decorated with `register`. "recipe" names functions that return a `Recipe`, decorated with
-`mnemos.train.recipe.recipe`. Our own entries are found by reading the source of the rooms that hold their kind: a new
-file there needs no line here. Reading source does not import it, so `mnemos list` does not load torch; `load` imports
-the one module that holds an entry.
+`mnemos.train.recipe.recipe`. Entries of this package are found by parsing the source files of the sub-packages that
+hold their kind, so a new file needs no line here. Parsing does not import, so `mnemos list` does not load torch; `load`
+imports only the module that defines an entry.
 
-Other packages register theirs with the same decorators. The command line finds them through the entry-point group
-`mnemos.plugins`: each entry point is a module to import, or a function without arguments to call. In pyproject.toml:
+Other packages register their entries with the same decorators. The command line finds these packages through the
+entry-point group `mnemos.plugins`. Each entry point is a module to import, or a function without arguments to call. In
+pyproject.toml:
 
     [project.entry-points."mnemos.plugins"]
     my-memory = "my_package.my_module"
 
-Plug-ins are loaded when a name is not one of ours, and for `mnemos list`. A registered attention or model of ours is
-thereby tested: tests/test_contracts.py runs over all of them.
+Plug-ins are loaded when a name is not defined in this package, and for `mnemos list`. tests/test_contracts.py tests
+every attention and model that this package registers.
 """
 
 import ast
@@ -30,7 +31,7 @@ from .errors import InputError
 KINDS = ("attention", "model", "data", "recipe")
 GROUP = "mnemos.plugins"
 
-# The decorator of each kind, and the rooms whose files hold the entries of this package.
+# For each kind: its decorator, and the sub-packages whose files define this package's entries.
 _WRITTEN = {
     "attention": ("register", ("attention",)),
     "model": ("register", ("models",)),
@@ -42,7 +43,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class Place(NamedTuple):
-    """Where an entry is defined, and the first line of its docstring without the full stop at its end."""
+    """Where an entry is defined, and the first line of its docstring without the final full stop."""
 
     module: str
     attribute: str
@@ -72,24 +73,24 @@ def register(cls: _Class) -> _Class:
             name: ClassVar[str] = "decay"
 
     The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, which set `kind`.
-    Afterwards `--model.attention`, recipe.json and `mnemos.load` know the name. Raises InputError where the class has
-    no kind or name, or where the name is taken by a class that is defined elsewhere.
+    The name can then be used in `--model.attention`, recipe.json and `mnemos.load`. Raises InputError if the class has
+    no kind or name, or if a class defined elsewhere has the name.
     """
     kind, name = getattr(cls, "kind", None), getattr(cls, "name", None)
     if not isinstance(cls, type) or kind not in KINDS or not isinstance(name, str):
         raise InputError(
             f"register: expected a subclass of AttentionConfig, ModelConfig or DataConfig with a class "
-            f"variable `name`, found {cls!r:.80}"
+            f"variable `name`, found {cls!r:.80}; add the base class or the variable"
         )
     add(kind, name, cls)
     return cls
 
 
 def add(kind: str, name: str, value: Any) -> None:
-    """Register a class or function under a name of a kind; `register` and `recipe` are built on this function.
+    """Register a class or function of a kind under a name. `register` and `recipe` call this function.
 
-    The same class or function may be registered again, as when a module is reloaded. Raises InputError where the name
-    belongs to one that is defined elsewhere.
+    The same class or function may be registered again, for example when a module is reloaded. Raises InputError if the
+    name belongs to a class or function that is defined elsewhere.
     """
     _check_kind(kind)
     place = Place(value.__module__, value.__qualname__, first_line(value.__doc__))
@@ -99,22 +100,24 @@ def add(kind: str, name: str, value: Any) -> None:
         before = _ours(kind).get(name)
     if before is not None and str(before) != str(place):
         raise InputError(
-            f"expected a new name for the {kind} of {place}, found {name!r}, which {before} has already; rename it"
+            f"expected a new name for the {kind} {place}, found {name!r}, which belongs to {before}; rename it"
         )
     _registered[kind][name] = _Entry(place, value)
 
 
 def remove(kind: str, name: str) -> None:
-    """Forget an entry that was registered from outside this package. Raises InputError where there is none."""
+    """Remove an entry that another package registered. Raises InputError if there is none."""
     _check_kind(kind)
     if name in _ours(kind) or _registered[kind].pop(name, None) is None:
-        raise InputError(f"expected a {kind} that was registered from outside mnemos, found {name!r}")
+        raise InputError(
+            f"expected a {kind} that was registered from outside mnemos, found {name!r}; name a registered one"
+        )
 
 
 def places(kind: str) -> dict[str, Place]:
-    """Where each entry of a kind is defined, by name: ours first, then those registered so far from outside.
+    """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages.
 
-    Imports nothing. Cost: the first call for a kind reads its source files, some milliseconds.
+    Imports nothing. Cost: the first call for a kind parses its source files, which takes milliseconds.
     """
     _check_kind(kind)
     others = {name: entry.place for name, entry in _registered[kind].items() if name not in _ours(kind)}
@@ -127,9 +130,9 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The class or function that a name stands for; loads the plug-ins where the name is not known without them.
+    """The class or function with a name. Loads the plug-ins if the name is not known without them.
 
-    Raises InputError where there is none, with the nearest name and the plug-ins that could not be loaded.
+    Raises InputError for an unknown name; the message has the most similar name and the plug-ins that failed to load.
     """
     if name not in places(kind):
         load_plugins()
@@ -138,56 +141,56 @@ def load(kind: str, name: str) -> Any:
         near = difflib.get_close_matches(name, known, 1)
         listed = ", ".join(known) if len(known) <= 20 else f"{len(known)} that mnemos list prints"
         hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
-        raise InputError("; ".join([f"no {kind} is called {name!r}", hint, *load_plugins()]))
+        raise InputError("; ".join([f"expected the name of a {kind}, found {name!r}", hint, *load_plugins()]))
     if name not in _registered[kind]:
         importlib.import_module(known[name].module)
     return _registered[kind][name].value
 
 
 def load_plugins() -> list[str]:
-    """Import or call every entry point of the group `mnemos.plugins`, once in a process.
+    """Import or call every entry point of the group `mnemos.plugins`, once per process.
 
-    Returns one sentence for each that failed, which names its distribution. What a plug-in registered before it
-    failed stays registered.
+    Returns one sentence per plug-in that failed, with its distribution. Entries that a plug-in registered before it
+    failed stay registered.
     """
     global _failures
     if _failures is None:
-        _failures = []  # before the loop: a plug-in may itself ask for a name
+        _failures = []  # before the loop, because a plug-in may itself call `load`
         for point in entry_points(group=GROUP):
             try:
                 found = point.load()
                 if callable(found):
                     found()
-            except (Exception, SystemExit) as error:  # any fault of theirs must leave our own names usable
+            except (Exception, SystemExit) as error:  # a faulty plug-in must not make the other names unusable
                 _failures.append(_failure(point, error))
     return list(_failures)
 
 
 def _failure(point: EntryPoint, error: BaseException) -> str:
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
-    return f"the plug-in {point.name!r} of {owner} cannot be loaded: {type(error).__name__}: {said}"
+    return f"the plug-in {point.name!r} of {owner} cannot be loaded: {type(error).__name__}: {message}"
 
 
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
-        raise InputError(f"expected one of the kinds {', '.join(KINDS)}, found {kind!r}")
+        raise InputError(f"expected one of the kinds {', '.join(KINDS)}, found {kind!r}; use one of them")
 
 
 def first_line(documentation: str | None) -> str:
-    """The first line of a docstring without the full stop at its end; "" where there is none."""
+    """The first line of a docstring without the final full stop; "" without a docstring."""
     lines = (documentation or "").strip().splitlines()
     return lines[0].strip().removesuffix(".") if lines else ""
 
 
 @functools.cache
 def _ours(kind: str) -> dict[str, Place]:
-    """The entries of this package, from its source files in their order."""
+    """The entries of this package, from its source files in alphabetical order."""
     decorator, rooms = _WRITTEN[kind]
     found: dict[str, Place] = {}
     for path in (path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))):
         source = path.read_text(encoding="utf-8")
-        if f"@{decorator}" not in source:  # a search costs much less than a syntax tree
+        if f"@{decorator}" not in source:  # searching is much faster than parsing
             continue
         module = ".".join((str(__package__), *path.relative_to(_PACKAGE).with_suffix("").parts))
         for name, node in _decorated(ast.parse(source), decorator):
@@ -199,7 +202,7 @@ def _ours(kind: str) -> dict[str, Place]:
 
 
 def _decorated(tree: ast.Module, decorator: str) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
-    """The classes or functions of a module that have this decorator, each with the name that it registers."""
+    """The classes and functions of a module with this decorator, as (registered name, syntax node)."""
     for node in tree.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             for used in node.decorator_list:
@@ -210,13 +213,13 @@ def _decorated(tree: ast.Module, decorator: str) -> Iterator[tuple[str, ast.Clas
 
 
 def _class_name(node: ast.ClassDef) -> str:
-    """What a class assigns to its variable `name`."""
+    """The value of a class's variable `name`."""
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == "name":
             return str(ast.literal_eval(line.value)) if line.value else ""
-    raise InputError(f"expected a class variable `name` in the registered class {node.name}, found none")
+    raise InputError(f"expected a class variable `name` in the registered class {node.name}, found none; add one")
 
 
 def default_name(function: str) -> str:
-    """The name of a recipe whose decorator gives none: that of its function, with - for _."""
+    """The name of a recipe whose decorator has no name: the function's name with - for _."""
     return function.replace("_", "-")

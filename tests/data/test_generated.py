@@ -34,7 +34,7 @@ def test_a_pure_function_of_its_arguments(settings):
     assert batch.inputs.shape == batch.targets.shape == (8, task.max_length)
     assert batch.inputs.min() >= 0
     assert batch.inputs.max() < task.vocab_size
-    assert (task.metrics[0].name, task.classes, task.cuts_rows, task.carries_state) == ("accuracy", 0, True, False)
+    assert (task.metrics[0].name, task.classes, task.splits_rows, task.carries_state) == ("accuracy", 0, True, False)
     assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
     assert registry.load("data", settings.name) is type(settings)
 

@@ -6,9 +6,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from mnemos.data.batch import IGNORE, Batch, counted
-from mnemos.data.metrics import ACCURACY, TOP5, CorpusMetric, bits, negative_log_likelihood, perplexity, right_guesses
+from mnemos.data.metrics import (
+    ACCURACY,
+    TOP5,
+    CorpusMetric,
+    bits,
+    negative_log_likelihood,
+    perplexity,
+    right_predictions,
+)
 from mnemos.data.task import Task
-from mnemos.evaluate.metrics import Uncounted, evaluate
+from mnemos.evaluate.metrics import CountedElsewhere, evaluate
 from mnemos.types import InputError
 
 
@@ -156,7 +164,7 @@ def test_targets_that_are_probabilities():
     targets = torch.rand(6, 5, generator=generator)
     targets /= targets.sum(1, keepdim=True)
     loss = negative_log_likelihood(None, logits, Batch(None, targets))
-    right, count = right_guesses(None, logits, Batch(None, targets))
+    right, count = right_predictions(None, logits, Batch(None, targets))
     assert loss.item() == pytest.approx(-(targets * logits.log_softmax(1)).sum().item(), rel=1e-6)
     assert right.item() == sum(int(logits[i].argmax() == targets[i].argmax()) for i in range(6))
     assert count.item() == counted(targets).item() == 6
@@ -179,7 +187,7 @@ def test_a_corpus_metric_is_given_every_row_once_in_the_order_of_the_data():
         CorpusMetric("seen", False, collect=lambda model, outputs, batch: batch.targets.tolist(), value=given.extend),
     )
     images, targets = torch.arange(5.0).view(5, 1, 1, 1), torch.arange(5)
-    batches = [Batch(images[:2], targets[:2]), Uncounted(Batch(images[4:], targets[4:]))]
+    batches = [Batch(images[:2], targets[:2]), CountedElsewhere(Batch(images[4:], targets[4:]))]
     found = evaluate(Fixed(torch.eye(5)), batches, task, lambda sums: sums, lambda own: [own, [[2, 3], [4]]])
     assert given == [0, 1, 2, 3, 4]
     assert (found["rows"], found["count"]) == (5, 2)

@@ -8,7 +8,7 @@ import mnemos
 from mnemos import GRC, InputError, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.data.batch import IGNORE, Batch
-from mnemos.data.metrics import negative_log_likelihood, right_guesses
+from mnemos.data.metrics import negative_log_likelihood, right_predictions
 from mnemos.evaluate.controls import controls
 from mnemos.evaluate.metrics import evaluate
 from mnemos.memory.gated_cache import caches
@@ -35,7 +35,7 @@ def test_the_score_is_the_mixtures():
     outputs = network(given.inputs)[0]
     assert outputs.shape == (3, 12, 12)
     loss = negative_log_likelihood(network, outputs, given)
-    right, count = right_guesses(network, outputs, given)
+    right, count = right_predictions(network, outputs, given)
     p = probabilities(outputs, 17)
     counted = given.targets != IGNORE
     wanted = -p[counted].gather(-1, given.targets[counted][:, None]).log().sum()

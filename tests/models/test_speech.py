@@ -11,7 +11,7 @@ from mnemos.data.batch import Batch
 from mnemos.data.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.data.task import Task
 from mnemos.data.transcriptions import transcriptions
-from mnemos.evaluate.metrics import evaluate, told
+from mnemos.evaluate.metrics import evaluate, metrics_text
 from mnemos.models.ctc import best_path, edit_distance
 from mnemos.models.recurrent import BiLSTMConfig
 from mnemos.models.speech import SpeechConfig, SpeechRecogniser
@@ -205,7 +205,7 @@ def test_evaluate_counts_errors_over_all_tokens():
     assert found["count"] == 15
     assert found["token error rate"] == pytest.approx(edits / 15)
     assert found["accuracy"] == pytest.approx(1 - edits / 15)
-    assert told(task, found) == f"token error rate {edits / 15:.4f}  accuracy {1 - edits / 15:.4f}"
+    assert metrics_text(task, found) == f"token error rate {edits / 15:.4f}  accuracy {1 - edits / 15:.4f}"
 
 
 def test_transcriptions_are_spread_over_the_batches():

@@ -103,7 +103,7 @@ def test_other_files_are_refused(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "other")
     with pytest.raises(InputError, match="expected a checkpoint"):
         checkpoint.read(tmp_path / "other")
-    with pytest.raises(InputError, match="no such checkpoint"):
+    with pytest.raises(InputError, match=r"none: .*no such"):
         checkpoint.read(tmp_path / "none")
     with pytest.raises(InputError, match="damaged"):
         checkpoint.read(tmp_path)
@@ -119,8 +119,8 @@ def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path):
     step, value, notes = checkpoint.newest(tmp_path)
     assert (step, value) == (2, {"step": 2})
     assert len(notes) == 1
-    assert "step-00000030.safetensors: damaged" in notes[0]
-    assert "going on from step-00000002.safetensors" in notes[0]
+    assert "step-00000030.safetensors: " in notes[0]
+    assert notes[0].endswith("step-00000002.safetensors")
     for step in (1, 2):
         checkpoint.path_of(tmp_path, step).write_bytes(b"x" * 50)
     with pytest.raises(InputError, match="all 3 checkpoints"):

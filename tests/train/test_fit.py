@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     generator = (batch for batch in DataLoader(rows(), 4))
     floats = TensorDataset(torch.randn(4, 5), torch.randn(4, 3))
     for arguments, words in (
-        ((rows(), None), "expected validation data, found none"),
+        ((rows(), None), "expected valid_data, found none"),
         ((generator, rows()), "can be iterated again, found a generator"),
         ((floats, floats), "expected targets of int64 for cross-entropy, found torch.float32; give fit a loss"),
         (([{"x": torch.zeros(2)}], rows()), "found a mapping with x"),
@@ -190,5 +190,5 @@ def test_what_does_not_fit_is_refused(tmp_path):
     mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, train=SETTINGS)
     with pytest.raises(InputError, match=r"another data\.train"):
         mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)
-    with pytest.raises(InputError, match=r"go on with fit\(..., resume=True\)"):
+    with pytest.raises(InputError, match=r"fit\(\.\.\., resume=True\)"):
         mnemos.train.session.open_run(tmp_path / "other")

@@ -73,12 +73,12 @@ def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
     five = model(batch.inputs)[0].topk(5).indices
     assert result["test"]["top5"] == pytest.approx((five == batch.targets[:, None]).any(1).float().mean().item())
     assert f"top-5 {result['test']['top5']:.4f}" in capsys.readouterr().out
-    monkeypatch.setattr("mnemos.train.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("mnemos.train.progress.INTERVAL", 0.0)
     scores = evaluate_run(tmp_path / "run")
     assert scores["as trained"] == pytest.approx(result["test"])
     said = capsys.readouterr()
     assert f"top-5 {result['test']['top5']:.4f}" in said.out
-    assert f"{asked.name} scoring test" in said.err
+    assert f"{asked.name} evaluating test" in said.err
     # A comparison leaves the same to the data, and finds its finished runs again.
     assert complete(asked, BlobsConfig().build()).model == ConvConfig()
 
@@ -182,7 +182,7 @@ def test_tokens_and_images_are_not_confused(tmp_path):
     reader = TransformerConfig(vocab_size=17, max_length=64, causal=False, head=HeadConfig(classes=10))
     for model, data, words in (
         (ConvConfig(), DigitsConfig(), "conv takes images, but the data digits gives tokens; .* data.layout image"),
-        (reader, BlobsConfig(), "transformer takes tokens, but the data blobs gives images; take another recipe$"),
+        (reader, BlobsConfig(), r"transformer takes tokens, but the data blobs gives images; \w+ another recipe$"),
         (reader, DigitsConfig(layout="image"), "takes tokens, but the data digits gives images; .* data.layout pixels"),
     ):
         with pytest.raises(InputError, match=words):

@@ -126,5 +126,5 @@ def test_a_starter_learns(name, tmp_path, folder):
 
 def test_a_language_model_is_not_given_classes(folder):
     recipe = dataclasses.replace(small("digits", folder), model=registry.load("model", "lstm")(vocab_size=17))
-    with pytest.raises(InputError, match="the data has classes 10, but the model lstm is made for classes 0"):
+    with pytest.raises(InputError, match=r"classes 10, .* lstm .* classes 0"):
         check_task(recipe, recipe.data.build())

@@ -21,7 +21,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.train import devices
 from mnemos.train.learner import Learner
 from mnemos.train.loop import train
-from mnemos.train.rollout import Carry, Scored
+from mnemos.train.rollout import Carry, ModelWithLoss
 from mnemos.types import InputError, map_state
 
 WIDE = {"precision": "64-true"}
@@ -252,7 +252,7 @@ def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
     model = toys(True, {**STILL, "cached": False, "advances": True}).recipe().model.build()
     inputs = torch.ones(2, 3, dtype=torch.int64)
     batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), Carry(None)
-    loss, sums = Scored(model, SUPERVISED, alone)([batch], carry)
+    loss, sums = ModelWithLoss(model, SUPERVISED, alone)([batch], carry)
     assert (loss.item(), sums.tolist(), len(reads)) == (0, [0, 0, 0, 0], forwards)
     assert carry.state.seen.tolist() == [3, 3]
     with contextlib.suppress(InputError):  # nothing is counted

@@ -62,16 +62,22 @@ def test_pieces():
 @pytest.mark.parametrize(
     ("toys_", "words"),
     [
-        (toys(True, segment_length=-1), "rollout.segment_length must be at least 0"),
-        (toys(False, segments=0), "rollout.segments must be at least 1"),
-        (toys(False, horizon=-1), "rollout.horizon must be at least 0"),
-        (toys(True, segment_length=4, checkpoints=1), "rollout.checkpoints is all, sqrt or a number from 2, found 1"),
-        (toys(True, segments=2), "do not continue one another; use train.rollout.segment_length"),
-        (toys(False, segment_length=4), "comes in segments already"),
-        (toys(True, segment_length=5, horizon=4), r"horizon is 4, but an update has 3 step\(s\)"),
-        (toys(False, segments=2, horizon=3), r"horizon is 3, but an update has 2 step\(s\)"),
-        (Toys(False, train={"rollout": {"segment_length": 4}}), "cannot be read in segments"),
-        (Toys(False, train={"rollout": {"segments": 4}}), "use 1"),
+        (toys(True, segment_length=-1), r"train\.rollout\.segment_length: .*0, found -1"),
+        (toys(False, segments=0), r"train\.rollout\.segments: .*1, found 0"),
+        (toys(False, horizon=-1), r"train\.rollout\.horizon: .*0, found -1"),
+        (toys(True, segment_length=4, checkpoints=1), r"train\.rollout\.checkpoints: .*all, sqrt .*2, found 1"),
+        (toys(True, segments=2), r"train\.rollout\.segments is 2.*use train\.rollout\.segment_length"),
+        (
+            toys(False, segment_length=4),
+            r"train\.rollout\.segment_length is 4.*data\.segment.*train\.rollout\.segments",
+        ),
+        (toys(True, segment_length=5, horizon=4), r"train\.rollout\.horizon: .*3.*found 4"),
+        (toys(False, segments=2, horizon=3), r"train\.rollout\.horizon: .*2.*found 3"),
+        (
+            Toys(False, train={"rollout": {"segment_length": 4}}),
+            r"train\.rollout\.segment_length is 4.*train\.rollout\.segment_length 0",
+        ),
+        (Toys(False, train={"rollout": {"segments": 4}}), r"train\.rollout\.segments is 4.*use 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(toys_, words):

@@ -74,7 +74,7 @@ def test_what_cannot_be_resumed(tmp_path):
     with pytest.raises(InputError, match=r"another optim.lr \(0.01, not 0.5\)"):
         RunFolder.resume(tmp_path / "a", other)
     (tmp_path / "a" / "recipe.json").write_text("{")
-    with pytest.raises(InputError, match=r"recipe.json: damaged, not JSON"):
+    with pytest.raises(InputError, match=r"recipe\.json: .*JSON"):
         RunFolder.resume(tmp_path / "a", RECIPE)
 
 
@@ -129,7 +129,7 @@ def test_one_writer_at_a_time(tmp_path, forks):
     process = context.Process(target=_hold, args=(str(tmp_path / "a"), ready, done))
     process.start()
     assert ready.wait(60)
-    with pytest.raises(InputError, match="another process is training here"):
+    with pytest.raises(InputError, match="another process"):
         RunFolder.resume(tmp_path / "a", RECIPE)
     process.kill()  # however it dies, the folder is free
     process.join()

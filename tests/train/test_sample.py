@@ -1,6 +1,7 @@
 """`mnemos sample`: pictures, text and tokens of runs, small ones."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
     before = load_file(pictures / "samples.safetensors")["samples"]
     written = pictures / "sampled"
     assert main(["sample", str(pictures), "--count", "5", "--seed", "0"]) == 0
-    assert "5 pictures of 8 x 8 x 1 bytes and 15 completions" in capsys.readouterr().out
+    assert re.search(r"\b5 .* 8 x 8 x 1 .* 15 completions", capsys.readouterr().out)
     same = load_file(written / "samples.safetensors")["samples"]
     assert same.shape == (5, 8, 8, 1)
     main(["sample", str(pictures), "--count", "24"])
@@ -87,7 +88,7 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
     assert main(["sample", str(folder), "--count", "3", "--temperature", "0"]) == 0
     said = capsys.readouterr().out
     assert said.count("read ") == said.count("wrote") == 3
-    with pytest.raises(InputError, match="--prompt is for text"):
+    with pytest.raises(InputError, match=r"--prompt: .*found 'x'"):
         sample_run(folder, Sampling(prompt="x"))
 
 
@@ -96,12 +97,12 @@ def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
         sample_run(tmp_path, Sampling())
     with pytest.raises(InputError, match="at least 1"):
         sample_run(pictures, Sampling(count=0))
-    with pytest.raises(InputError, match="half pictures"):
+    with pytest.raises(InputError, match="--prompt"):
         sample_run(pictures, Sampling(prompt="7"))
     with pytest.raises(InputError, match=r"temperature.* found nan"):
         sample_run(pictures, Sampling(temperature=float("nan")))
     classifier = trained("digits", tmp_path / "run")
-    with pytest.raises(InputError, match="model that writes"):
+    with pytest.raises(InputError, match="mnemos eval"):
         sample_run(classifier, Sampling())
 
 

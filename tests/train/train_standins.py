@@ -126,7 +126,7 @@ class ToyTask(TokenTask):
         self.vocab_size, self.max_length = VOCAB, LENGTH
         self.classes = 0 if config.language else CLASSES
         self.carries_state = config.language and not config.rows
-        self.cuts_rows = config.language
+        self.splits_rows = config.language
         if config.corpus:
             self.metrics = (CorpusMetric("order", True, collect=_outputs, value=_in_order), ACCURACY)
         self.reference = {} if config.language else {MAJORITY: 0.4}
@@ -201,7 +201,7 @@ class Toys:
 
 
 def look(model: nn.Module, step: int) -> dict[str, Any]:
-    """A `watch` that draws from every generator, as careless ones do."""
+    """An `on_evaluation` that draws from every generator, as careless ones do."""
     random.random(), np.random.rand(), torch.rand(3)  # noqa: NPY002
     return {"layers": [model.mix.sum().item()]}
 
@@ -272,7 +272,7 @@ def prepare(moment: str, number: int) -> None:
         before(learner.Learner, "_check_finite", ask)
     elif moment == "SIGTERM-looking":
         looks = iter(range(1, 10**6))
-        before(metrics, "fed", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
+        before(metrics, "to_model", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
     else:
         raise ValueError(moment)
 

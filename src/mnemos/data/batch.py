@@ -1,4 +1,4 @@
-"""The type `Batch`, and functions for batches of any kind: pytrees of tensors whose first axis is the row."""
+"""The common `Batch`, and functions of batches: any pytree of tensors whose first axis is the row (one per sample)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 from mnemos.types import leaves, map_state
 
-IGNORE = -100  # a target that no loss and no metric counts
+IGNORE = -100  # a target with this value is not counted by losses and metrics
 
 
 class Batch(NamedTuple):
     """The common batch: inputs and targets.
 
-    inputs [B, T] int64 token ids, [B, C, H, W] float32 images, normalised, or [B, T, bands] float32 frames of sound;
-    targets [B] (a class per row), [B, classes] float32 (probabilities, where training mixes images or smooths labels),
-    [B, T] (the token after each, IGNORE where none counts) or, of frames, [B, L] (the tokens said, IGNORE behind them);
-    mask [B, T] bool, True = valid, or None where nothing is padded; reset [B] bool, True where the row starts a new
-    document and its state must be made fresh first, or None where no state is carried.
+    inputs: [B, T] int64 token ids, [B, C, H, W] float32 normalised images, or [B, T, bands] float32 frames of sound.
+    targets: [B] int64 classes; [B, classes] float32 probabilities (mixed images, smoothed labels); [B, T] int64 next
+    tokens; or, for frames, [B, L] int64 spoken tokens. IGNORE marks targets that do not count.
+    mask: [B, T] bool, True = valid, or None without padding. reset: [B] bool, True where a row starts a new document,
+    so that its state is reset before the batch; None for tasks that carry no state.
     """
 
     inputs: Any
@@ -28,38 +28,38 @@ class Batch(NamedTuple):
 
 
 def each(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with a function applied to each of its tensors; other leaves stay."""
+    """Apply a function to every tensor of a batch; other leaves are unchanged."""
     return map_state(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on a device."""
+    """Copy the batch to a device."""
     return each(batch, lambda x: x.to(device, non_blocking=True))
 
 
-def fed(batch: Any, model: nn.Module) -> Any:
-    """The batch on the model's device, its floats in the model's precision (mixed precision leaves it at float32)."""
+def to_model(batch: Any, model: nn.Module) -> Any:
+    """The batch on the model's device, its floats in the dtype of the model's parameters."""
     parameter = next(model.parameters())
     dtype = parameter.dtype
     return each(to_device(batch, parameter.device), lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def row_count(batch: Any) -> int:
-    """B: the length of the first tensor's first axis."""
+    """The number of rows B: the first axis of the batch's first tensor."""
     return leaves(batch)[0].shape[0]
 
 
 def counted(targets: Tensor) -> Tensor:
-    """How many targets a loss counts: all but IGNORE; of probabilities [B, C], B."""
+    """The number of counted targets, a scalar int64: those that are not IGNORE, or B for probabilities [B, C]."""
     if targets.is_floating_point():
         return targets.new_tensor(len(targets), dtype=torch.int64)
     return (targets != IGNORE).sum()
 
 
 def pieces(batches: Iterable[Batch], length: int) -> Iterator[Batch]:
-    """Batches of rows of tokens [B, T], each in pieces [B, length], the last maybe shorter; 0: batches as they are.
+    """Split batches of tokens [B, T] into segments [B, length]; the last may be shorter. length 0: do not split.
 
-    A model reads them one after the other and hands its state on: `reset` says that all rows of a first piece start.
+    A model reads the segments in order and carries its state; `reset` is True for all rows of a batch's first segment.
     """
     for batch in batches:
         if not length:

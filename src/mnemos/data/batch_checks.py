@@ -1,4 +1,4 @@
-"""Are a batch's inputs and targets what the task promises? Checked before a model sees them."""
+"""Checks of a batch's shapes, dtypes and ranges against its task, before a model reads it."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,9 @@ def check_frames(batch: Batch, where: str, bands: int, vocab_size: int, max_leng
     if not batch.inputs.isfinite().all():
         raise InputError(f"{where}: expected finite frames, found NaN or infinity; check the recordings")
     if batch.mask is not None and bool((batch.mask[:, 1:] & ~batch.mask[:, :-1]).any()):
-        raise InputError(f"{where}: expected a row's frames first and padding behind them; check the mask")
+        raise InputError(
+            f"{where}: expected padding after a row's frames, found padding before a frame; check the mask"
+        )
     if batch.targets.dim() != 2 or len(batch.targets) != rows:
         raise InputError(f"{where}: expected targets [{rows}, L], found {tuple(batch.targets.shape)}; check the data")
     check_targets(batch.targets, vocab_size, where)
@@ -51,13 +53,16 @@ def check_images(batch: Batch, where: str, shape: tuple[int, ...], classes: int)
         raise InputError(f"{where}: expected targets of shape {wanted}, found {tuple(targets.shape)}; check the data")
     if targets.is_floating_point():
         if targets.min() < 0 or not torch.allclose(targets.sum(1), torch.ones(rows), atol=1e-3):
-            raise InputError(f"{where}: expected targets that are probabilities, found others; check the data")
+            raise InputError(
+                f"{where}: expected targets that are probabilities, found values below 0 or rows whose sum is not 1; "
+                "check the data"
+            )
     else:
         check_targets(targets, classes, where)
 
 
 def check_targets(targets: Tensor, limit: int, where: str) -> None:
-    """Raise InputError unless every target that counts is in 0 … limit − 1."""
+    """Raise InputError unless every counted target is in 0 … limit − 1."""
     low, high = _range(targets[targets != IGNORE])
     if low < 0 or high >= limit:
         raise InputError(f"{where}: expected targets 0 to {limit - 1}, found {low} to {high}; check the data")

@@ -1,6 +1,7 @@
-"""Metrics as objects: sums over batches, or values computed from the records of a whole split.
+"""The metrics of tasks, as objects: sums over batches (`SumMetric`), or functions of a whole corpus (`CorpusMetric`).
 
-A metric has a name, a direction and a text. The rooms train, evaluate and figures contain no metric's name.
+A metric has its name, its direction (is higher better?) and its printed form, so the code that trains, evaluates and
+reports depends on no particular metric.
 """
 
 import math
@@ -19,7 +20,7 @@ Collect = Callable[[nn.Module, Any, Any], list[Any]]
 
 
 def ratio(sums: Sequence[float]) -> float:
-    """The first sum by the second; 0 where nothing is counted."""
+    """The first sum divided by the second; 0 if the second is 0."""
     return sums[0] / sums[1] if sums[1] else 0.0
 
 
@@ -27,8 +28,8 @@ def ratio(sums: Sequence[float]) -> float:
 class Metric:
     """Base of `SumMetric` and `CorpusMetric`.
 
-    name: its key in results, comparisons and reports. about: a sentence for reports on what it counts. form: the format
-    of a printed value.
+    name: its name in results, comparisons and reports. about: a sentence that explains it to readers of a report.
+    form: format of a value in a line of several metrics.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Metric:
     form: str = "{name} {value:.4f}"
 
     def text(self, value: float) -> str:
-        """The name and the value, as they are printed."""
+        """The value in the metric's printed form, with its name."""
         return self.form.format(name=self.name, value=value)
 
     def described(self) -> dict[str, Any]:
@@ -47,11 +48,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class SumMetric(Metric):
-    """A metric computed from sums, which are added over batches, segments and processes.
+    """A metric that is a function of sums over all batches, segments and processes.
 
-    `sums(model, outputs, batch)` returns `width` scalars; None means (sum of the losses, number of counted targets).
-    `value(sums)` is the metric. Metrics with the same `sums` function share one call per batch. training: the metric is
-    also computed in training, for the lines of metrics.jsonl, at the cost of one call per forward.
+    sums(model, outputs, batch): returns `width` scalar tensors, which are added up. None: the sums are (sum of the
+    losses, number of counted targets). value(sums): the metric's value from the totals. Metrics with the same `sums`
+    function share one call per batch. training: also measure it in training, at the cost of one call per forward.
     """
 
     sums: Sums | None = None
@@ -62,11 +63,11 @@ class SumMetric(Metric):
 
 @dataclass(frozen=True)
 class CorpusMetric(Metric):
-    """A metric of a whole split that is not a ratio of sums, for example BLEU or mean average precision.
+    """A metric that is not a function of sums, such as BLEU or mean average precision.
 
-    `collect(model, outputs, batch)` returns a list of records, for example one per row; they must be picklable.
-    `value(records)` computes the metric from the records of the whole split, in the order of the data. Each row is
-    counted once, with any number of processes. Cost: every process holds the records of the split in memory.
+    collect(model, outputs, batch): returns one record per row (or per other item), which must be picklable.
+    value(records): the metric's value from the records of the whole split, each once and in the order of the data, for
+    any number of processes. Cost: every process holds the records of a split in memory.
     """
 
     collect: Collect = lambda model, outputs, batch: []
@@ -74,7 +75,7 @@ class CorpusMetric(Metric):
 
 
 def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sums, int]:
-    """The distinct `sums` functions of metrics, and how many sums each returns."""
+    """The distinct `sums` functions of the metrics, with the number of sums that each returns."""
     found = [m for m in metrics if isinstance(m, SumMetric) and (m.training or not training)]
     return {m.sums: m.width for m in found if m.sums is not None}
 
@@ -85,7 +86,7 @@ def values(
     loss: Sequence[float] | None = None,
     training: bool = False,
 ) -> dict[str, float]:
-    """{name: value} of the sum metrics. loss: (sum of the losses, targets counted); None leaves out what needs it."""
+    """{name: value} of the sum metrics. loss: (sum of the losses, counted targets); None omits metrics that need it."""
     found = {}
     for m in metrics:
         if isinstance(m, SumMetric) and (m.training or not training):
@@ -98,9 +99,8 @@ def values(
 def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tensor:
     """The sum of −log p(target) over the counted targets, in nats.
 
-    A model whose outputs are not logits of classes has a `likelihood` with `loss(outputs, targets, mask)`, which
-    returns this sum. Outputs of all other models are logits [..., C]. Targets [B, C] of floats are probabilities p; for
-    them it is the sum of −Σ p·log q.
+    If the model has a `likelihood`, it is likelihood.loss(outputs, targets, mask). Otherwise the outputs are logits
+    [..., C]; for targets [B, C] that are probabilities p, the sum of −Σ p·log q.
     """
     own: Any = getattr(model, "likelihood", None)
     if own is not None:
@@ -112,10 +112,11 @@ def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tenso
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
-def right_guesses(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """(correct guesses, counted targets). The guess is the most likely class, also of targets that are probabilities.
+def right_predictions(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """(right predictions, counted targets). The prediction is the class of the greatest logit.
 
-    A model that has a `likelihood` decides itself, by its `right(outputs, targets, mask)`.
+    For targets that are probabilities, it must be the most probable class. If the model has a `likelihood`, the pair is
+    likelihood.right(outputs, targets, mask).
     """
     own: Any = getattr(model, "likelihood", None)
     if own is not None:
@@ -123,26 +124,26 @@ def right_guesses(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, T
     targets = batch.targets
     if targets.is_floating_point():
         return (outputs.argmax(-1) == targets.argmax(-1)).sum(), counted(targets)
-    return (outputs.argmax(-1) == targets).sum(), counted(targets)  # no guess is IGNORE, which is negative
+    return (outputs.argmax(-1) == targets).sum(), counted(targets)  # IGNORE is negative, so no prediction equals it
 
 
-def among_five(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """(targets [B] among the five most likely classes, counted targets)."""
-    first = outputs.topk(5).indices
-    return (first == batch.targets[:, None]).any(-1).sum(), counted(batch.targets)
+def right_in_top_five(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """(targets [B] that are among the five most probable classes, counted targets)."""
+    top = outputs.topk(5).indices
+    return (top == batch.targets[:, None]).any(-1).sum(), counted(batch.targets)
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss): the uncertainty of a choice among that many equally likely values; infinity beyond a float."""
+    """exp(loss), the number of equally likely choices with this loss. Infinity if it exceeds the range of a float."""
     return math.exp(loss) if loss < 709 else math.inf
 
 
 def bits(loss: float) -> float:
-    """loss / ln 2: bits per target (per token, byte or sub-pixel)."""
+    """loss / ln 2: bits per target (token, byte or sub-pixel)."""
     return loss / math.log(2)
 
 
-MAJORITY = "majority class"  # the reference score of classifications: the share of the commonest class
+MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
 LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, in nats.", "loss {value:.4f}")
 BITS = SumMetric(
     "bits", False, "The loss in bits per target.", "{value:.4f} bits", None, lambda sums: bits(ratio(sums)), 2, False
@@ -157,19 +158,21 @@ PERPLEXITY = SumMetric(
     2,
     False,
 )
-ACCURACY = SumMetric("accuracy", True, "The share of targets that equal the most likely guess.", sums=right_guesses)
+ACCURACY = SumMetric(
+    "accuracy", True, "The share of targets that are the most probable prediction.", sums=right_predictions
+)
 TOP5 = SumMetric(
     "top5",
     True,
-    "The share of targets among the five most likely guesses.",
+    "The share of targets that are among the five most probable predictions.",
     "top-5 {value:.4f}",
-    among_five,
+    right_in_top_five,
     training=False,
 )
 TOKEN_ERROR_RATE = SumMetric(
     "token error rate",
     False,
-    "Insertions, deletions and substitutions per token that was said: 1 − accuracy. It may be above 1.",
-    sums=right_guesses,
+    "Insertions, deletions and substitutions per spoken token: 1 − accuracy. It may exceed 1.",
+    sums=right_predictions,
     value=lambda sums: 1 - ratio(sums),
 )

@@ -69,7 +69,7 @@ class OwnTask(Task):
         self.carries_state = first.reset is not None
         inputs, targets = first.inputs, first.targets
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
-        self.cuts_rows = rows_of_tokens and isinstance(targets, Tensor) and targets.shape == inputs.shape
+        self.splits_rows = rows_of_tokens and isinstance(targets, Tensor) and targets.shape == inputs.shape
         self.max_length = inputs.shape[1] if rows_of_tokens else 0
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:

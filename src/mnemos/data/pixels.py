@@ -22,7 +22,7 @@ from .generated_images import write_pictures
 from .image_task import ImageTask
 from .images import MNISTConfig
 from .task import Sampling
-from .token_task import LanguageTask, options
+from .token_task import LanguageTask, sampling_options
 
 START = 0  # the token before a picture's first byte
 
@@ -119,22 +119,25 @@ class PixelTask(LanguageTask):
         return F.pad(tokens, (1, 0), value=START) if self.start else tokens
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
-        """Pictures of the model's own and completions of half pictures: samples.safetensors and samples.json."""
+        """Write generated images and completions of half images: samples.safetensors and samples.json."""
         write_pictures(model, self, folder)
         return {}
 
-    def sample_outputs(self, model: nn.Module, how: Sampling, folder: Path) -> bool:
-        """Draw pictures and complete half pictures of the test split, into `folder`."""
-        if how.prompt is not None:
-            raise InputError("--prompt is for text; a model of pictures goes on from half pictures; leave it out")
+    def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
+        """Generate images and complete half images of the test split, in `folder`."""
+        if sampling.prompt is not None:
+            raise InputError(
+                "--prompt: expected none, because a model of images continues half images, found "
+                f"{sampling.prompt!r}; leave it out"
+            )
         start = time.perf_counter()
-        count = 24 if how.count is None else how.count
+        count = 24 if sampling.count is None else sampling.count
         folder.mkdir(exist_ok=True)
-        found = write_pictures(model, self, folder, count, min(count, 8), how.seed, **options(how))
+        found = write_pictures(model, self, folder, count, min(count, 8), sampling.seed, **sampling_options(sampling))
         completed = len(found["completions"].flatten(0, 1)) if "completions" in found else 0
         size = " x ".join(map(str, self.shape))
         seconds = time.perf_counter() - start
-        print(f"{count} pictures of {size} bytes and {completed} completions of half pictures in {seconds:.1f} s")
+        print(f"{count} images of {size} bytes and {completed} completions of half images in {seconds:.1f} s")
         return True
 
     def close(self) -> None:

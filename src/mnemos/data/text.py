@@ -22,7 +22,7 @@ from mnemos.types import InputError
 from .files import read_bytes
 from .segments import SegmentedTask
 from .task import Sampling
-from .token_task import drawing, options
+from .token_task import sampling_generator, sampling_options
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
 Document = NDArray[np.uint8]
@@ -72,11 +72,13 @@ class TextConfig(DataConfig):
 class TextTask(SegmentedTask):
     """A `SegmentedTask` whose tokens are bytes of text."""
 
-    def sample_outputs(self, model: nn.Module, how: Sampling, folder: Path) -> bool:
+    def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
-        prompt = (how.prompt or "").encode() or b"\0"  # byte 0 is where documents start
-        stream = Stream(model).prefill(torch.tensor([list(prompt)]).expand(how.count or 1, -1))
-        tokens, _ = stream.generate(how.length, generator=drawing(how), **options(how))
+        prompt = (sampling.prompt or "").encode() or b"\0"  # byte 0 is where documents start
+        stream = Stream(model).prefill(torch.tensor([list(prompt)]).expand(sampling.count or 1, -1))
+        tokens, _ = stream.generate(
+            sampling.length, generator=sampling_generator(sampling), **sampling_options(sampling)
+        )
         for i, row in enumerate(tokens.tolist()):
             print(("\n" + "─" * 40 + "\n") * bool(i) + (prompt.strip(b"\0") + bytes(row)).decode(errors="replace"))
         return False

@@ -1,4 +1,4 @@
-"""What tasks of tokens have in common: classes per row, or the next token at every place."""
+"""Base classes of tasks whose inputs are tokens: classification of rows, and prediction of the next token."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +16,12 @@ from .task import Sampling, Task
 
 
 class TokenTask(Task):
-    """Base of tasks whose inputs are tokens [B, T], at most `max_length` of them, below `vocab_size`."""
+    """Base of tasks whose inputs are tokens [B, T] in 0 … vocab_size − 1, with T at most `max_length`."""
 
     inputs: Literal["tokens"] = "tokens"
 
     def sample(self) -> Tensor:
-        """One row of zeros [1, T], int64, as long as any batch."""
+        """One row of zeros [1, max_length], int64."""
         return torch.zeros(1, self.max_length, dtype=torch.int64)
 
     def example(self) -> Batch:
@@ -32,27 +32,34 @@ class TokenTask(Task):
         """Raise InputError for tokens, targets or lengths out of range, or a missing `reset`."""
         check_tokens(batch, where, self.vocab_size, self.classes, self.max_length)
         if self.carries_state and batch.reset is None:
-            raise InputError(f"{where}: expected `reset`, as the task carries state, found none; check the data")
+            raise InputError(
+                f"{where}: expected a tensor `reset`, because the task carries its state, found None; check the data"
+            )
 
 
 class LanguageTask(TokenTask):
-    """Base of tasks whose targets [B, T] are the tokens after each; judged by the loss where no guess can be right."""
+    """Base of tasks whose targets [B, T] are the next tokens. The first metric is the loss."""
 
     metrics: tuple[Metric, ...] = (LOSS, BITS, PERPLEXITY, ACCURACY)
-    cuts_rows = True
+    splits_rows = True
 
-    def sample_outputs(self, model: nn.Module, how: Sampling, folder: Path) -> bool:
-        """Print rows of the test split up to what counts in them, then what is written, and what would be right."""
-        if how.prompt is not None:
-            raise InputError("--prompt is for text; this task's models go on from rows of its test split; leave it out")
-        batch = next(iter(self.batches("test", how.count or 4)))
+    def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
+        """Print rows of the test split up to their first counted target, the model's continuation, and the targets."""
+        if sampling.prompt is not None:
+            raise InputError(
+                "--prompt: expected none, because this task's models continue rows of the test split, found "
+                f"{sampling.prompt!r}; leave it out"
+            )
+        batch = next(iter(self.batches("test", sampling.count or 4)))
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
             counted = (targets != IGNORE).nonzero().flatten()
             if not len(counted):
                 continue
             first, last = int(counted[0]), int(counted[-1])
             stream = Stream(model).prefill(inputs[None, : first + 1])
-            written = stream.generate(last - first + 1, generator=drawing(how), **options(how))[0][0]
+            written = stream.generate(
+                last - first + 1, generator=sampling_generator(sampling), **sampling_options(sampling)
+            )[0][0]
             wanted = targets[first : last + 1]
             hit = int(((written == wanted) & (wanted != IGNORE)).sum())
             print(f"read    {' '.join(map(str, inputs[: first + 1].tolist()))}")
@@ -63,16 +70,16 @@ class LanguageTask(TokenTask):
 
 
 class AnsweringTask(LanguageTask):
-    """A language task whose counted targets have one right answer: judged by accuracy."""
+    """A language task whose counted targets have one right answer. The first metric is the accuracy."""
 
     metrics = (ACCURACY, BITS, PERPLEXITY)
 
 
-def options(how: Sampling) -> dict[str, Any]:
-    """How tokens are drawn, as `Stream.generate` takes it."""
-    return {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+def sampling_options(sampling: Sampling) -> dict[str, Any]:
+    """The arguments of `Stream.generate` that say how tokens are drawn."""
+    return {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
 
 
-def drawing(how: Sampling) -> torch.Generator:
-    """The generator that tokens are drawn with."""
-    return torch.Generator().manual_seed(how.seed)
+def sampling_generator(sampling: Sampling) -> torch.Generator:
+    """The random generator for drawing tokens, seeded with `sampling.seed`."""
+    return torch.Generator().manual_seed(sampling.seed)

@@ -1,4 +1,4 @@
-"""What a model that writes down speech heard, beside what was said."""
+"""Transcriptions of recordings by a model, with the spoken tokens."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from torch import nn
 from mnemos.models.ctc import Transcriber
 from mnemos.modes import evaluating
 
-from .batch import Batch, each, fed
+from .batch import Batch, each, to_model
 
 SHOWN = 8
 
@@ -15,16 +15,17 @@ SHOWN = 8
 def transcriptions(
     model: nn.Module, batches: Iterable[Batch], names: Sequence[str], most: int = SHOWN
 ) -> list[dict[str, str]]:
-    """[{"said", "heard"}] of the first row of up to `most` batches, spread evenly over all; tokens by their names.
+    """Transcribe the first row of up to `most` evenly spaced batches: [{"said": spoken, "heard": transcribed tokens}].
 
-    [] for a model that writes nothing down. In eval mode; the model is then as it was.
+    names: the tokens' names. Returns [] for a model that is not a `Transcriber`. The model runs in eval mode; its mode
+    is restored.
     """
     if not isinstance(model, Transcriber):
         return []
     found = []
     with evaluating(model):
         for batch in batches:
-            one = fed(each(batch, lambda x: x[:1]), model)
+            one = to_model(each(batch, lambda x: x[:1]), model)
             heard = model.transcribe(one.inputs, one.mask)[0]
             said = [token for token in one.targets[0].tolist() if token >= 0]
             found.append({key: " ".join(names[t] for t in row) for key, row in (("said", said), ("heard", heard))})

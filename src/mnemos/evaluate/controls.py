@@ -1,4 +1,4 @@
-"""Was the memory used? A trained model is scored again with its caches emptied, exchanged and shut off."""
+"""Controls: evaluations of a trained model with its gated caches emptied, exchanged or closed, to test their use."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,35 +17,36 @@ from mnemos.types import State
 from .metrics import evaluate
 
 CONTROLS = {
-    "emptied": "caches set to zero (a stream's: before each segment)",
-    "exchanged": "caches replaced by noise of the same mean and spread in each channel (a stream's: by another row's)",
-    "closed": "every gate shut: the attention alone, with the weights as trained",
+    "emptied": "caches set to zero (caches per stream: before each segment)",
+    "exchanged": "caches replaced by noise with each channel's mean and spread (caches per stream: by another row's)",
+    "closed": "every gate closed: the attention alone, with the trained weights",
 }
 
 
 def controls(
     model: nn.Module, batches: Callable[[], Iterable[Any]], task: Task = SUPERVISED
 ) -> dict[str, dict[str, float]]:
-    """{"emptied": {"loss", "accuracy", …}, "exchanged": …, "closed": …} of a model with gated caches; {} without.
+    """Evaluate a model with gated caches under each control: {"emptied": {"loss", …}, "exchanged": …, "closed": …}.
 
-    A memory that can be emptied or exchanged without loss was not used. Closing the gate also takes away the
-    parameters of the cached branch, so it alone proves nothing. A cache that is never written has nothing to be emptied
-    of or exchanged: such a model has "closed" alone. The model is left as it was.
+    Returns {} for a model without gated caches. If emptying and exchanging change nothing, the memory was not used.
+    Closing the gates also removes the parameters of the cached branch, so by itself it shows nothing about the memory.
+    A cache that is never written has no content to empty or exchange; its only control is "closed". The model is
+    restored. Cost: one evaluation per control.
     """
     if not caches(model):
         return {}
     names = CONTROLS if any(cache.grc.write for cache in caches(model)) else ("closed",)
     scores = {}
-    with evaluating(model):  # which promotes what is pending before anything is put aside
+    with evaluating(model):  # entered first, because it promotes pending cache updates before the caches are copied
         for name in names:
             with _changed(model, name):
-                score = evaluate(model, batches(), _Meddled(task, name))
+                score = evaluate(model, batches(), _ControlledTask(task, name))
             scores[name] = {key: value for key, value in score.items() if key != "count"}
     return scores
 
 
-class _Meddled(Task):
-    """The task with changed caches in the state: emptied, or each row with the cache of the next row."""
+class _ControlledTask(Task):
+    """A task that empties the caches in the state before each forward, or exchanges them between rows."""
 
     def __init__(self, task: Task, control: str) -> None:
         self.task, self.control, self.metrics = task, control, task.metrics

@@ -1,4 +1,4 @@
-"""Numbers about the gates and the contents of gated caches, for the run's metrics.jsonl."""
+"""Measurements of the gates and contents of gated caches, for a run's metrics.jsonl."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos._compat import pytree
 from mnemos.attention.gated_walk import Walk
-from mnemos.data.batch import fed
+from mnemos.data.batch import to_model
 from mnemos.data.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
 from mnemos.modes import evaluating
@@ -27,7 +27,7 @@ def probe(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObjec
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, GatedCache)]
     if not layers:
         return None
-    batch = fed(batch, model)
+    batch = to_model(batch, model)
     with (
         generators.kept(),
         torch.no_grad(),
@@ -46,8 +46,8 @@ def probe(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObjec
         gates = {gate: {kind: record.get(f"{gate}_{kind}") for kind in _KINDS} for gate in ("update", "reset")}
         mix = torch.sigmoid(layer.mix.detach()).tolist()
         walk = next(streams, None)
-        held = layer.cache[None] if layer.grc.scope == "shared" or walk is None else walk.cache
-        found.append({"name": name, "mix": mix, **gates, "cache": _describe(held)})
+        contents = layer.cache[None] if layer.grc.scope == "shared" or walk is None else walk.cache
+        found.append({"name": name, "mix": mix, **gates, "cache": _describe(contents)})
     return {"layers": found}
 
 

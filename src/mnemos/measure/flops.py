@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
 from mnemos._compat import operators
-from mnemos.data.batch import Batch, fed
+from mnemos.data.batch import Batch, to_model
 from mnemos.data.task import SUPERVISED, Task
 
 
@@ -133,7 +133,7 @@ def task_flops(model: nn.Module, task: Task, example: Any, segment: int = 0) -> 
 
     def forward() -> None:
         copied, state = copy.deepcopy(model), None
-        for part in task.segments(fed(example, model), segment):
+        for part in task.segments(to_model(example, model), segment):
             state = task.forward(copied, part, state)[1]
 
     with torch.no_grad(), generators.kept():

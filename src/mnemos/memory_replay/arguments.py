@@ -99,5 +99,5 @@ def owner(step: Callable[..., object]) -> nn.Module | None:
 
 
 def _kind(value: object) -> str:
-    """What something is, in a word."""
+    """The name of a value's type."""
     return "None" if value is None else type(value).__name__

@@ -1,5 +1,5 @@
-"""Recipes to start from, one or more for every task: minutes on two cores. Those of papers' claims are in `papers`.
+"""Small recipes to start from, at least one per task. Each trains in minutes on two cores. `papers` has the others.
 
-A size that the data decide (vocabulary, length, image, channels, classes, bands) is 0 in a recipe. A run fills it in
+Sizes that the data determine (vocabulary, length, image, channels, classes, bands) are 0 in a recipe. A run fills them in
 when it opens its data (`mnemos.train.checks.complete`), so another folder or another length needs no second setting.
 """

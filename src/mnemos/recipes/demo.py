@@ -1,4 +1,4 @@
-"""The demonstration: a small Transformer on short ListOps, without memory, with a gated cache, and its baselines."""
+"""The demonstration: a small Transformer on short ListOps, with a gated cache, and its baselines."""
 
 from dataclasses import replace
 
@@ -49,13 +49,13 @@ def demo_cached() -> Recipe:
 
 @recipe
 def demo_cached_unwritten() -> Recipe:
-    """demo-cached with a cache that is never written: what the branch adds without a memory."""
+    """demo-cached with a cache that is never written: the cached branch without a memory."""
     return replace(demo(), model=replace(_MODEL, cache=GRC().unwritten()))
 
 
 @recipe
 def demo_wider() -> Recipe:
-    """demo with wider MLPs: the parameters of demo-cached, no memory."""
+    """demo with wider MLPs: as many parameters as demo-cached, without a memory."""
     return replace(demo(), model=replace(_MODEL, mlp=210))
 
 

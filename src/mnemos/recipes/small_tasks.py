@@ -1,4 +1,4 @@
-"""Small tasks of tokens with one Transformer each: copying, associative recall, digits pixel by pixel."""
+"""Transformers on small tasks of tokens: copying, associative recall, and images of digits pixel by pixel."""
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.data.copying import CopyConfig
@@ -27,7 +27,7 @@ def copy() -> Recipe:
 
 @recipe
 def recall() -> Recipe:
-    """Associative recall: which value stood beside this key?"""
+    """Associative recall: find the value that was paired with a key."""
     return Recipe(
         model=TransformerConfig(vocab_size=0, max_length=0),
         data=RecallConfig(),
@@ -38,7 +38,7 @@ def recall() -> Recipe:
 
 @recipe
 def digits() -> Recipe:
-    """scikit-learn's 1,797 digits as 64 tokens, a classifier."""
+    """Classify scikit-learn's 1,797 digits, each as 64 tokens."""
     return Recipe(
         model=TransformerConfig(vocab_size=0, dim=64, mlp=128, max_length=0, causal=False, head=HeadConfig(classes=10)),
         data=DigitsConfig(),
@@ -49,7 +49,7 @@ def digits() -> Recipe:
 
 @recipe
 def mnist() -> Recipe:
-    """MNIST as 784 tokens, a classifier with linear attention (--data.path FOLDER of the idx files)."""
+    """Classify MNIST, each image as 784 tokens, with linear attention (--data.path FOLDER with the idx files)."""
     return Recipe(
         model=TransformerConfig(
             vocab_size=0,

@@ -1,4 +1,4 @@
-"""Language models of bytes, one for each memory: minutes on two cores."""
+"""Language models of bytes, one per kind of memory; each trains in minutes on two cores."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ _MODEL = TransformerConfig(vocab_size=0, layers=4, max_length=0, attention=Softm
 
 @recipe
 def text() -> Recipe:
-    """Bytes of any file or folder (by default the standard library's source), softmax attention to the last 256."""
+    """Bytes of a file or folder (default: Python's standard library), softmax attention to the last 256 bytes."""
     return Recipe(
         model=_MODEL,
         data=TextConfig(segment=256),
@@ -43,7 +43,7 @@ def text_cached() -> Recipe:
 
 @recipe
 def text_cached_unwritten() -> Recipe:
-    """text-cached with a cache that is never written: what the branch adds without a memory."""
+    """text-cached with a cache that is never written: the cached branch without a memory."""
     return replace(text(), model=replace(_MODEL, cache=_CACHE.unwritten()))
 
 
@@ -55,7 +55,7 @@ def text_xl() -> Recipe:
 
 @recipe
 def text_lstm() -> Recipe:
-    """text with an LSTM of two layers and as many parameters as the Transformer."""
+    """text with an LSTM of two layers, which has as many parameters as the Transformer."""
     return replace(text(), model=LSTMConfig(vocab_size=0, dim=216, layers=2))
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint: one safetensors file, whole or not there at all, and checked when it is read. No pickle.
+"""Checkpoints: one safetensors file each, written atomically and verified when it is read. No pickle.
 
-Anything nested of dicts, lists, tuples, numbers, strings, None and tensors can be kept. The tensors are the file's
-tensors, under their path ("model/embedding.weight"), so that any safetensors reader finds them; the rest is JSON in
-the header's metadata, beside a SHA-256 over all of it, bytes, names, types and shapes.
+A checkpoint stores nested dicts, lists and tuples of numbers, strings, None and tensors. Each tensor of the value is a
+tensor of the file, named by its path ("model/embedding.weight"), so any safetensors reader can open it. The rest is
+JSON in the header's metadata, with a SHA-256 over the JSON and over the tensors' names, types, shapes and bytes.
 """
 
 import hashlib
@@ -24,37 +24,40 @@ _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 
 
 def encode(value: Any) -> tuple[dict[str, Tensor], str]:
-    """A nested value as (tensors by path, JSON of the rest). Raises TypeError for what cannot be kept."""
+    """Convert a nested value to (tensors by path, JSON of the rest). Raises TypeError for types it cannot store."""
     tensors: dict[str, Tensor] = {}
     seen: dict[tuple[Any, ...], str] = {}
 
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            # Tied weights: one tensor under two names is written once.
+            # A tensor with two names (tied weights) is written once.
             same = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else (path,)
             if same not in seen:
                 if path in tensors:
-                    raise TypeError(f"two tensors would be called {path!r}")
+                    raise TypeError(f"expected one tensor per path, found two tensors for {path!r}; rename a key")
                 seen[same] = path
                 tensors[path] = value.detach().cpu().contiguous()
             return {"tensor": seen[same]}
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
-                raise TypeError(f"{path}: only dicts with strings as keys can be kept")
+                raise TypeError(f"{path}: expected a dict with string keys, found other keys; use strings")
             return {"dict": {key: walk(child, f"{path}/{key}".lstrip("/")) for key, child in value.items()}}
         if type(value) in (list, tuple):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [walk(child, f"{path}/{i}".lstrip("/")) for i, child in enumerate(value)]}
         if value is None or type(value) in (bool, int, float, str):
             return value
-        raise TypeError(f"{path}: a {type(value).__name__} cannot be kept")
+        raise TypeError(
+            f"{path}: expected a tensor, number, string, None, dict, list or tuple, found {type(value).__name__}; "
+            "convert it"
+        )
 
-    # Python writes floats with the digits that give the same float back.
+    # json writes enough digits of a float to read the same float again.
     return tensors, json.dumps(walk(value, ""))
 
 
 def decode(tensors: dict[str, Tensor], text: str) -> Any:
-    """The value that `encode` was given."""
+    """The inverse of `encode`: the nested value."""
 
     def walk(value: object) -> Any:
         if not isinstance(value, dict):
@@ -71,7 +74,7 @@ def decode(tensors: dict[str, Tensor], text: str) -> Any:
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:
-    """SHA-256 over the JSON and every tensor's name, type, shape and bytes. Cost: about a second a gigabyte."""
+    """SHA-256 over the JSON and every tensor's name, type, shape and bytes. Cost: about one second per gigabyte."""
     sha = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -81,9 +84,9 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a checkpoint so that, whenever the machine stops, `path` is the old file or the new one.
+    """Write a checkpoint atomically: after a crash at any moment, `path` is the complete old file or the new one.
 
-    Raises TrainingFailed where the disk refuses; what was there before is then untouched.
+    Raises TrainingFailed if the file cannot be written; the old file is then unchanged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -92,61 +95,68 @@ def write(path: Path, value: object) -> None:
     about = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
     try:
         with replacing(path) as temporary:
-            save_file(_apart(tensors), temporary, about)
+            save_file(_without_shared_storage(tensors), temporary, about)
     except (OSError, SafetensorError) as error:
-        raise TrainingFailed(f"{path}: could not be written ({error}); make room, then resume the run") from error
+        raise TrainingFailed(
+            f"{path}: the checkpoint could not be written ({error}); free disk space, then resume the run"
+        ) from error
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with memory of their own each: safetensors refuses views of one another."""
-    owned: set[int] = set()
+def _without_shared_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with copies of those that share a storage: safetensors rejects shared storage."""
+    storages: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
-        where = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if where in owned else tensor
-        owned.add(where)
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     return result
 
 
 def read(path: Path) -> Any:
-    """The value in a checkpoint, on the CPU. Raises InputError where the file is missing, damaged or something else."""
+    """Read a checkpoint's value, on the CPU. Raises InputError if the file is missing, damaged or not a checkpoint."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             if about.get("format") != FORMAT:
-                raise InputError(f"{path}: expected a checkpoint ({FORMAT}), found other tensors; train writes them")
-            # Copies, because what is mapped lies at odd addresses, where some kernels round differently.
+                raise InputError(
+                    f"{path}: expected a checkpoint ({FORMAT}), found another safetensors file; name a file that "
+                    "mnemos train wrote"
+                )
+            # Copied, because memory-mapped tensors may be unaligned, and some kernels round differently on these.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        whole = digest(tensors, about["tree"]) == about["sha256"]
+        intact = digest(tensors, about["tree"]) == about["sha256"]
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{path}: no such checkpoint; see the folder for those that are there") from None
+        raise InputError(
+            f"{path}: expected a checkpoint, found no such checkpoint file; name one that is in the folder"
+        ) from None
     except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
         problem = str(error).splitlines()[0]
-        raise InputError(f"{path}: damaged, cannot be read ({problem}); use the checkpoint before it") from None
-    if not whole:
-        raise InputError(f"{path}: damaged, its bytes do not match its SHA-256; use the checkpoint before it")
+        raise InputError(f"{path}: the file is damaged ({problem}); use an earlier checkpoint") from None
+    if not intact:
+        raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); use an earlier checkpoint")
     return decode(tensors, about["tree"])
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint after `step` updates lies."""
+    """The path of the checkpoint after `step` updates."""
     return folder / f"step-{step:08d}.safetensors"
 
 
 def steps(folder: Path) -> list[int]:
-    """The updates after which there are checkpoints in a folder, newest first."""
+    """The steps of the checkpoints in a folder, newest first."""
     found = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
-    """The newest checkpoint that is whole: (step, value, a line for each damaged one passed over). None: there is none.
+    """Read the newest intact checkpoint: (step, value, one line per damaged checkpoint that was skipped).
 
-    Raises InputError where there are some and all are damaged.
+    Returns None if the folder has no checkpoints. Raises InputError if it has some and all are damaged.
     """
     skipped: list[str] = []
     found = steps(folder)
@@ -156,16 +166,18 @@ def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
         except InputError as error:
             skipped.append(str(error).rpartition("; ")[0])
             continue
-        return step, value, [f"{line}; going on from {path_of(folder, step).name}" for line in skipped]
+        return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in skipped]
     if found:
-        raise InputError(f"{skipped[0]}; so are all {len(found)} checkpoints here, start anew in another folder")
+        raise InputError(
+            f"{skipped[0]}; all {len(found)} checkpoints of the folder are damaged: start a new run in another folder"
+        )
     return None
 
 
 def prune(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints up to `step`, the newest, which must be on disk by now.
+    """Delete all checkpoints except the `keep` newest up to `step`. The checkpoint of `step` must be on disk already.
 
-    Those of later updates go too: the run was resumed from before them because they were damaged.
+    Checkpoints of later steps are deleted too: they were damaged, and the run was resumed from an earlier one.
     """
     found = steps(folder)
     kept = [s for s in found if s <= step][:keep]
@@ -174,6 +186,6 @@ def prune(folder: Path, step: int, keep: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what writes that were cut off have left."""
+    """Remove the temporary files of interrupted writes."""
     for path in folder.glob("step-*.safetensors.tmp"):
         path.unlink(missing_ok=True)

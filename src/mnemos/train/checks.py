@@ -1,4 +1,4 @@
-"""Checks before the first update: do the recipe, the model and the data fit together?"""
+"""Checks before a run's first update: that the recipe's settings, model and data fit together."""
 
 import dataclasses
 from dataclasses import replace
@@ -10,18 +10,18 @@ from mnemos.types import Declared, InputError
 from . import optim
 from .recipe import Recipe, RolloutConfig, TrainConfig
 
-ANY = "any"  # inputs of a model that takes whatever the data give
-AT_LEAST = ("vocab_size", "max_length")  # sizes that a model may have more of than the data; others are equal
+ANY = "any"  # `inputs` of a model that accepts every kind of input
+AT_LEAST = ("vocab_size", "max_length")  # the model's value may exceed the data's; all other sizes must be equal
 
 
 def unresolved(recipe: Recipe) -> bool:
-    """Whether a field of the model is 0 and may therefore be left to the data."""
+    """Whether the model has an integer field that is 0, which `complete` may take from the data."""
     values = [getattr(recipe.model, field.name) for field in dataclasses.fields(recipe.model)]
     return any(type(value) is int and value == 0 for value in values)
 
 
 def complete(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with its model's fields that are 0 ("from the data") set to the task's `sizes` of these names."""
+    """Fill in the model's fields that are 0 from the task's `sizes` (vocabulary, classes, …)."""
     fields = {field.name for field in dataclasses.fields(recipe.model)}
     found = {k: v for k, v in task.sizes.items() if k in fields and getattr(recipe.model, k) == 0 and v}
     if not found:
@@ -31,19 +31,23 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 
 
 def check_settings(recipe: Recipe, processes: int) -> None:
-    """Raise InputError for numbers that no run can have."""
+    """Raise InputError for training, rollout or optimiser settings out of range."""
     train = recipe.train
     for name in ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep", "devices"):
         if getattr(train, name) < 1:
-            raise InputError(f"train.{name} must be at least 1, found {getattr(train, name)}")
+            raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
     if train.seed < 0:
-        raise InputError(f"train.seed must be at least 0, found {train.seed}")
+        raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")
     rollout = train.rollout
     for name, least in (("segment_length", 0), ("segments", 1), ("horizon", 0)):
         if getattr(rollout, name) < least:
-            raise InputError(f"train.rollout.{name} must be at least {least}, found {getattr(rollout, name)}")
+            raise InputError(
+                f"train.rollout.{name}: expected at least {least}, found {getattr(rollout, name)}; raise it"
+            )
     if rollout.checkpoints not in ("all", "sqrt") and (isinstance(rollout.checkpoints, str) or rollout.checkpoints < 2):
-        raise InputError(f"train.rollout.checkpoints is all, sqrt or a number from 2, found {rollout.checkpoints!r}")
+        raise InputError(
+            f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
+        )
     _check_split(train, processes)
     optim.check(recipe.optim)
 
@@ -53,24 +57,27 @@ def _check_split(train: TrainConfig, processes: int) -> None:
     if train.batch_size % pieces:
         near = max(1, round(train.batch_size / pieces)) * pieces
         raise InputError(
-            f"train.batch_size {train.batch_size} does not divide into {processes} process(es) × {train.accumulate} "
-            f"micro-batch(es); {near} would"
+            f"train.batch_size: expected a multiple of {pieces} ({processes} process(es) × {train.accumulate} "
+            f"micro-batch(es)), found {train.batch_size}; use {near}"
         )
 
 
 def check_task(recipe: Recipe, task: Task) -> None:
-    """Raise InputError where the model cannot hold what the task gives, its classes or lengths."""
+    """Raise InputError if the model's inputs, sizes or rollout do not fit the task's data."""
     model: Any = recipe.model
     _check_inputs(recipe, task)
     _check_rollout(recipe.train.rollout, task)
     for name, size in task.sizes.items():
         _check_size(model, name, size)
     if task.carries_state and getattr(model, "position", None) == "learned":
-        raise InputError("model.position is learned, but the data's streams have no end; use sinusoidal or rotary")
+        raise InputError(
+            "model.position: expected sinusoidal or rotary, because the data's streams have no end, found learned; "
+            "use rotary"
+        )
 
 
 def check_state(model: object, task: Task) -> None:
-    """Raise InputError where a task's streams have no end and the model's state grows with every token.
+    """Raise InputError if a task's streams have no end and the model's state grows with every token.
 
     Reads what the model declares (`mnemos.types.Declared`); a model that declares nothing is not checked.
     """
@@ -83,15 +90,15 @@ def check_state(model: object, task: Task) -> None:
 
 
 def _check_size(model: Any, name: str, size: int) -> None:
-    """Raise InputError where the model's field (or its head's) of the name of a task's size does not fit it."""
+    """Compare one of the task's sizes with the field of that name of the model, or of the model's head."""
     owner: Any = model if hasattr(model, name) else getattr(model, "head", None)
     found = getattr(owner, name, None)
     if found is None or found == size or (name in AT_LEAST and found > size):
         return
     if not any(field.name == name for field in dataclasses.fields(owner)):
         raise InputError(
-            f"the data has {name} {size}, but the model {model.name} is made for {name} {found}; choose a model that "
-            "has a field for it"
+            f"the data has {name} {size}, but the model {model.name} supports only {name} {found}; choose another "
+            f"model, with a field model.{name}"
         )
     where = f"model.{name}" if owner is model else f"model.head.{name}"
     needs = (f"at least {size}" if name in AT_LEAST else f"{size}") if size else "none (0)"
@@ -99,37 +106,36 @@ def _check_size(model: Any, name: str, size: int) -> None:
 
 
 def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
-    """Raise InputError where rollouts need segments of rows, or successive batches, that the task does not have."""
-    if rollout.segment_length and not task.cuts_rows:
+    """Raise InputError if the task does not support the rollout: its segments of rows, or its successive batches."""
+    if rollout.segment_length and not task.splits_rows:
         raise InputError(
-            f"train.rollout.segment_length is {rollout.segment_length}, but this task's rows cannot be read in "
+            f"train.rollout.segment_length is {rollout.segment_length}, but this task's rows cannot be split into "
             "segments; use train.rollout.segment_length 0"
         )
     if task.carries_state and rollout.segment_length:
         raise InputError(
-            f"train.rollout.segment_length is {rollout.segment_length}, but the data comes in segments already "
-            "(data.segment); use "
-            "train.rollout.segments to take several of them in an update"
+            f"train.rollout.segment_length is {rollout.segment_length}, but the data are already in segments "
+            "(data.segment); use train.rollout.segment_length 0, and train.rollout.segments for several per update"
         )
     if rollout.segments > 1 and not task.carries_state:
-        fix = "use train.rollout.segment_length to read rows in segments" if task.cuts_rows else "use 1"
+        fix = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
         raise InputError(
             f"train.rollout.segments is {rollout.segments}, but the data's batches do not continue one another; {fix}"
         )
     count = rollout.count(task.max_length)
     if rollout.horizon > count:
         raise InputError(
-            f"train.rollout.horizon is {rollout.horizon}, but an update has {count} step(s); use at most as many, or 0 "
-            "for all"
+            f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
+            f"use {count}, or 0 for all"
         )
 
 
 def _check_inputs(recipe: Recipe, task: Task) -> None:
-    """Raise InputError unless the model takes the kind of inputs that the data give."""
+    """Raise InputError if the model takes another kind of input (tokens, images, frames, …) than the task gives."""
     model: Any = recipe.model
     if model.inputs not in (task.inputs, ANY):
         layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
         raise InputError(
             f"the model {model.name} takes {model.inputs}, but the data {recipe.data.name} gives {task.inputs}; "
-            f"take another recipe{layout if hasattr(recipe.data, 'layout') else ''}"
+            f"use another recipe{layout if hasattr(recipe.data, 'layout') else ''}"
         )

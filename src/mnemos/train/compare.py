@@ -1,4 +1,4 @@
-"""Two recipes or more on the same data, seeds and order: which is better, by how much, and what it costs."""
+"""Compare recipes on the same data, seeds and data order: their scores, the spread over seeds, and their cost."""
 
 import json
 import multiprocessing
@@ -25,24 +25,22 @@ from .stopping import Interrupted, TrainingFailed
 def compare(
     recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bool = False, unwritten: bool = False
 ) -> JSONObject:
-    """Train every recipe with every seed in folder/RECIPE/seed-N and write folder/comparison.json (returned).
+    """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
-    {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for one
-    seed), "seeds", "parameters", "flops", "seconds", "peak_bytes"}], "controls": [{"name", "control", "mean", "std",
-    "seeds"}], "runs": {name: [folders]}, "provenance"}. The metric, of the test split, is the first of the task's, by
-    which it is judged; "about" says what it counts. Seconds (in updates) and peak bytes are means over seeds.
+    Result: {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for
+    one seed), "seeds", "parameters", "flops", "seconds", "peak_bytes", "runs"}], "controls": [{"name", "control",
+    "mean", "std", "seeds"}], "runs": {name: [folders]}, "provenance" (`provenance.shared`)}. The metric is the task's
+    first, on the test split; "about" explains it. "seconds" (of updates) and "peak_bytes" are means over seeds. A row's
+    "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was finished
+    earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache.
 
-    A row's "runs" say for each of its runs which commit trained it: [{"folder", "seed", "commit", "dirty"}]; a run that
-    was finished before keeps the commit that it was trained with. See `provenance.shared` for "provenance".
-    `unwritten` adds, after each recipe with a gated cache, its baseline whose cache is never written.
-
-    Each run has a process of its own, so that none finds another's memory or threads; the seeds' rounds alternate
-    between recipes, so that a machine that slows down slows all of them. A comparison that was interrupted goes on
-    where it was; one that is finished is only read again. Raises InputError where the recipes cannot be compared: data
-    and training must be equal, but for how an update reads its batches (`RolloutConfig`), which is a memory's own.
+    Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
+    so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
+    results of a finished one are read again. Raises InputError if the recipes differ in data or training settings;
+    only `RolloutConfig` may differ, because it belongs to the memory.
     """
     if seeds < 1:
-        raise InputError(f"seeds must be at least 1, found {seeds}")
+        raise InputError(f"--seeds: expected at least 1, found {seeds}; raise it")
     folder = Path(folder)
     recipes = with_unwritten(recipes) if unwritten else recipes
     _check(recipes, folder)
@@ -66,49 +64,54 @@ def compare(
 
 
 def with_unwritten(recipes: list[Recipe]) -> list[Recipe]:
-    """The recipes, and after each with a gated cache its never-written baseline, where it is not given already."""
+    """Insert after each recipe with a gated cache its never-written baseline, unless it is in the list already."""
     names, found = {recipe.name for recipe in recipes}, []
     for recipe in recipes:
         baseline = never_written(recipe)
         found += [recipe] if baseline is None or baseline.name in names else [recipe, baseline]
     if all(never_written(recipe) is None for recipe in recipes):
         known = ", ".join(recipe.name for recipe in recipes)
-        raise InputError(f"--unwritten expects a recipe with a written gated cache, found {known}; leave it out")
+        raise InputError(
+            f"--unwritten: expected a recipe with a gated cache that is written, found {known}; leave the option out"
+        )
     return found
 
 
 def _check(recipes: list[Recipe], folder: Path) -> None:
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
-        raise InputError(f"compare takes different recipes, found {', '.join(names)}; name each once")
+        raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
     first = recipes[0]
     for other in recipes[1:]:
         for part, equal in (("data", other.data == first.data), ("train", _train(other) == _train(first))):
             if not equal:
                 raise InputError(
-                    f"{first.name} and {other.name} differ in {part}: nothing could be told from comparing them; "
-                    f"make them equal with --{part}.FIELD"
+                    f"compare: expected recipes with equal {part} settings, found that {first.name} and {other.name} "
+                    f"differ; make them equal with --{part}.FIELD"
                 )
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder for the comparison, found a file; name another with --out")
+        raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
     stray = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     stray = [name for name in stray if name not in {*names, "comparison.json", "comparison.json.tmp", "report.html"}]
     if stray:
-        raise InputError(f"{folder}: expected a new folder or this comparison, found {stray[0]!r} in it; name another")
+        raise InputError(
+            f"{folder}: expected a new folder or this comparison, found {stray[0]!r} in it; name another with --out"
+        )
 
 
 def _train(recipe: Recipe) -> TrainConfig:
-    """What runs must have in common: not how an update reads its rows, but how many batches it reads."""
+    """The training settings that must be equal: all except the rollout, but including its number of batches."""
     return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.segments))
 
 
 def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
-    """Run one recipe to its end in a separate process. A finished run is not repeated."""
+    """Train one recipe in a separate process. A finished run is not repeated."""
     done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
     resume = (place / "recipe.json").is_file()
     if resume and json.loads((place / "recipe.json").read_text()) != as_json(recipe):
         raise InputError(
-            f"{place}: a run of another recipe is here; name another folder with --out, or remove this one"
+            f"{place}: expected a run of this recipe, found one of another recipe; name another folder with --out, or "
+            "remove this one"
         )
     if done:
         return
@@ -116,47 +119,50 @@ def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
         target=_child, args=(to_dict(recipe), str(place), resume, quiet)
     )
     if _join(child):
-        raise Interrupted(f"{place}: interrupted; the same command goes on from what is saved there")
+        raise Interrupted(f"{place}: interrupted; the same command continues from the last checkpoint")
     if child.exitcode == 2:
-        raise InputError(f"{place}: could not be run; see the line above")
+        raise InputError(f"{place}: the run could not start; the line above gives the reason")
     if child.exitcode:
-        raise TrainingFailed(f"{place}: failed with exit code {child.exitcode}; see the lines above")
+        raise TrainingFailed(
+            f"{place}: the run failed with exit code {child.exitcode}; the lines above give the reason"
+        )
 
 
 def _join(child: Any) -> bool:
-    """Start a process and wait for its end; SIGINT and SIGTERM are passed on to it. Whether there was one."""
-    if threading.current_thread() is not threading.main_thread():  # where signals are never heard
+    """Start a process and wait for its end, passing SIGINT and SIGTERM on. Returns whether it was interrupted."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         child.start()
         child.join()
         return child.exitcode == 130
-    asked = []
+    signalled = []
 
     def pass_on(*_: Any) -> None:
-        asked.append(True)
+        signalled.append(True)
         if child.pid is not None:
             child.terminate()
 
-    # The child starts with SIGINT ignored, so that a Ctrl-C, which a terminal sends to both, does not meet it before
-    # it can save; SIGTERM, which it is sent from here, ends it at once until then, and makes it save afterwards.
+    # A terminal sends Ctrl-C to parent and child. The child starts with SIGINT ignored, so that Ctrl-C cannot end it
+    # before it is able to save. The SIGTERM that the parent sends ends the child at once while it starts up, and makes
+    # it save later on.
     before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         signal.signal(signal.SIGTERM, pass_on)
         child.start()
         signal.signal(signal.SIGINT, pass_on)
-        if asked:
+        if signalled:
             child.terminate()
         child.join()
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
-    return bool(asked) or child.exitcode == 130
+    return bool(signalled) or child.exitcode == 130
 
 
 def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
     from .session import run
 
-    # The child ends with its parent, however the parent ends.
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    # The child must not train on after its parent was killed.
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
     except (InputError, TrainingFailed, Interrupted) as error:
@@ -164,7 +170,8 @@ def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
         raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None
 
 
-def _follow_parent() -> None:
+def _stop_with_parent() -> None:
+    """Wait for the parent process to end, then stop this process with SIGTERM."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -172,7 +179,7 @@ def _follow_parent() -> None:
 
 
 def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
-    """What comparison.json says of finished runs."""
+    """The content of comparison.json for finished runs: {name: run folders}."""
     rows, controls = [], []
     first = json.loads((next(iter(runs.values()))[0] / "result.json").read_text())
     metric, described = first["metric"], first["metrics"][first["metric"]]
@@ -223,5 +230,5 @@ def show(comparison: JSONObject) -> None:
                 table.add_row(f"  cache {control['control']}", score(control), str(control["seeds"]))
     if comparison["majority"] is not None:
         table.add_row("majority class", f"{comparison['majority']:.4f}")
-    # Wide enough for its columns even where the output is a file, which has no width.
+    # A file has no width; this one is enough for all columns.
     Console(width=max(100, Console().width)).print(table)

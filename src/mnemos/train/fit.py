@@ -1,4 +1,4 @@
-"""`mnemos.fit`: train a model on data that exist in Python, without a recipe."""
+"""`mnemos.fit`: train your own model on your own data in Python, without a recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from .session import OWN, run_name, train_and_assess
 
 @dataclass(frozen=True)
 class OwnModel(ModelConfig):
-    """The recipe's description of a model that was given to `fit`; it cannot build the model."""
+    """The entry in a run's recipe for a model that was passed to `fit`. The recipe cannot build this model again."""
 
     name: ClassVar[str] = OWN
     inputs: ClassVar[str] = ANY
@@ -32,7 +32,7 @@ class OwnModel(ModelConfig):
 
 @dataclass(frozen=True)
 class OwnData(DataConfig):
-    """The recipe's description of data that were given to `fit`."""
+    """The entry in a run's recipe for data that were passed to `fit`."""
 
     name: ClassVar[str] = OWN
 
@@ -53,39 +53,39 @@ def fit(
     train: TrainConfig | None = None,
     resume: bool = False,
 ) -> JSONObject:
-    """Train `model` in place on your own data, in a run folder, and return what its result.json holds.
+    """Train `model` in place on your own data, write a run folder, and return the content of its result.json.
 
         result = mnemos.fit(model, train_loader, valid_loader, out="runs/mine", steps=1000, lr=1e-3)
 
-    train_data, valid_data: each a DataLoader, a map-style data set, or an iterable of batches (inputs, targets),
-    {"inputs", "targets", "mask", "reset"} or `Batch`; or one `Task` for both, whose batches may be of any kind. The
-    model is called model(inputs). If its `forward` has arguments `state` and `mask` it is given them too, and with a
-    `state` it returns (outputs, state). loss(outputs, targets) returns the mean over rows or a value per row; the
-    default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: runs are compared by
-    the first. out: the run's folder; by default a new one in runs. optim, train: all other settings, except that
-    `steps` and `lr` replace theirs, and a DataLoader's batch size the one in `train`.
-    Result: {"test": the scores on valid_data at the end, "seconds", …}, see `mnemos.train.loop.train`.
+    train_data, valid_data: a DataLoader, a map-style data set, or an iterable of batches; a batch is (inputs, targets),
+    {"inputs", "targets", "mask", "reset"} or a `Batch`. For batches of any other kind pass a `Task` as train_data.
+    model: called as model(inputs). If its `forward` has arguments `state` and `mask` they are passed too; with `state`
+    it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
+    default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: comparisons use the
+    first. out: the run's folder, by default a new one in runs/. optim, train: all other settings; `steps` and `lr`
+    override theirs. Result: {"test": scores on valid_data at the end, "seconds", …}, see `mnemos.train.loop.train`.
 
-    resume: continue in `out` from the newest checkpoint, with a model of the same class and the same data and settings.
-    With a map-style data set, also inside a DataLoader that shuffles or not, the order is mnemos' own, a function of
-    the seed: resuming is exact, bit for bit, and reads no data again. Any other iterable is read again up to the
-    position of the run, from its start, or from the start of the current pass if it has a `len`: resuming is exact if
-    it gives the same batches again, and costs the time to read them.
+    resume: continue the run in `out` from its newest checkpoint. Pass the same model class, data and settings. For a
+    map-style data set (also inside a DataLoader, shuffled or not) the order is a function of the seed, so resuming is
+    exact, bit for bit, and has no cost. Any other iterable is read again up to the position of the run, from its start,
+    or from the start of the current pass if it has a `len`; this is exact if the iterable repeats the same batches.
 
     Raises InputError for data, settings or folders that do not fit, TrainingFailed for a loss that is not finite, and
-    Interrupted, with a checkpoint saved, after SIGINT or SIGTERM.
+    Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
     """
     if resume and out is None:
-        raise InputError("fit: expected `out` with resume, found none; name the folder of the run to go on with")
+        raise InputError("fit: expected `out` with resume=True, found none; pass the folder of the run to continue")
     settings = replace(train or TrainConfig(), steps=steps)
     if isinstance(train_data, Task):
         if valid_data is not None or loss is not None or metrics:
-            raise InputError("fit: a Task has its own validation data, loss and metrics; give them to the task")
+            raise InputError(
+                "fit: expected a Task alone, found valid_data, loss or metrics beside it; define them in the task"
+            )
         task: Task = train_data
         data = OwnData(train=f"{type(task).__module__}.{type(task).__qualname__}")
     else:
         if valid_data is None:
-            raise InputError("fit: expected validation data, found none; give a DataLoader or a data set to score on")
+            raise InputError("fit: expected valid_data, found none; pass a DataLoader or a data set to evaluate on")
         data = OwnData(train=described(train_data), valid=described(valid_data))
         settings = replace(settings, batch_size=rows_in_a_batch(train_data) or settings.batch_size)
         task = OwnTask(model, source(train_data), source(valid_data), settings.batch_size, loss, metrics)
@@ -99,5 +99,5 @@ def fit(
         about="a model trained by mnemos.fit",
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
-    with evaluating(model, training=model.training):  # every module is left in the mode it has
+    with evaluating(model, training=model.training):  # restores the mode of every module
         return train_and_assess(recipe, task, folder, resume=resume, model=model)

@@ -1,4 +1,4 @@
-"""A model in training: one update, and everything a checkpoint must hold to go on as if nothing had happened."""
+"""A model in training: one update of its weights, and the snapshot that a checkpoint stores to resume exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mnemos.types import InputError, JSONObject, State
 from . import devices
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
-from .rollout import RolloutGradients, Scored
+from .rollout import ModelWithLoss, RolloutGradients
 from .sharding import load_model_state, model_state
 from .stopping import TrainingFailed
 
@@ -42,7 +42,7 @@ class Tally:
     sums: list[float] = field(default_factory=list)  # of the task's metrics
 
     def plus(self, loss: float, auxiliary: float, auxiliaries: float, sums: list[float]) -> Tally:
-        """The tally with one more update."""
+        """The sums with those of one more update added."""
         before = self.sums or [0.0] * len(sums)
         return Tally(
             self.updates + 1,
@@ -55,16 +55,16 @@ class Tally:
 
 @dataclass
 class Counters:
-    """Sums over the whole run."""
+    """Totals of the whole run."""
 
     step: int = 0
     tokens: int = 0  # as the task counts them
-    seconds: float = 0.0  # in updates, without evaluations and checkpoints
+    seconds: float = 0.0  # spent in updates, without evaluations and checkpoints
     peak_bytes: int = 0
 
 
 class Learner:
-    """The model, its optimiser, its carried state and its place in the data, on one process of possibly several."""
+    """The model, its optimiser, its carried state and its position in the data, on one process."""
 
     def __init__(self, fabric: Fabric, recipe: Recipe, task: Task, model: nn.Module | None = None) -> None:
         self.fabric, self.recipe, self.task = fabric, recipe, task
@@ -73,25 +73,25 @@ class Learner:
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build() if model is None else model
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        scored = Scored(self.model, task, alone=fabric.world_size == 1)
-        self._wrapped = fabric.setup_module(scored)
-        # One kernel over all gradients cannot be told to skip a step, nor does every device have it for shards.
+        with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1)
+        self._wrapped = fabric.setup_module(with_loss)
+        # A fused optimiser cannot skip a step (the float16 scaler needs that) and does not support shards everywhere.
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
-        self._rollout = RolloutGradients(fabric, self._wrapped, scored, self.model, task, recipe.train)
+        self._rollout = RolloutGradients(fabric, self._wrapped, with_loss, self.model, task, recipe.train)
         if recipe.train.compile:
-            # For training alone: every mode, mask and shape is a program of its own, and each takes seconds to make.
-            scored.model = torch.compile(self.model)  # type: ignore[assignment]
+            # Compiled for training only: each mode, mask and shape compiles separately, which takes seconds.
+            with_loss.model = torch.compile(self.model)  # type: ignore[assignment]
         self._states: list[State] = [None] * recipe.train.accumulate  # of each micro-batch's rows
-        generators.seed_process(recipe.train.seed, fabric.global_rank)  # other dropout on every process
+        generators.seed_process(recipe.train.seed, fabric.global_rank)  # each process draws its own dropout
 
     def update(self) -> dict[str, float]:
-        """One update of the weights: {"loss", "lr", "grad_norm"} of all that it reads, a batch or a rollout.
+        """Update the weights once, on a batch or a rollout: {"loss", "lr", "grad_norm"}.
 
-        The loss is the mean over all counted targets, however they are split over processes, micro-batches and steps.
-        An auxiliary loss that layers add is the mean over forwards: it counts once, however many there are.
-        Raises TrainingFailed, with the weights as they were, where loss or gradient is not finite.
+        The loss is the mean over all counted targets of the update, in whatever way they are split over processes,
+        micro-batches and segments. Auxiliary losses of layers are averaged over the update's forwards.
+        Raises TrainingFailed if loss or gradient is not finite; the weights are then unchanged.
         """
         began = time.perf_counter()
         config, fabric, step = self.recipe.train, self.fabric, self.count.step + 1
@@ -101,9 +101,10 @@ class Learner:
         targets = sum(self.task.count(batch) for batch in batches)
         sums = []
         rows = [[to_device(part, fabric.device) for part in self._micro_batches(batch)] for batch in batches]
-        # DDP and FSDP average gradients over processes; each has a part of the sum, and its own auxiliary losses.
+        # DDP and FSDP average gradients over processes. The loss is a sum over them, so it is scaled by their number;
+        # auxiliary losses are averaged.
         weights = fabric.world_size / max(1, targets), 1 / self._rollout.forwards(rows)
-        with self._rollout.one_cache_update():
+        with self._rollout.accumulating_caches():
             for i, steps in enumerate(zip(*rows, strict=True)):
                 carried = self._states[i] if self.task.carries_state else None
                 found, state = self._rollout.backward(list(steps), carried, weights, last=i + 1 == config.accumulate)
@@ -129,37 +130,41 @@ class Learner:
         return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
 
     def evaluated(self, valid_loss: float) -> None:
-        """Tell the schedule the loss of an evaluation of the validation split; 'plateau' depends on it."""
+        """Pass the validation loss of an evaluation to the plateau schedule."""
         self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
     def _micro_batches(self, batch: object) -> list[Any]:
-        """This process's micro-batches: its share of the rows, in order, split in as many."""
+        """This process's share of the batch's rows, in order, split into `accumulate` micro-batches."""
         parts, found = self.fabric.world_size * self.recipe.train.accumulate, row_count(batch)
         if found % parts or (self.task.carries_state and found != self.recipe.train.batch_size):
             wanted = str(self.recipe.train.batch_size) if self.task.carries_state else f"a multiple of {parts}"
-            raise InputError(f"expected {wanted} rows in a training batch, found {found}; change train.batch_size")
+            raise InputError(f"train.batch_size: expected {wanted} rows in a training batch, found {found}; change it")
         rows = found // parts
         first = self.fabric.global_rank * self.recipe.train.accumulate
         spans = [slice((first + i) * rows, (first + i + 1) * rows) for i in range(self.recipe.train.accumulate)]
         return [each(batch, lambda x, span=span: x[span]) for span in spans]  # type: ignore[misc]
 
     def _check_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
-        # In float16, a gradient that overflows is business as usual: the scaler skips the step and scales less.
+        # In float16 a gradient may overflow: the scaler then skips the step and lowers its scale.
         if math.isfinite(loss) and (math.isfinite(norm) or self.recipe.train.precision == "16-mixed"):
             return
-        what = f"loss is {loss:.4g}" + (f" but its gradient's norm {norm}" if math.isfinite(loss) else "")
-        raise TrainingFailed(f"update {step}: the {what}, at rate {rate:.3g}; lower optim.lr or lower optim.grad_clip")
+        found = f"loss {loss:.4g}" + (f" with gradient norm {norm}" if math.isfinite(loss) else "")
+        raise TrainingFailed(
+            f"update {step}: expected a finite loss and gradient, found {found} at learning rate {rate:.3g}; "
+            "lower optim.lr or lower optim.grad_clip"
+        )
 
     def _peak(self) -> int:
         return max(self.count.peak_bytes, devices.peak_bytes(self.fabric.device) - self._memory_before)
 
     def line(self, update: dict[str, float]) -> JSONObject:
-        """The line of metrics after an update: the loss is a mean over the updates since the line before.
+        """The line of metrics after an update.
 
-        So is the auxiliary loss, where layers add one; the task's metrics are of all that these updates read.
+        The loss, and the auxiliary loss if layers add one, are means over the updates since the previous line. The
+        task's metrics are computed over everything that these updates read.
         """
         tally, self.tally = self.tally, Tally()
-        self.count.peak_bytes = self._peak()  # not at every update, because measuring takes time
+        self.count.peak_bytes = self._peak()  # read here and not at each update, because reading takes time
         auxiliary = {"auxiliary_loss": tally.auxiliary / tally.updates} if tally.auxiliaries else {}
         return {
             "kind": "train",
@@ -179,7 +184,7 @@ class Learner:
         return values(self.task.metrics, {f: list(islice(rest, n)) for f, n in functions.items()}, training=True)
 
     def snapshot(self) -> JSONObject:
-        """Everything that the next update depends on. Collective: every process must call; all get it."""
+        """Everything that the next update depends on. Collective: every process must call it; all get the result."""
         carried = [_on(pytree.tree_leaves(x), "cpu") for x in self._states] if self.task.carries_state else []
         own = {"generators": generators.take(), "states": carried}
         everyone = devices.gather(self.fabric, own)
@@ -191,16 +196,19 @@ class Learner:
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
-            # A micro-batch's by itself: their tensors may be of different lengths, and padding would round differently.
+            # One entry per micro-batch: their tensors may differ in length, and padding would round differently.
             "states": [state for one in everyone for state in one["states"]],
             "generators": [one["generators"] for one in everyone],
         }
 
     def restore(self, saved: JSONObject) -> None:
-        """Go back to a `snapshot`. Raises InputError where it is of another model or number of processes."""
+        """Restore a `snapshot`. Raises InputError if it is of another model or number of processes."""
         taken = saved["generators"]
         if len(taken) != self.fabric.world_size:
-            raise InputError(f"the run has {len(taken)} process(es), found {self.fabric.world_size}; use as many")
+            raise InputError(
+                f"train.devices: expected {len(taken)} process(es), as the run was started with, found "
+                f"{self.fabric.world_size}; resume with {len(taken)}"
+            )
         self.count, self.tally = Counters(**saved["counters"]), Tally(**saved["tally"])
         self.plateau = Plateau(**saved["plateau"])
         load_model_state(self.model, saved["model"])
@@ -208,14 +216,14 @@ class Learner:
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
         if saved["states"]:
             self._states = self._rebuilt(saved["states"])
-        generators.put(taken[self.fabric.global_rank])  # last: nothing after it may draw
+        generators.put(taken[self.fabric.global_rank])  # last: no code after it may draw random numbers
 
     def _rebuilt(self, everyone: list[list[Tensor | None]]) -> list[State]:
-        """The states of this process's micro-batches, from the leaves of all."""
+        """The states of this process's micro-batches, rebuilt from the leaves of all micro-batches."""
         config = self.recipe.train
         first = self._micro_batches(self._rollout.batches(self.count.step, config)[0])[0]
-        # A file holds no classes. What the model makes of fresh rows has the structure that its states have, the
-        # same in training and not.
+        # A checkpoint stores the leaves without their structure. The structure of every state is that of the state
+        # that the model returns for fresh rows, in training mode and eval mode alike.
         with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
             _, fresh = self.task.forward(self.model, to_device(first, self.fabric.device), None)
         structure = pytree.tree_structure(fresh)
@@ -223,7 +231,10 @@ class Learner:
         for found in everyone[offset : offset + config.accumulate]:
             if structure.num_leaves != len(found):
                 wanted = f"{structure.num_leaves} tensors"
-                raise InputError(f"expected a carried state of {wanted}, found {len(found)}; use the run's own recipe")
+                raise InputError(
+                    f"expected a carried state of {wanted}, found {len(found)} in the checkpoint; resume with the "
+                    "recipe that the run was started with"
+                )
             states.append(pytree.tree_unflatten(_on(found, self.fabric.device), structure))
         return states
 

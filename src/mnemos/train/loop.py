@@ -1,14 +1,13 @@
-"""The loop: a recipe in, a run folder out, stopped and resumed at any moment without a trace.
+"""The training loop: it runs a recipe and writes a run folder.
 
-    update → line of metrics → checkpoint → evaluation (validation split, gates) → next
+    update → line of metrics → checkpoint → evaluation (validation split, gates) → next update
 
-**Resume is exact.** A run that was killed, at any moment, and resumed gives the losses and weights that the run
-would have given, bit for bit: a checkpoint holds the weights, the optimiser, the carried state, the sums behind
-the next line of metrics and every random generator; the place in the data is the number of the update; and looking
-at the model puts all generators back. It takes the same code and libraries on the same kind of machine, the same
-number of processes and of threads within operations (`torch.get_num_threads()`, noted in run.json: sums over
-other splits round differently), and, on a GPU, operations that are themselves deterministic
-(`torch.use_deterministic_algorithms`).
+**Resume is exact.** A run that was killed at any moment and resumed gives the same losses and weights, bit for bit, as
+a run that was not. A checkpoint holds the weights, the optimiser, the carried state, the sums behind the next line of
+metrics and every random generator; the position in the data is the number of the update; an evaluation restores all
+generators. Conditions: the same code and libraries, the same kind of machine, the same number of processes and of
+threads within operations (`torch.get_num_threads()`, recorded in run.json; sums split in another way round
+differently) and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from mnemos import generators
 from mnemos.data.batch import each, row_count
 from mnemos.data.metrics import MAJORITY
 from mnemos.data.task import Task
-from mnemos.evaluate.metrics import Uncounted, evaluate, told
+from mnemos.evaluate.metrics import CountedElsewhere, evaluate, metrics_text
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint, devices
 from .checks import check_settings, check_state, check_task, complete
 from .learner import Learner
-from .progress import Silent, progress
+from .progress import NoProgress, progress
 from .recipe import Recipe, as_json
 from .run import RunFolder
 from .stopping import Interrupted, StopSignals, TrainingFailed
@@ -40,36 +39,37 @@ from .stopping import Interrupted, StopSignals, TrainingFailed
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Watch = Callable[[nn.Module, int], JSONObject | None]
+EvaluationHook = Callable[[nn.Module, int], JSONObject | None]
 
 
 def train(
     recipe: Recipe,
     folder: str | Path,
     resume: bool = False,
-    watch: Watch | None = None,
+    on_evaluation: EvaluationHook | None = None,
     quiet: bool = False,
     task: Task | None = None,
     model: nn.Module | None = None,
 ) -> JSONObject:
-    """Run a recipe in a folder (see `run.py` for what is in it) and return what result.json then holds.
+    """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
 
-    {"recipe", "seed", "steps", "test": {"loss" and each metric of the task}, "valid": {the same}, "metric" (the name of
-    the task's first metric, by which runs are compared), "metrics": {name: {"higher_is_better", "about"}}, "reference":
-    {name: score in that metric}, "majority" (the share of the most frequent class; null without classes), "parameters",
-    "seconds" (in updates), "peak_bytes" (of the GPU, or the growth of the process since before the model), "tokens" (or
-    images, or frames: as the task counts), "epoch_seconds" (in the updates of one epoch; null where its length is not
-    known), and, if there are several, "rollout_segments" (per update)}
+    Result: {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics}, "valid": {the same of the
+    validation split}, "metric" (the name of the task's first metric, which comparisons use), "metrics": {name:
+    {"higher_is_better", "about"}}, "reference": {name: score in the metric}, "majority" (share of the most frequent
+    class; null without classes), "parameters", "seconds" (spent in updates), "peak_bytes" (of the GPU; on the CPU, the
+    growth of the process since before the model was built), "tokens" (images or frames for other data),
+    "epoch_seconds" (seconds of updates per epoch; null if the size of an epoch is unknown), "rollout_segments"
+    (segments per update, if more than one)}.
 
-    task: the recipe's data, already open; otherwise they are opened here. Fields of the model that the recipe leaves to
-    the data are filled in (`complete`). model: a model to train in place, from its weights, instead of the recipe's.
-    `resume` continues from the newest undamaged checkpoint; a finished run's result is returned unchanged.
-    `watch(model, step)` is called on the first process at every evaluation; what it returns becomes a line of kind
-    "gates". With several processes it must not run the model. `quiet`: no progress.
+    task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
+    filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
+    resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged.
+    on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes a
+    line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print no progress.
 
-    With several devices and no torchrun, the other processes run this same program from its start.
-    Raises InputError where recipe, data, machine or folder do not fit; TrainingFailed for a loss or gradient that
-    is not finite, the last checkpoint untouched; Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
+    With several devices and without torchrun, the other processes run this program from its start.
+    Raises InputError if recipe, data, machine or folder do not fit, TrainingFailed if a loss or gradient is not finite
+    (the last checkpoint stays as it is), and Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
     """
     fabric = devices.connect(recipe.train)
     check_settings(recipe, fabric.world_size)
@@ -77,7 +77,7 @@ def train(
     recipe = complete(recipe, task)
     check_task(recipe, task)
     if model is None:
-        with torch.device("meta"):  # a model that cannot be built must not leave a folder behind
+        with torch.device("meta"):  # wrong model settings must raise before the folder exists
             check_state(recipe.model.build(), task)
     else:
         check_state(model, task)
@@ -88,9 +88,9 @@ def train(
         learner = Learner(fabric, recipe, task, model)
         if saved is not None:
             learner.restore(saved)
-        voice = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
-        with StopSignals() as signals, voice:
-            return _Session(fabric, learner, run, voice, signals, watch).work()
+        display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
+        with StopSignals() as signals, display:
+            return _Session(fabric, learner, run, display, signals, on_evaluation).work()
     finally:
         task.close()
         if run is not None:
@@ -98,53 +98,55 @@ def train(
 
 
 class _Session:
-    """The loop itself, with what it needs at hand. `run` is None on all processes but the first."""
+    """The loop and the objects that it uses. `run` is None on all processes except the first."""
 
     def __init__(
         self,
         fabric: Fabric,
         learner: Learner,
         run: RunFolder | None,
-        voice: Silent,
+        display: NoProgress,
         signals: StopSignals,
-        watch: Watch | None,
+        on_evaluation: EvaluationHook | None,
     ) -> None:
-        self.fabric, self.learner, self.run, self.voice, self.signals = fabric, learner, run, voice, signals
+        self.fabric, self.learner, self.run, self.display, self.signals = fabric, learner, run, display, signals
         self.recipe: Recipe = learner.recipe
         self.task: Task = learner.task
-        self.watch = watch
+        self.on_evaluation = on_evaluation
         self.saved = learner.count.step
         self.valid: dict[str, float] = {}
 
     def work(self) -> JSONObject:
-        """Train to the end and return the result; where a signal asks for an end, save first."""
+        """Train to the last step and return the result. After a signal to stop, save a checkpoint, then raise."""
         config = self.recipe.train
         try:
             if self.step and self._due(config.eval_every):
-                self._evaluate()  # a checkpoint is saved before the evaluation at its update
+                self._evaluate()  # the checkpoint was saved before the evaluation at its step
             while self.step < config.steps:
                 update = self.learner.update()
-                self.voice.updated(self.step, update, self.learner.count.peak_bytes)
+                self.display.updated(self.step, update, self.learner.count.peak_bytes)
                 if self._due(config.log_every):
                     self._record([self.learner.line(update)])
-                self._heed_signals()
+                self._check_signals()
                 if self._due(config.checkpoint_every):
                     self._save()
                 if self._due(config.eval_every):
                     self._evaluate()
             return self._finish()
-        except _StopAskedError:
+        except _StopRequestedError:
             if self.saved != self.step or not self.step:
                 self._save()
             where = "" if self.run is None else f"{self.run.folder}: "
-            raise Interrupted(f"{where}interrupted and saved after update {self.step}; go on with --resume") from None
+            raise Interrupted(
+                f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with --resume"
+            ) from None
         except TrainingFailed as error:
-            last = f"the checkpoint of update {self.saved} is whole" if self.saved else "there is no checkpoint yet"
+            last = f"the last checkpoint is of update {self.saved}" if self.saved else "there is no checkpoint yet"
             raise TrainingFailed(f"{error} ({last})") from error
 
     @property
     def step(self) -> int:
-        """Updates done."""
+        """The number of updates done."""
         return self.learner.count.step
 
     def _due(self, every: int) -> bool:
@@ -155,29 +157,29 @@ class _Session:
             self.run.record(lines)
 
     def _save(self) -> None:
-        snapshot = self.learner.snapshot()  # by all processes together
+        snapshot = self.learner.snapshot()  # collective: every process calls it
         if self.run is not None:
             self.run.save(self.step, snapshot, self.recipe.train.keep)
         self.saved = self.step
 
     def _evaluate(self) -> None:
-        """Score the validation split, and call `watch` with the model."""
+        """Evaluate the validation split, then call `on_evaluation`."""
         began = time.perf_counter()
-        self.valid = self._measure("valid")
-        self.learner.evaluated(self.valid["loss"])  # at its end: an evaluation that was cut short is run again
+        self.valid = self._scores("valid")
+        self.learner.evaluated(self.valid["loss"])  # only now: an interrupted evaluation is repeated from its start
         seconds = round(time.perf_counter() - began, 3)
         lines = [{"kind": "valid", "step": self.step, **self.valid, "seconds": seconds}]
-        if self.run is not None and self.watch is not None:
+        if self.run is not None and self.on_evaluation is not None:
             with generators.kept():
-                seen = self.watch(self.learner.model, self.step)
-            if seen is not None:
-                lines.append({"kind": "gates", "step": self.step, **seen})
+                measured = self.on_evaluation(self.learner.model, self.step)
+            if measured is not None:
+                lines.append({"kind": "gates", "step": self.step, **measured})
         self._record(lines)
-        rest = told(self.task, self.valid)
-        self.voice.say(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {rest}".rstrip())
+        metrics = metrics_text(self.task, self.valid)
+        self.display.message(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {metrics}".rstrip())
 
-    def _measure(self, split: Literal["valid", "test"]) -> dict[str, float]:
-        """What `evaluate` finds of a split; each process scores its share of every batch's rows."""
+    def _scores(self, split: Literal["valid", "test"]) -> dict[str, float]:
+        """Evaluate a split; each process evaluates its share of every batch's rows."""
 
         def total(sums: torch.Tensor) -> torch.Tensor:
             device = self.fabric.device
@@ -192,24 +194,25 @@ class _Session:
         return {key: value for key, value in found.items() if key != "count"}
 
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[Any]:
-        """This process's rows of every batch, in segments."""
+        """This process's rows of every batch, in the segments of the rollout."""
         rank, world = self.fabric.global_rank, self.fabric.world_size
         batches = self.task.batches(split, self.recipe.train.batch_size)
-        scored = self.voice.scoring(split, self.task.size(split), batches, self.task.count)
-        for i, batch in enumerate(scored):
-            self._heed_signals()
+        evaluated = self.display.evaluation(split, self.task.size(split), batches, self.task.count)
+        for i, batch in enumerate(evaluated):
+            self._check_signals()
             self.task.check(batch, f"{split} batch {i}")
             rows = row_count(batch)
             first, end = rows * rank // world, rows * (rank + 1) // world
-            ours = first < end  # every process must call the model; one without rows runs a row that another one counts
-            span = slice(first, end) if ours else slice(0, 1)
+            counted_here = first < end
+            # Every process must call the model. One without rows runs a row that another process counts.
+            span = slice(first, end) if counted_here else slice(0, 1)
             share = each(batch, lambda x, span=span: x[span])  # type: ignore[misc]
             for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
-                yield part if ours else Uncounted(part)
+                yield part if counted_here else CountedElsewhere(part)
 
-    def _heed_signals(self) -> None:
+    def _check_signals(self) -> None:
         if devices.any_of(self.fabric, self.signals.asked):
-            raise _StopAskedError
+            raise _StopRequestedError
 
     def _finish(self) -> JSONObject:
         learner, count = self.learner, self.learner.count
@@ -218,7 +221,7 @@ class _Session:
             "recipe": self.recipe.name,
             "seed": self.recipe.train.seed,
             "steps": count.step,
-            "test": self._measure("test"),
+            "test": self._scores("test"),
             "valid": self.valid,
             "metric": self.task.metrics[0].name,
             "metrics": {metric.name: metric.described() for metric in self.task.metrics},
@@ -237,14 +240,14 @@ class _Session:
         return result
 
 
-class _StopAskedError(Exception):
-    """Some process was sent a signal."""
+class _StopRequestedError(Exception):
+    """A process received SIGINT or SIGTERM."""
 
 
 def _open(
     fabric: Fabric, recipe: Recipe, folder: Path, resume: bool
 ) -> tuple[RunFolder | None, JSONObject | None, JSONObject | None]:
-    """(the run, on the first process alone; the checkpoint to go on from; the result, where there is one already)."""
+    """Open the run's folder: (run, on the first process only; checkpoint to continue from; result if finished)."""
     run, saved, problem, step, result = None, None, None, 0, None
     if fabric.is_global_zero:
         try:
@@ -259,7 +262,7 @@ def _open(
             problem = str(error)
             if run is not None:
                 run.close()
-    # Every process raises what the first one found; otherwise the others would wait without end.
+    # Every process raises the first one's error; otherwise the others would wait for it without end.
     problem, step, result = fabric.broadcast((problem, step, result))
     if problem is not None:
         raise InputError(problem)
@@ -269,11 +272,14 @@ def _open(
 
 
 def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, JSONObject | None]:
-    """Find the checkpoint to go on from and cut the measurements back to it: (step, checkpoint)."""
+    """Read the checkpoint to continue from and remove later lines of metrics.jsonl: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
-    step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its beginning"])
+    step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
     if saved is not None and as_json(saved["recipe"]) != as_json(recipe):
-        raise InputError(f"{checkpoint.path_of(run.checkpoints, step)}: of another recipe; resume its own run")
+        raise InputError(
+            f"{checkpoint.path_of(run.checkpoints, step)}: expected a checkpoint of this run's recipe, found one of "
+            "another recipe; remove it"
+        )
     run.trim(step)
     notes.append(run.resumed(step) or "")
     for note in filter(None, notes):

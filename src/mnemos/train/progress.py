@@ -1,74 +1,74 @@
-"""The progress of a run: a live line on a terminal, and a plain line now and then in a log."""
+"""Progress of a run: a bar on a terminal, a line every few seconds in a log, or nothing."""
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-PATIENCE = 10.0  # seconds between two plain lines
+INTERVAL = 10.0  # seconds between two lines of a log
 
 
-class Silent:
-    """Prints nothing; base of the classes that do."""
+class NoProgress:
+    """A display that prints nothing; base of the others."""
 
-    def __enter__(self) -> "Silent":
+    def __enter__(self) -> "NoProgress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """There is nothing to close."""
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """Called after every update."""
+        """Show that update `step` is done. update: {"loss", "lr", …} of it."""
 
-    def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """Yield the batches of a split of `size` targets, and show how many targets, by `count`, have been scored."""
+    def evaluation(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+        """Yield the batches of a split and show the progress: count(batch) targets of `size` per batch."""
         yield from batches
 
-    def say(self, text: str) -> None:
-        """Print a sentence that stays on the screen."""
+    def message(self, text: str) -> None:
+        """Print a line that stays on the screen."""
 
 
-class Plain(Silent):
-    """Prints a line every `PATIENCE` seconds, for logs."""
+class LogProgress(NoProgress):
+    """One line every `INTERVAL` seconds: for logs."""
 
     def __init__(self, name: str, steps: int, step: int) -> None:
         self.name, self.steps, self.first = name, steps, step
         self.began = time.monotonic()
-        self.said = -PATIENCE
+        self.last_line = -INTERVAL
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """As in `Silent`."""
+        """Print step, loss, learning rate, speed, time left and peak memory, at most once per `INTERVAL`."""
         now = time.monotonic() - self.began
-        if now - self.said < PATIENCE and step < self.steps:
+        if now - self.last_line < INTERVAL and step < self.steps:
             return
-        self.said = now
+        self.last_line = now
         rate = (step - self.first) / max(now, 1e-9)
         left = (self.steps - step) / rate
-        self.say(
+        self.message(
             f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} lr {update['lr']:.2e} "
             f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
         )
 
-    def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """As in `Silent`; prints nothing for a split that takes less than `PATIENCE` seconds."""
-        said = began = time.monotonic()
+    def evaluation(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+        """Yield the batches and print the targets done and the time left, at most once per `INTERVAL`."""
+        last_line = began = time.monotonic()
         done = 0
         for batch in batches:
             now = time.monotonic()
-            if done and now - said >= PATIENCE:
-                said = now
+            if done and now - last_line >= INTERVAL:
+                last_line = now
                 left = (now - began) / done * max(size - done, 0)
-                self.say(f"{self.name} scoring {split} {done}/{size} {_clock(left)} left")
+                self.message(f"{self.name} evaluating {split} {done}/{size} {_clock(left)} left")
             yield batch
             done += count(batch)
 
-    def say(self, text: str) -> None:
-        """As in `Silent`."""
+    def message(self, text: str) -> None:
+        """Print a line to stderr."""
         print(text, file=sys.stderr, flush=True)
 
 
-class Live(Silent):
-    """Shows a bar with loss, learning rate, speed, time left and memory, rewritten in place."""
+class BarProgress(NoProgress):
+    """A bar with loss, learning rate, speed, time left and peak memory, redrawn in place: for terminals."""
 
     def __init__(self, name: str, steps: int, step: int) -> None:
         from rich.console import Console
@@ -86,7 +86,7 @@ class Live(Silent):
         self.name = name
         self.task = self.bar.add_task(name, total=steps, completed=step, facts="", visible=step < steps)
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "BarProgress":
         self.bar.start()
         return self
 
@@ -94,14 +94,14 @@ class Live(Silent):
         self.bar.stop()
 
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """As in `Silent`."""
+        """Redraw the bar."""
         speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
         facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
-    def scoring(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """As in `Silent`, with a second bar that is removed at the end of the split."""
-        task = self.bar.add_task(f"{self.name} scoring {split}", total=size, facts="")
+    def evaluation(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+        """Yield the batches and show a second bar, which is removed after the last batch."""
+        task = self.bar.add_task(f"{self.name} evaluating {split}", total=size, facts="")
         try:
             for batch in batches:
                 yield batch
@@ -109,19 +109,19 @@ class Live(Silent):
         finally:
             self.bar.remove_task(task)
 
-    def say(self, text: str) -> None:
-        """As in `Silent`."""
+    def message(self, text: str) -> None:
+        """Print a line above the bar."""
         self.bar.console.print(text, markup=False, highlight=False)
 
 
-def progress(quiet: bool, *arguments: Any) -> Silent:
-    """The progress for (name, steps, steps done): `Silent` if quiet, `Live` on a terminal, else `Plain`.
+def progress(quiet: bool, *arguments: Any) -> NoProgress:
+    """A display for arguments (name, steps, steps already done): a bar on a terminal, lines elsewhere, or none (quiet).
 
-    With no steps left it shows scoring only.
+    steps 0: the display shows evaluations only.
     """
     if quiet:
-        return Silent()
-    return (Live if sys.stderr.isatty() else Plain)(*arguments)
+        return NoProgress()
+    return (BarProgress if sys.stderr.isatty() else LogProgress)(*arguments)
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Where a number comes from: the source, the machine and the data of a run, as run.json holds them."""
+"""The provenance of a run's numbers: source, machine and data, as stored in run.json."""
 
 import contextlib
 import functools
@@ -19,13 +19,13 @@ import mnemos
 from mnemos.config import DataConfig, to_dict
 from mnemos.types import JSONObject
 
-LISTED = 2_000  # files of a data set that are named and hashed one by one; of more, as many are hashed
-_NAMED = 20  # of them at most in a comparison, whose runs name all
+LISTED = 2_000  # up to this number, all data files are listed and hashed; of more files, this many are hashed
+_NAMED = 20  # a comparison lists at most this many data files; its runs list all
 _PER_RUN = {"seed", "command", "started", "finished", "resumed"}
 
 
 def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONObject:
-    """What a run's numbers may depend on: source, versions, machine, threads, seed, command, and its data's files."""
+    """Everything that a run's numbers may depend on: source, versions, machine, threads, seed, command, data files."""
     return {
         **source(),
         "versions": {
@@ -45,10 +45,10 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
 
 
 def source() -> JSONObject:
-    """{"commit", "dirty"} of the source that runs; both None where it is installed and not a git checkout.
+    """{"commit", "dirty"} of the running source; both None if the package is not in a git checkout.
 
-    dirty: a tracked file of the package differs from the commit. Untracked files, and files outside the package
-    (results, pages, tests), change no number, so they do not count.
+    dirty: a tracked file of the package differs from the commit. Untracked files and files outside the package
+    (results, pages, tests) do not count, because they change no number.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return {"commit": None, "dirty": None}
@@ -57,14 +57,14 @@ def source() -> JSONObject:
 
 
 def data_read(data: DataConfig) -> JSONObject:
-    """What a task's data are made from, exactly.
+    """The exact source of a task's data.
 
-    Files: {"count", "bytes", "sha256", "hashed", "files": [{"name", "bytes", "sha256"}]}. Names are relative to the
-    folder that all files share. The digest "sha256" is that of a line "name, size, SHA-256 of the contents" (with tabs
-    between) per file, sorted by name. Of more than 2,000 files "files" is left out, the lines are in the order of
-    `DataConfig.files`, and only the contents of 2,000 files, evenly spaced in it, are hashed. "hashed" counts them.
-    Generated data: {"generated": {"settings", "version"}}; the version is that of the generator. {"files": None} where
-    the task does not say. Cost: each hashed file is read once in a process, unless its size or time changes.
+    Data from files: {"count", "bytes", "sha256", "hashed", "files": [{"name", "bytes", "sha256"}]}. Names are relative
+    to the deepest folder that holds all files. "sha256" is the digest of one line per file, sorted by name: name, size
+    and SHA-256 of the contents, separated by tabs. With more than 2,000 files, "files" is omitted, the lines are in the
+    order of `DataConfig.files`, and only 2,000 evenly spaced files are hashed. "hashed" is the number of hashed files.
+    Generated data: {"generated": {"settings", "version" of the generator}}. Unknown: {"files": None}.
+    Cost: each hashed file is read once per process, and again only if its size or modification time changes.
     """
     paths = data.files()
     if paths is None:
@@ -92,9 +92,9 @@ def data_read(data: DataConfig) -> JSONObject:
 
 
 def trained(place: Path, name: str) -> JSONObject:
-    """What trained the run in `place`, from its own run.json: {"folder": name, "seed", "commit", "dirty"}.
+    """The source that trained the run in `place`, from its run.json: {"folder": name, "seed", "commit", "dirty"}.
 
-    "resumed": [{"commit", "dirty"}] of each process that went on with it, where there were any.
+    If the run was resumed, "resumed": [{"commit", "dirty"}] of each process that continued it.
     """
     about = json.loads((place / "run.json").read_text())
     resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.get("resumed") or []]
@@ -103,10 +103,10 @@ def trained(place: Path, name: str) -> JSONObject:
 
 
 def shared(places: Sequence[Path]) -> JSONObject:
-    """What the run.json of all runs have in common, when the first started and the last finished, and who reports.
+    """The entries that are equal in the run.json of all runs, with the first start and the last finish.
 
-    "reported": {"commit", "dirty"} of the source that puts the runs side by side, which need not be what trained them.
-    Of more than 20 data files only the digest is kept.
+    "reported": {"commit", "dirty"} of the source that writes the comparison, which may differ from the source that
+    trained the runs. With more than 20 data files the list of files is omitted and their digest kept.
     """
     abouts = [json.loads((place / "run.json").read_text()) for place in places]
     same = {k: v for k, v in abouts[0].items() if k not in _PER_RUN and all(a.get(k) == v for a in abouts)}
@@ -130,18 +130,18 @@ def _shared_folder(paths: Sequence[str | os.PathLike[str]]) -> str:
 
 @functools.lru_cache(maxsize=2 * LISTED)
 def _sha256(path: str, size: int, changed: int) -> str:
-    """The SHA-256 of a file; its size and its time of change are there to tell versions of it apart."""
+    """The SHA-256 of a file. Size and modification time are arguments so that a changed file is hashed again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def now() -> str:
-    """The time in UTC, to the second, as run.json writes it."""
+    """The current time in UTC, to the second, in ISO format."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says in the folder of the package; None where it fails or there is no git."""
+    """The output of a git command in the package's folder; None if it fails or git is not installed."""
     package = Path(mnemos.__file__).parent
     try:
         done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=30, check=True)

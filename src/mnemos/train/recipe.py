@@ -1,4 +1,4 @@
-"""A recipe: everything that decides a run, as one frozen dataclass. A named recipe is a function that returns one."""
+"""Recipes: all settings of a run in one frozen dataclass. A named recipe is a function that returns one."""
 
 import functools
 import inspect
@@ -12,18 +12,18 @@ from mnemos.config import DataConfig, ModelConfig, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
-# Fields of models that depend on the data. A recipe leaves them 0 where every data set of its task must fit.
+# Fields of models that depend on the data. A recipe may leave them 0; a run then fills them in from its data.
 SIZES = ("vocab_size", "max_length", "classes", "image", "channels", "bands")
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate by update s = 1, 2, …, as a factor of `OptimConfig.lr`, after a linear warm-up from `start`.
+    """The learning rate at step s = 1, 2, … as a factor of `OptimConfig.lr`, after a linear warm-up from `start`.
 
-    constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s) (fairseq's). lra:
-    min(1, s/warmup)/√max(s, warmup) (Long Range Arena's, which multiplies the rate itself). step: 1, then
-    `floor` after `drop_at` updates. plateau: 1, halved whenever `patience` looks at the validation split in a row
-    (`TrainConfig.eval_every`) have found no lower loss, down to `floor`.
+    warmup: its length in steps. constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s), as
+    fairseq. lra: min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, and `floor` after `drop_at` steps.
+    plateau: 1, halved after `patience` successive evaluations (`TrainConfig.eval_every`) without a lower validation
+    loss, but not below `floor`.
     """
 
     name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "plateau"] = "constant"
@@ -36,9 +36,11 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser: `lr` at the top of the schedule; decoupled `weight_decay` on matrices alone (no biases, norms, λ).
+    """The optimiser's settings.
 
-    The λ of gated caches, which say how much of the cache is mixed in, learn at `gate_lr_scale` times the others' rate.
+    lr: the learning rate where the schedule's factor is 1. weight_decay: decoupled, and applied to matrices only, not
+    to biases, norms or λ. gate_lr_scale: factor of the learning rate for the λ of gated caches (the mixing weights of
+    cache and attention).
     """
 
     name: Literal["adamw", "radam", "adam"] = "adamw"
@@ -46,21 +48,22 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
-    grad_clip: float = 1.0  # largest norm of the gradient; 0 = do not clip
+    grad_clip: float = 1.0  # greatest norm of the gradient; 0: no clipping
     gate_lr_scale: float = 1.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How one update reads sequences that are longer than one forward: in segments that pass their state on.
+    """How one update reads a long sequence: in segments that pass their state on.
 
-    A task with rows [B, T] is cut into segments of `segment_length` tokens (0: the row is one segment). A task that
-    carries its state from batch to batch gives `segments` successive batches to one update. The gradient flows back
-    through `horizon` segments and is cut there (0: through all). With `replay`, the activations of one segment are in
-    memory at a time, at the cost of a second forward: `mnemos.replay`, which `checkpoints` and `offload` are passed
-    to. Without it, the activations of a whole horizon are: plain back-propagation through time, with the same
-    gradients. Evaluation reads rows in the same segments.
+    segment_length: tokens per segment into which rows [B, T] are split (0: the whole row is one segment). segments: for
+    tasks that carry their state from batch to batch, the number of successive batches per update. horizon: the number
+    of segments through which the gradient flows back (0: all).
+
+    replay: use memory replay (`mnemos.replay`, which receives `checkpoints` and `offload`). It keeps the activations of
+    one segment at a time and costs a second forward. Without it, plain back-propagation through time keeps the
+    activations of a whole horizon. The gradients are the same. Evaluation reads rows in the same segments.
     """
 
     segment_length: int = 0
@@ -71,24 +74,24 @@ class RolloutConfig:
     offload: bool = False
 
     def count(self, length: int) -> int:
-        """Steps of an update over rows of `length` tokens."""
+        """The number of segments per update, for rows of `length` tokens."""
         return -(-length // self.segment_length) if self.segment_length else self.segments
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, how large, where, and how often to look, all counted in updates."""
+    """The training run: its length in steps (updates), batches, device, and how often it logs, evaluates and saves."""
 
     steps: int = 1000
     batch_size: int = 32
-    accumulate: int = 1  # micro-batches an update; the batch is split, not multiplied
+    accumulate: int = 1  # micro-batches per update; they split the batch of batch_size rows
     seed: int = 0
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
     compile: bool = False
     log_every: int = 50
     eval_every: int = 500
     checkpoint_every: int = 500
-    keep: int = 2  # checkpoints kept, newest first
+    keep: int = 2  # number of newest checkpoints that are kept
     accelerator: str = "auto"
     devices: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
@@ -97,9 +100,9 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model, a task, an optimiser and a schedule of work: what `mnemos train NAME` runs.
+    """A model, its data, an optimiser and a training run: what `mnemos train NAME` runs.
 
-    Of registered recipes, the decorator `recipe` sets `name` and `about`.
+    The decorator `recipe` sets `name` and `about` of registered recipes.
     """
 
     name: str = field(default="", kw_only=True)
@@ -110,7 +113,7 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def from_data(self) -> list[str]:
-        """The sizes of the model that are 0, which a run takes from the data."""
+        """The names of the model's sizes that are 0, which a run fills in from its data."""
         return [f.name for f in fields(self.model) if f.name in SIZES and getattr(self.model, f.name) == 0]
 
 
@@ -133,9 +136,9 @@ def recipe(function: Made | str) -> Made | Callable[[Made], Made]:
             \"""Bytes of my files with a cache: what `mnemos list` shows.\"""
             return replace(text(), model=...)
 
-    The name is the function's with - for _ where none is given. The decorated function sets the recipe's `name`, and
-    its `about` to the first line of the docstring. The function must build no data and no model, and is called without
-    arguments. Raises InputError where it needs arguments, has no docstring, or where its name is taken.
+    The default name is the function's, with - for _. The decorated function sets the recipe's `name`, and its `about`
+    to the docstring's first line. The function is called without arguments and must not build data or a model.
+    Raises InputError if the function needs arguments, has no docstring, or its name is taken.
     """
     if isinstance(function, str):
         return functools.partial(_register, function)
@@ -146,7 +149,7 @@ def _register(name: str, function: Made) -> Made:
     about = registry.first_line(function.__doc__)
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     if needed or not about:
-        wrong = f"required arguments ({', '.join(needed)})" if needed else "no docstring"
+        wrong = f"required arguments ({', '.join(needed)}); give them defaults" if needed else "no docstring; add one"
         raise InputError(
             f"recipe {name!r}: expected a function with a docstring and without required arguments, found {wrong}"
         )
@@ -160,20 +163,21 @@ def _register(name: str, function: Made) -> Made:
 
 
 def unwritten(recipe: Recipe) -> Recipe | None:
-    """The baseline of a recipe with a gated cache: the same, named NAME-unwritten, whose cache is never written.
+    """The never-written baseline of a recipe with a gated cache, named NAME-unwritten.
 
-    Parameters and reading are equal (`GRC.unwritten`), so what the recipe reaches beyond it is what its memory adds.
-    None for a recipe without a gated cache, or whose cache is never written already.
+    The baseline has the same parameters and the same reading branch, but never writes its cache (`GRC.unwritten`). Its
+    distance to the recipe is therefore the gain from the memory. Returns None for a recipe without a gated cache, or
+    whose cache is already never written.
     """
     cache = getattr(recipe.model, "cache", None)
     if not isinstance(cache, GRC) or not cache.write:
         return None
     model: Any = recipe.model
-    about = f"{recipe.name} with a cache that is never written: what the branch gives without a memory"
+    about = f"{recipe.name} with a cache that is never written: the cached branch without a memory"
     model = replace(model, cache=cache.unwritten())
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 
 def as_json(recipe: object) -> Any:
-    """A recipe, or the dictionary of one, as recipe.json has it: for comparison with what a run's folder says."""
+    """A recipe, or the dictionary of one, in the form of recipe.json, for comparison with that of a run's folder."""
     return json.loads(json.dumps(to_dict(recipe)))

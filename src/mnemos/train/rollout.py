@@ -1,9 +1,10 @@
-"""The gradients of one update: forward and backward over the segments of a rollout. A plain update has one segment.
+"""The gradients of one update: forward and backward over the segments of its rollout. A plain update has one segment.
 
     Σ_t loss_t,  loss_t, s_t = model(x_t, s_{t−1})        t = 1 … S, gradients through at most `horizon` states
 
-Every path gives the gradients of back-propagation through time, cut after each `horizon`; they differ in what is kept
-for it (see `RolloutConfig`). However many steps, gradients are summed over processes once an update.
+Both methods, memory replay and plain back-propagation through time, give the same gradients, truncated every `horizon`
+segments. They differ in the activations that they keep (see `RolloutConfig`). Gradients are summed over processes once
+per update.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ if TYPE_CHECKING:
 
 
 class Carry:
-    """Passes a state into and out of a wrapped model. Wrappers convert and copy types that they know, but not this one.
+    """Passes a state into and out of a wrapped model. The wrappers convert and copy tensors and pytrees, but not this.
 
-    weight: the factor of the losses; auxiliary: that of the auxiliary losses. shown: the state's gradient is needed
-    later, so DDP must find it among the outputs.
+    weight: weight of the losses. auxiliary: weight of the auxiliary losses. visible: the new state will get a gradient
+    of its own, so the forward must also return something that depends on it: DDP finds used parameters in this way.
     """
 
-    __slots__ = ("auxiliary", "shown", "state", "weight")
+    __slots__ = ("auxiliary", "state", "visible", "weight")
 
-    def __init__(self, state: State, weight: float = 1.0, auxiliary: float = 0.0, shown: bool = False) -> None:
-        self.state, self.weight, self.auxiliary, self.shown = state, weight, auxiliary, shown
+    def __init__(self, state: State, weight: float = 1.0, auxiliary: float = 0.0, visible: bool = False) -> None:
+        self.state, self.weight, self.auxiliary, self.visible = state, weight, auxiliary, visible
 
 
-class Scored(nn.Module):
-    """The model and its loss in one forward: the module that DDP and FSDP wrap.
+class ModelWithLoss(nn.Module):
+    """Model and loss in one forward: the module that DDP and FSDP wrap.
 
-    A segment without a counted target needs only the new state, so a model with `advance` reads it by that. With
-    several processes (`alone` is False) the whole model runs, because rows of other processes may have targets.
+    A segment without a counted target needs its new state only, so a model with `advance` reads it by `advance`. With
+    several processes (`alone` is False) every segment takes the whole forward: the rows of another process may have
+    targets, and all processes must run the same parts of the model.
     """
 
     def __init__(self, model: nn.Module, task: Task, alone: bool) -> None:
@@ -55,20 +57,20 @@ class Scored(nn.Module):
         self._functions = sum_functions(task.metrics, training=True)
 
     def reads(self, batch: Any) -> bool:
-        """Whether the whole model runs for a batch."""
+        """Whether a batch takes the model's whole forward, and not `advance`."""
         return not self._skips or self.task.count(batch) > 0
 
     def forward(self, batches: Sequence[Any], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
-        """(weighted loss, sums) of successive batches.
+        """(loss, sums) of successive batches; the new state is written to `carry.state`.
 
-        loss: weight × Σ losses + auxiliary × Σ auxiliary losses. sums: [auxiliary × Σ auxiliary losses, the number of
-        auxiliary losses, the sums of the task's metrics], without gradient. The new state is in `carry` afterwards.
-        advance: compute only the state, by the model's `advance`, and return ().
+        loss: weight × Σ losses + auxiliary × Σ auxiliary losses, a scalar. sums, without gradient: [auxiliary × Σ
+        auxiliary losses, their number, the sums of the task's metrics]. advance: only compute the new state, by the
+        model's `advance`, and return ().
         """
         losses: list[Tensor] = []
         added: list[Tensor] = []
         sums: list[Tensor | None] = []
-        with collect_auxiliary_losses():  # drops what `advance` and the metrics add
+        with collect_auxiliary_losses():  # auxiliary losses that `advance` or a metric adds are dropped
             for batch in batches:
                 state, resets = carry.state, self.task.resets(batch)
                 if state is not None and resets is not None:
@@ -95,92 +97,92 @@ class Scored(nn.Module):
         tail = [x for x in sums if x is not None]
         zeros = torch.zeros(sum(self._functions.values()), device=device)
         summed = torch.cat([head, torch.stack(tail).sum(0) if tail else zeros])
-        if not carry.shown:
+        if not carry.visible:
             return loss, summed
-        # DDP finds tensors with a gradient through the outputs of a forward. These values are not used otherwise.
+        # DDP finds the used parameters from the tensors that a forward returns. These scalars have no other use.
         return loss, summed, *(x.flatten()[:1].sum() for x in leaves(carry.state) if x.requires_grad)
 
 
 class RolloutGradients:
-    """Forward and backward of updates. `wrapped`: `scored` as Fabric gives it back, of `model`."""
+    """Forward and backward of updates. wrapped: `with_loss` (the model with its loss) as Fabric wraps it."""
 
     def __init__(
-        self, fabric: Fabric, wrapped: Any, scored: Scored, model: nn.Module, task: Task, config: TrainConfig
+        self, fabric: Fabric, wrapped: Any, with_loss: ModelWithLoss, model: nn.Module, task: Task, config: TrainConfig
     ) -> None:
-        self._fabric, self._wrapped, self._scored, self._model, self._task = fabric, wrapped, scored, model, task
+        self._fabric, self._wrapped, self._with_loss, self._model, self._task = fabric, wrapped, with_loss, model, task
         self._config: RolloutConfig = config.rollout
         self._splits = config.accumulate > 1 or config.rollout.segments > 1 or config.rollout.segment_length > 0
         self._caches = bool(stored(model))
-        # Fabric's autocast is within the wrapped model, where replay does not see it.
+        # Fabric enters autocast inside the wrapped model, so replay cannot detect half precision by itself.
         self._verify = HALF if config.precision.endswith("mixed") else True
         self._stores = any(True for _ in model.buffers())
 
     def forwards(self, micro_batches: Sequence[Sequence[Any]]) -> int:
-        """The number of forwards of the whole model in an update of this process; at least 1."""
-        return max(1, sum(self._scored.reads(batch) for steps in micro_batches for batch in steps))
+        """The number of whole forwards of an update on this process; at least 1."""
+        return max(1, sum(self._with_loss.reads(batch) for steps in micro_batches for batch in steps))
 
     def batches(self, update: int, config: TrainConfig) -> list[Any]:
-        """What update number `update`, from 0, reads: the batches of its steps, in order."""
+        """The batches of update number `update` (from 0), one per segment, in order."""
         if self._config.segment_length:
             batch = self._task.train_batch(update, config.batch_size, config.seed)
             return list(self._task.segments(batch, self._config.segment_length))
         first, steps = update * self._config.segments, self._config.segments
         return [self._task.train_batch(first + i, config.batch_size, config.seed) for i in range(steps)]
 
-    def one_cache_update(self) -> contextlib.AbstractContextManager[None]:
-        """However an update is split, stored caches are updated once, by all that it read."""
+    def accumulating_caches(self) -> contextlib.AbstractContextManager[None]:
+        """Context of an update: stored caches are written once, from all of its micro-batches and segments."""
         return accumulate_caches(self._model) if self._caches and self._splits else contextlib.nullcontext()
 
     def backward(
         self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
     ) -> tuple[Tensor, State]:
-        """Add the gradients of a micro-batch's steps: of the losses and the auxiliary losses, by their two `weights`.
+        """Add the gradients of a micro-batch's segments; `weights` are those of the losses and auxiliary losses.
 
-        Returns ([weight × Σ losses, and then what `Scored` sums], the last state, detached and contiguous). last: these
-        are the update's last, so that gradients are then summed over processes. Raises InputError for a model without
-        state.
+        Returns ([weight × Σ losses, then the sums of `ModelWithLoss`], the last state, detached and contiguous).
+        last: the update's last micro-batch, after which gradients are summed over processes. Raises InputError for a
+        model without state.
         """
-        # A graph of one step is all that there is to keep where no gradient leaves it.
+        # With horizon 1, plain back-propagation keeps the graph of one segment too, and needs no second forward.
         replayed = self._config.replay and len(batches) > 1 and self._config.horizon != 1
-        walk = self._replayed if replayed else self._through_time
-        sums, state = walk(batches, state, weights, last)
+        method = self._replayed if replayed else self._through_time
+        sums, state = method(batches, state, weights, last)
         if len(batches) > 1 and not leaves(state):
             raise InputError(
-                "train.rollout: expected a model that keeps a state, found one whose steps know nothing of each other; "
-                "take another attention or model"
+                "train.rollout: expected a model that keeps a state between segments, found one that keeps none; "
+                "use another attention or model, or one segment per update"
             )
-        # Contiguous, as a checkpoint gives it back: kernels may round differently for other strides.
+        # Contiguous, because a checkpoint restores contiguous tensors, and kernels may round other strides differently.
         return sums, map_state(lambda leaf: leaf.detach().contiguous(), state)
 
-    def _silent(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
+    def _without_gradient_sync(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         return self._fabric.no_backward_sync(self._wrapped, enabled=enabled)
 
     def _through_time(
         self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
     ) -> tuple[Tensor, State]:
-        """Plain back-propagation through time: one graph over all steps that gradient flows through."""
+        """Plain back-propagation through time: one graph per `horizon` segments."""
         horizon = self._config.horizon or len(batches)
         found = []
         for start in range(0, len(batches), horizon):
             carry = Carry(state, *weights)
-            with self._silent(not (last and start + horizon >= len(batches))):
+            with self._without_gradient_sync(not (last and start + horizon >= len(batches))):
                 loss, sums = self._wrapped(batches[start : start + horizon], carry)
                 if loss.requires_grad:
                     self._fabric.backward(loss)
             state = detach(carry.state)
-            found.append(_apart(loss.detach(), sums))
+            found.append(_split_losses(loss.detach(), sums))
         return torch.stack(found).sum(0), state
 
     def _replayed(
         self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
     ) -> tuple[Tensor, State]:
-        """Memory replay: the graph of one step at a time."""
+        """Memory replay: the graph of one segment at a time."""
         found = []
 
         def step(batch: Any, state: State) -> tuple[Tensor, State]:
-            carry = Carry(state, *weights, shown=torch.is_grad_enabled())
+            carry = Carry(state, *weights, visible=torch.is_grad_enabled())
             loss, sums, *_ = self._wrapped([batch], carry)
-            if torch.is_grad_enabled():  # once for every step, whatever else is run
+            if torch.is_grad_enabled():  # replay runs each segment exactly once with gradient
                 found.append(sums)
             return loss, carry.state
 
@@ -189,7 +191,7 @@ class RolloutGradients:
             self._wrapped([batch], carry, advance=True)
             return carry.state
 
-        with self._silent(not last):
+        with self._without_gradient_sync(not last):
             out = replay(
                 step,
                 batches,
@@ -202,12 +204,12 @@ class RolloutGradients:
                 verify=self._verify,
                 module=self._model if self._stores else None,
                 backward=self._fabric.backward,
-                # The last step that is run ends the update's gradients, but only in the last micro-batch.
-                no_sync=self._silent if last else contextlib.nullcontext,
+                # Processes sum gradients after the last segment of the last micro-batch.
+                no_sync=self._without_gradient_sync if last else contextlib.nullcontext,
             )
-        return _apart(out.losses.sum(), torch.stack(found).sum(0)), out.state
+        return _split_losses(out.losses.sum(), torch.stack(found).sum(0)), out.state
 
 
-def _apart(loss: Tensor, sums: Tensor) -> Tensor:
-    """[the loss without the auxiliary losses, *sums]."""
+def _split_losses(loss: Tensor, sums: Tensor) -> Tensor:
+    """[the losses without the auxiliary losses, *sums]."""
     return torch.cat([(loss - sums[0]).reshape(1), sums])

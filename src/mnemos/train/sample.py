@@ -1,4 +1,4 @@
-"""`mnemos sample RUN`: what a trained model writes."""
+"""`mnemos sample RUN`: text, tokens or images that a trained model generates."""
 
 from pathlib import Path
 
@@ -8,15 +8,17 @@ from mnemos.types import InputError
 from .session import open_run
 
 
-def sample_run(folder: Path, how: Sampling) -> Path | None:
-    """Let a run's model write, to the screen or, pictures, into RUN/sampled, which is then returned.
+def sample_run(folder: Path, sampling: Sampling) -> Path | None:
+    """Print what a run's model generates, or write images to RUN/sampled. Returns this folder, or None for text.
 
-    Raises InputError for a run whose task has nothing to write, and for settings that it has no use for.
+    Raises InputError for a run whose model generates nothing, and for options that the task does not have.
     """
-    if (how.count is not None and how.count < 1) or how.length < 1:
-        raise InputError(f"--count and --length must be at least 1, found {how.count} and {how.length}")
+    if (sampling.count is not None and sampling.count < 1) or sampling.length < 1:
+        raise InputError(
+            f"--count and --length: expected at least 1, found {sampling.count} and {sampling.length}; raise them"
+        )
     _, task, model = open_run(folder)
     try:
-        return folder / "sampled" if task.sample_outputs(model, how, folder / "sampled") else None
+        return folder / "sampled" if task.sample_outputs(model, sampling, folder / "sampled") else None
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None

@@ -1,4 +1,4 @@
-"""From a recipe's name to a finished, assessed run: what `mnemos train` and `mnemos eval` do."""
+"""The work of `mnemos train` and `mnemos eval`: train a recipe, measure the trained model, evaluate a finished run."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from mnemos.config import ModelConfig, from_dict
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
-from mnemos.evaluate.metrics import evaluate, told
+from mnemos.evaluate.metrics import evaluate, metrics_text
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops
@@ -27,45 +27,57 @@ from mnemos.types import InputError, JSONObject
 from . import checkpoint
 from .checks import complete
 from .loop import train
-from .progress import Silent, progress
+from .progress import NoProgress, progress
 from .recipe import Recipe
 from .sharding import load_model_state
 
-OWN = "own"  # what a recipe calls a model and data that were given to mnemos.fit
+OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
 
 
 def run_name(recipe: Recipe, verb: str = "") -> str:
-    """A folder's name for a new run: what and when."""
+    """The folder name of a new run: [verb-]recipe-date-time."""
     return "-".join(filter(None, (verb, recipe.name, datetime.now().strftime("%Y%m%d-%H%M%S"))))
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run folder. Raises InputError where there is none, or it does not fit this version."""
+    """The recipe of a run folder. Raises InputError if it is missing, unreadable or of an incompatible version."""
     path = folder / "recipe.json"
     if (folder / "comparison.json").is_file():
         runs = sorted(str(p.parent) for p in folder.glob("*/*/recipe.json"))
-        raise InputError(f"{folder}: expected a run, found a comparison; name one of its runs, as {''.join(runs[:1])}")
+        raise InputError(
+            f"{folder}: expected a run, found a comparison; name one of its runs, for example {''.join(runs[:1])}"
+        )
     try:
         saved = json.loads(path.read_text())
         if isinstance(saved, dict) and (saved.get("model") or {}).get("is") == OWN:
-            raise InputError("the model and the data were given to mnemos.fit; go on with fit(..., resume=True)")
+            raise InputError(
+                "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
+                "it with fit(..., resume=True)"
+            )
         return from_dict(Recipe, saved)
     except FileNotFoundError:
-        raise InputError(f"{folder}: expected a run, found no recipe.json in it; mnemos train makes one") from None
+        raise InputError(
+            f"{folder}: expected a run, found no recipe.json in it; name a folder that mnemos train wrote"
+        ) from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from None
+        raise InputError(
+            f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder}: expected a run's folder, cannot read recipe.json in it ({error})") from None
+        raise InputError(
+            f"{folder}: expected a run's folder, found a recipe.json that cannot be read ({error}); name another folder"
+        ) from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
 def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: bool = False) -> JSONObject:
-    """Train a recipe in a folder (`resume`: go on there with the recipe it has), assess it, and return the result.
+    """Train a recipe in a folder, measure the trained model (`assess`), and return the result.
 
-    To what `train` writes in result.json it adds "flops" (a training forward of one sample of the longest length), for
-    a model with gated caches "controls", and what the task says of its artifacts; the stored caches go to
-    caches.safetensors, and the model to folder/model, where `mnemos.load` finds it. The data are opened once.
+    resume: continue the folder's run with its own recipe (`recipe` is ignored). To the result of `train` this adds
+    "flops" (of a training forward of one sample of the greatest length), "controls" (for models with gated caches) and
+    the entries of `Task.artifacts`. The model is saved in folder/model, for `mnemos.load`, and the stored caches in
+    caches.safetensors. The data are opened once.
     """
     folder = Path(folder)
     if resume:
@@ -82,29 +94,29 @@ def train_and_assess(
     quiet: bool = False,
     model: nn.Module | None = None,
 ) -> JSONObject:
-    """What `run` does, with data that are open; `model`: one that is there already, and is trained in place."""
+    """`run` with an open task. model: a model to train in place instead of building the recipe's."""
     recipe = complete(recipe, task)
 
     @functools.cache
     def first() -> Any:
-        return next(_batches(recipe, task, "valid", Silent()))
+        return next(_batches(recipe, task, "valid", NoProgress()))
 
-    # The probe runs the model, which several processes would have to do together.
-    watch = (
+    # The probe runs the model on one process; with several processes all would have to run it together.
+    on_evaluation = (
         (lambda model, _: probe(model, first(), task) if caches(model) else None) if recipe.train.devices == 1 else None
     )
-    result = train(recipe, folder, resume=resume, watch=watch, quiet=quiet, task=task, model=model)
-    if not _alone():
+    result = train(recipe, folder, resume=resume, on_evaluation=on_evaluation, quiet=quiet, task=task, model=model)
+    if not _leave_process_group():
         return result
     if "flops" not in result:
         result = assess(folder, result, recipe, task, model or trained_model(folder, recipe), quiet)
     if not quiet:
-        _say(result, task, folder)
+        _print_summary(result, task, folder)
     return result
 
 
-def _alone() -> bool:
-    """Part from the other processes, if there are any; whether this is the one that goes on."""
+def _leave_process_group() -> bool:
+    """Leave the process group, if there is one. Returns whether this is the first process, which does the rest."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return True
     first = torch.distributed.get_rank() == 0
@@ -116,14 +128,17 @@ def _alone() -> bool:
 def assess(
     folder: Path, result: JSONObject, recipe: Recipe, task: Task, model: nn.Module, quiet: bool = True
 ) -> JSONObject:
-    """Count the finished run's model and score it without its memory; writes and returns the fuller result."""
+    """Measure a finished run's model: FLOPs, controls of its caches, artifacts and explanations.
+
+    Adds them to result.json and returns the complete result; the model is saved in folder/model.
+    """
     model.train()
     with hold_caches(model):
         flops = task_flops(model, task, task.example(), recipe.train.rollout.segment_length)
     result = {**result, "flops": flops}
     model.eval()
-    with progress(quiet, recipe.name, 0, 0) as voice:
-        found = controls(model, partial(_batches, recipe, task, "test", voice), task)
+    with progress(quiet, recipe.name, 0, 0) as display:
+        found = controls(model, partial(_batches, recipe, task, "test", display), task)
     if found:
         from safetensors.torch import save_file
 
@@ -139,64 +154,65 @@ def assess(
     return result
 
 
-def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], voice: Silent) -> Iterator[Any]:
-    """A split as the recipe's model reads it: whole batches, or rows in the segments of its rollouts."""
+def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], display: NoProgress) -> Iterator[Any]:
+    """The batches of a split, in the segments of the recipe's rollout."""
     batches = task.batches(split, recipe.train.batch_size)
-    for batch in voice.scoring(split, task.size(split), batches, task.count):
+    for batch in display.evaluation(split, task.size(split), batches, task.count):
         yield from task.segments(batch, recipe.train.rollout.segment_length)
 
 
 def open_run(folder: Path) -> tuple[Recipe, Task, nn.Module]:
-    """The recipe, the task and the trained model (in eval mode, on the CPU) of a run's newest good checkpoint."""
+    """(recipe, task, model) of a run: the model is in eval mode, on the CPU, from the newest intact checkpoint."""
     recipe = read_recipe(folder)
     model = trained_model(folder, recipe)
     return recipe, recipe.data.build(), model
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
-    """The model of a run's newest good checkpoint, in eval mode, on the CPU."""
+    """The model of a run's newest intact checkpoint, in eval mode, on the CPU."""
     found = checkpoint.newest(folder / "checkpoints")
     if found is None:
-        raise InputError(f"{folder}: expected a checkpoint, found none; train it first")
+        raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
     model = recipe.model.build()
     load_model_state(model, found[1]["model"])
     return model.eval()
 
 
 def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -> JSONObject:
-    """Score a run's model on a split, and again with its memory emptied, exchanged and shut off; prints it.
+    """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
 
-    Below the numbers stands what the task has to show, as some of what was heard beside what was said.
+    Returns {"as trained": scores, "emptied": scores, …} (`evaluate.controls`). The task's own lines (`Task.show`, for
+    example transcriptions) are printed below the scores.
     """
     recipe, task, model = open_run(Path(folder))
-    judge = task.metrics[0]
-    with progress(False, recipe.name, 0, 0) as voice:
-        batches = partial(_batches, recipe, task, split, voice)
+    metric = task.metrics[0]
+    with progress(False, recipe.name, 0, 0) as display:
+        batches = partial(_batches, recipe, task, split, display)
         score = evaluate(model, batches(), task)
         scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches, task)}
     print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
-        print(f"  {name:11} loss {found['loss']:.4f}  {told(task, found)}  {note}".rstrip())
+        print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
     for name, value in task.reference.items():
-        print(f"  {name:11} {'':3}{judge.text(value)}")
-    if judge.about:
-        print(f"  {judge.name}: {judge.about}")
+        print(f"  {name:11} {'':3}{metric.text(value)}")
+    if metric.about:
+        print(f"  {metric.name}: {metric.about}")
     for line in task.show(model, split):
         print(line)
     return scores
 
 
-def _say(result: JSONObject, task: Task, folder: Path) -> None:
-    test, judge = result["test"], task.metrics[0]
+def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
+    test, metric = result["test"], task.metrics[0]
     line = f"test loss {test['loss']:.4f}" + "".join(
         f", {m.text(test[m.name])}" for m in task.metrics if m.name in test and m.name != "loss"
     )
     line += "".join(f" ({name} {value:.4f})" for name, value in task.reference.items())
     if "controls" in result:
         line += "; " + ", ".join(
-            f"{name} {judge.text(score[judge.name])}" for name, score in result["controls"].items()
+            f"{name} {metric.text(score[metric.name])}" for name, score in result["controls"].items()
         )
     if result.get("epoch_seconds"):
-        line += f"; {result['epoch_seconds']:.1f} s an epoch"
+        line += f"; {result['epoch_seconds']:.1f} s per epoch"
     print(f"{result['recipe']}: {line}\n{folder}")
