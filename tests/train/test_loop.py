@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_named_when_it_is_passed_over(tmp_path, capsys):
     said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
     assert len(said) == 1
     assert "step-00000008.safetensors: " in said[0]
-    assert said[0].endswith("going on from step-00000004.safetensors")
+    assert said[0].endswith("step-00000004.safetensors")
 
 
 def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
