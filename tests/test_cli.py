@@ -168,7 +168,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_p
     [
         (["--model.num-heads", "3"], "num_heads may be"),
         (["--model.vocab-size", "5"], "model.vocab_size 16"),
-        (["--model.head.classes", "4"], "10 classes"),
+        (["--model.head.classes", "4"], "model.head.classes 10"),
         (["--model.max-length", "10"], "max_length"),
         (["--train.steps", "0"], "train.steps: expected at least 1, found 0"),
         (["--train.batch-size", "0"], "train.batch_size: expected at least 1, found 0"),
