@@ -132,7 +132,7 @@ def test_wrong_batches_raise(task):
         ({"inputs": batch.inputs * float("nan")}, "finite"),
         ({"targets": batch.targets[0]}, "expected targets"),
         ({"targets": batch.targets + 9}, "expected targets 0 to 1"),
-        ({"mask": _mask(batch).flip(1) & (torch.arange(batch.inputs.shape[1]) > 3)}, "padding behind"),
+        ({"mask": _mask(batch).flip(1) & (torch.arange(batch.inputs.shape[1]) > 3)}, "padding before a frame"),
     ):
         with pytest.raises(InputError, match=problem):
             task.check(batch._replace(**change), "here")
