@@ -53,6 +53,28 @@ def test_controls_are_what_they_say_and_leave_the_model_alone(preset):
         network.load_state_dict(before)
 
 
+class Advancing(Transformer):
+    """A model that reads segments without a counted target by `advance`."""
+
+    def advance(self, x, state=None, mask=None):
+        return self(x, state, mask=mask)[1]
+
+
+def test_caches_are_changed_before_segments_that_advance_reads():
+    grc = GRC(length=2, scope="stream", block=2)
+    settings = dict(vocab_size=7, dim=8, layers=2, num_heads=2, mlp=8, max_length=6, head=HeadConfig(), cache=grc)
+    networks = []
+    for kind in (Transformer, Advancing):
+        torch.manual_seed(0)
+        networks.append(kind(**settings).eval())
+    tokens, starts = torch.randint(7, (3, 3, 4)), torch.eye(3, dtype=torch.bool)[0]
+    targets = [torch.full((3, 4), -100), torch.full((3, 4), -100), tokens[2]]
+    parts = [Batch(x, y, None, s.expand(3)) for x, y, s in zip(tokens, targets, starts, strict=True)]
+    plain, advancing = (controls(network, lambda: parts) for network in networks)
+    assert plain == advancing
+    assert plain["emptied"]["loss"] != evaluate(networks[0], parts)["loss"]
+
+
 def test_a_cache_that_is_never_written_has_nothing_to_be_emptied_of():
     assert set(controls(model(GRC(write=False)), batches)) == {"closed"}
 

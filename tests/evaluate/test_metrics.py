@@ -181,13 +181,19 @@ def test_targets_that_are_probabilities():
 def test_a_corpus_metric_is_given_every_row_once_in_the_order_of_the_data():
     """Two processes share two batches; of the second one this process has no row and runs another's."""
     given: list = []
+
+    def seen(records):
+        given.extend(records)
+        return torch.tensor(0.25)
+
     task = Task()
     task.metrics = (
         CorpusMetric("rows", True, collect=lambda model, outputs, batch: batch.targets.tolist(), value=len),
-        CorpusMetric("seen", False, collect=lambda model, outputs, batch: batch.targets.tolist(), value=given.extend),
+        CorpusMetric("seen", False, collect=lambda model, outputs, batch: batch.targets.tolist(), value=seen),
     )
     images, targets = torch.arange(5.0).view(5, 1, 1, 1), torch.arange(5)
     batches = [Batch(images[:2], targets[:2]), CountedElsewhere(Batch(images[4:], targets[4:]))]
     found = evaluate(Fixed(torch.eye(5)), batches, task, lambda sums: sums, lambda own: [own, [[2, 3], [4]]])
     assert given == [0, 1, 2, 3, 4]
     assert (found["rows"], found["count"]) == (5, 2)
+    assert (found["seen"], type(found["seen"])) == (0.25, float)  # a number that JSON has

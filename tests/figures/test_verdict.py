@@ -54,6 +54,12 @@ def test_a_gain_that_the_never_written_baseline_has_too_is_the_branches():
     assert "does better" in verdict(made(unwritten=UNWRITTEN | {"mean": 0.650}))[0]
 
 
+def test_the_memory_must_beat_every_never_written_baseline():
+    per_batch = UNWRITTEN | {"mean": 0.650, "cache": UNWRITTEN["cache"] | {"read": "mean"}}
+    said = verdict(made(unwritten=UNWRITTEN, more=(("far", per_batch),)))
+    assert said[0].startswith("No gain is shown for the memory of east: its never-written baseline does better.")
+
+
 def test_emptying_alone_proves_nothing_and_the_missing_run_is_named():
     said = verdict(made(emptied=0.3))
     assert said[0].startswith("east is better than north and south, but nothing can be claimed for its memory")

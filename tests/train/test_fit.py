@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import mnemos
 from mnemos.data.metrics import LOSS
+from mnemos.data.own import Batches
 from mnemos.evaluate.metrics import evaluate
 from mnemos.train import checkpoint
 from mnemos.train.recipe import OptimConfig, TrainConfig
@@ -167,10 +168,28 @@ def test_a_state_is_carried_where_batches_say_so(tmp_path):
     assert seen == [[0, 0], [4, 4], [8, 0], [12, 4], [0, 8], [4, 12]]
 
 
-def test_modes_are_left_as_they_were(tmp_path):
-    model = classifier().eval()
-    mnemos.fit(model, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
-    assert not model.training
+def test_batches_after_a_close_are_those_of_before():
+    source = Batches(Endless())
+    before = [source.batch(index, 1, 0).inputs for index in range(7)]
+    source.close()
+    assert torch.equal(source.batch(6, 1, 0).inputs, before[6])
+
+
+def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tmp_path):
+    found = []
+    for mode in (True, False):
+        model = classifier().train(mode)
+        mnemos.fit(model, rows(), rows(), tmp_path / f"run-{mode}", 2, train=SETTINGS)
+        assert model.training is mode
+        found.append(model.state_dict())
+    torch.testing.assert_close(*found, rtol=0, atol=0)  # both with dropout
+
+
+def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
+    trained, fresh = classifier(), classifier()
+    result = mnemos.fit(trained, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
+    assert mnemos.fit(fresh, rows(), rows(), tmp_path / "run", 2, train=SETTINGS, resume=True) == result
+    torch.testing.assert_close(fresh.state_dict(), trained.state_dict(), rtol=0, atol=0)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

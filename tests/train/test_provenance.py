@@ -38,13 +38,19 @@ def checkout(tmp_path, monkeypatch) -> Path:
     return package
 
 
-def test_only_tracked_files_of_the_package_make_a_run_dirty(checkout):
+def test_only_the_source_of_the_package_makes_a_run_dirty(checkout):
     clean = source()
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
-    (checkout / "notes.py").write_text("untracked\n")
+    (checkout / "notes.txt").write_text("untracked\n")
+    (checkout.parents[1] / "script.py").write_text("outside\n")
     (checkout.parents[1] / "results.json").write_text("new numbers\n")
     assert source() == clean
+    recipe = checkout / "recipes" / "mine.py"  # the registry reads it, tracked or not
+    recipe.parent.mkdir()
+    recipe.write_text("untracked\n")
+    assert source() == {**clean, "dirty": True}
+    recipe.unlink()
     (checkout / "__init__.py").write_text("second\n")
     assert source() == {**clean, "dirty": True}
 

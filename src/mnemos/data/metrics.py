@@ -92,7 +92,7 @@ def values(
         if isinstance(m, SumMetric) and (m.training or not training):
             of = loss if m.sums is None else sums[m.sums]
             if of is not None:
-                found[m.name] = m.value(of)
+                found[m.name] = float(m.value(of))
     return found
 
 

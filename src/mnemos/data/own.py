@@ -236,7 +236,7 @@ class Batches:
 
     def close(self) -> None:
         """Drop the iterator."""
-        self._iterator, self._place = None, -1
+        self._iterator, self._place, self._pass = None, -1, -1
 
     def _draw(self) -> Any:
         with generators.kept():

@@ -61,6 +61,9 @@ class _ControlledTask(Task):
         state = pytree.tree_map(change, state, is_leaf=lambda node: isinstance(node, Walk))
         return self.task.forward(model, batch, state)
 
+    def advance(self, model: Any, batch: Any, state: State) -> State:
+        return self.forward(model, batch, state)[1]
+
     def loss(self, model: nn.Module, outputs: Any, batch: Any) -> Tensor:
         return self.task.loss(model, outputs, batch)
 

@@ -76,7 +76,7 @@ def evaluate(
     summed = {function: list(itertools.islice(rest, width)) for function, width in functions.items()}
     whole = {collect: _in_order(gather(lists)) for collect, lists in records.items()}
     scores = {"loss": found[0] / found[1], **values(task.metrics, summed, found[:2])}
-    scores |= {m.name: m.value(whole[m.collect]) for m in task.metrics if isinstance(m, CorpusMetric)}
+    scores |= {m.name: float(m.value(whole[m.collect])) for m in task.metrics if isinstance(m, CorpusMetric)}
     order = ("loss", *(metric.name for metric in task.metrics))
     return {name: scores[name] for name in dict.fromkeys(order)} | {"count": int(found[1])}
 

@@ -167,7 +167,7 @@ def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:
             f"{row.name} is better than {listed(better)}, but nothing can be claimed for its memory: "
             "the gain may be its branch's, which only a never-written baseline would show."
         )
-    if "better" not in unwritten:
+    if any(says != "better" for says in unwritten):
         does = "does better" if "worse" in unwritten else "does as well, within the spread between seeds"
         rest = f" What it gains over {listed(better)} is its branch's." if better else ""
         return f"No gain is shown for the memory of {row.name}: its never-written baseline {does}.{rest}"

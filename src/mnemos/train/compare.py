@@ -45,8 +45,7 @@ def compare(
     recipes = with_unwritten(recipes) if unwritten else recipes
     _check(recipes, folder)
     if any(map(unresolved, recipes)):
-        task = recipes[0].data.build()
-        recipes = [complete(recipe, task) for recipe in recipes]
+        recipes = _completed(recipes)
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for offset in range(seeds):
@@ -75,6 +74,15 @@ def with_unwritten(recipes: list[Recipe]) -> list[Recipe]:
             f"--unwritten: expected a recipe with a gated cache that is written, found {known}; leave the option out"
         )
     return found
+
+
+def _completed(recipes: list[Recipe]) -> list[Recipe]:
+    """The recipes with the sizes of their data, which are closed again before the runs start."""
+    task = recipes[0].data.build()
+    try:
+        return [complete(recipe, task) for recipe in recipes]
+    finally:
+        task.close()
 
 
 def _check(recipes: list[Recipe], folder: Path) -> None:

@@ -99,5 +99,5 @@ def fit(
         about="a model trained by mnemos.fit",
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
-    with evaluating(model, training=model.training):  # restores the mode of every module
+    with evaluating(model, training=True):  # restores the mode of every module
         return train_and_assess(recipe, task, folder, resume=resume, model=model)

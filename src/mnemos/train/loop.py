@@ -34,6 +34,7 @@ from .learner import Learner
 from .progress import NoProgress, progress
 from .recipe import Recipe, as_json
 from .run import RunFolder
+from .sharding import load_model_state
 from .stopping import Interrupted, StopSignals, TrainingFailed
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def train(
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
-    resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged.
+    resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged, and its
+    weights are loaded into a given `model`.
     on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes a
     line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print no progress.
 
@@ -84,6 +86,8 @@ def train(
     run, saved, result = _open(fabric, recipe, Path(folder), resume)
     try:
         if result is not None:
+            if model is not None and (found := checkpoint.newest(Path(folder) / "checkpoints")):
+                load_model_state(model, found[1]["model"])
             return result
         learner = Learner(fabric, recipe, task, model)
         if saved is not None:

@@ -47,13 +47,20 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
 def source() -> JSONObject:
     """{"commit", "dirty"} of the running source; both None if the package is not in a git checkout.
 
-    dirty: a tracked file of the package differs from the commit. Untracked files and files outside the package
+    dirty: a tracked file of the package differs from the commit, or the package has an untracked Python file, because
+    the registry finds recipes and classes by reading its folders. Other untracked files and files outside the package
     (results, pages, tests) do not count, because they change no number.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return {"commit": None, "dirty": None}
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".")
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}
+    changed = _git("status", "--porcelain", "--untracked-files=all", "--", ".")
+    dirty = None if changed is None else any(map(_is_source, changed.splitlines()))
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": dirty}
+
+
+def _is_source(line: str) -> bool:
+    """Whether a line of `git status --porcelain` names a changed tracked file or an untracked Python file."""
+    return not line.startswith("??") or line.rstrip('"').endswith(".py")
 
 
 def data_read(data: DataConfig) -> JSONObject:
