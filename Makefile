@@ -8,7 +8,7 @@ READY = .venv/ready
 
 help:
 	@echo 'make install  .venv with every tested extra'
-	@echo 'make demo     trains a Transformer with a memory beside its twins without, about four minutes'
+	@echo 'make demo     trains a Transformer with a memory and its baselines without, about four minutes'
 	@echo 'make test     the whole test suite, about five minutes on two cores'
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and one case of each fast test, about a minute'

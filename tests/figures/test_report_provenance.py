@@ -40,6 +40,8 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
     assert commits["demo-cached-0"] == f"{OTHER[:10]}+"
     assert "demo-cached-0 was trained from source with uncommitted changes" in page
     assert "git checkout" not in page, "no one commit trained all runs"
+    edited(folder, "demo-wider-0", resumed=[{"step": 3, "commit": COMMIT, "dirty": True}])
+    assert "demo-cached-0 and demo-wider-0 were trained from source with" in report([folder]).read_text()
     assert rows(page, "The data: 1 file of 1,234,567 bytes") == [["train.tsv", "1,234,567", "a" * 64]]
 
 

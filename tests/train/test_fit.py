@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import mnemos
-from mnemos.data.metrics import LOSS
+from mnemos.data.metrics import LOSS, CorpusMetric, SumMetric
 from mnemos.data.own import Batches
 from mnemos.evaluate.metrics import evaluate
 from mnemos.train import checkpoint
@@ -190,6 +190,23 @@ def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
     result = mnemos.fit(trained, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
     assert mnemos.fit(fresh, rows(), rows(), tmp_path / "run", 2, train=SETTINGS, resume=True) == result
     torch.testing.assert_close(fresh.state_dict(), trained.state_dict(), rtol=0, atol=0)
+
+
+def test_metrics_that_would_overwrite_numbers_are_refused(tmp_path):
+    def one(model, outputs, batch):
+        return outputs.sum(), outputs.sum()
+
+    for metrics, words in (
+        ((SumMetric("step", True, sums=one),), "found 'step', which the trainer has"),
+        ((SumMetric("loss", True, sums=one),), "found 'loss', which the trainer has"),
+        ((SumMetric("a", True, sums=one), CorpusMetric("a", True)), "found 'a', which another metric has"),
+        ((SumMetric("a", True, sums=one, width=3, training=False),), "expected 3 sums of one, found 2"),
+        ((SumMetric("a", True, sums=one, width=3),), "expected 3 sums of one, found 2"),
+    ):
+        with pytest.raises(InputError, match=words):
+            mnemos.fit(classifier(), rows(), rows(), tmp_path / "refused", 2, metrics=metrics, train=SETTINGS)
+        shutil.rmtree(tmp_path / "refused", ignore_errors=True)
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "run", 2, metrics=(LOSS,), train=SETTINGS)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

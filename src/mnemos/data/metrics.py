@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos.types import InputError
+
 from .batch import IGNORE, counted
 
 Sums = Callable[[nn.Module, Any, Any], Sequence[Tensor]]
@@ -78,6 +80,15 @@ def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sum
     """The distinct `sums` functions of the metrics, with the number of sums that each returns."""
     found = [m for m in metrics if isinstance(m, SumMetric) and (m.training or not training)]
     return {m.sums: m.width for m in found if m.sums is not None}
+
+
+def called(function: Sums, width: int, model: nn.Module, outputs: Any, batch: Any) -> Sequence[Tensor]:
+    """What a `sums` function returns for a batch. Raises InputError unless it is `width` sums."""
+    found = function(model, outputs, batch)
+    if len(found) != width:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InputError(f"metric: expected {width} sums of {name}, found {len(found)}; set SumMetric(width=)")
+    return found
 
 
 def values(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.data.batch import to_model
-from mnemos.data.metrics import CorpusMetric, sum_functions, values
+from mnemos.data.metrics import CorpusMetric, called, sum_functions, values
 from mnemos.data.task import SUPERVISED, Task
 from mnemos.modes import evaluating
 from mnemos.types import Advances, InputError, State
@@ -63,7 +63,7 @@ def evaluate(
             if counted_here:
                 loss, count = loss + task.loss(model, outputs, batch).item(), count + targets
                 for function, held in sums.items():
-                    for i, value in enumerate(function(model, outputs, batch)):
+                    for i, value in enumerate(called(function, functions[function], model, outputs, batch)):
                         held[i] += value.item()
             for collect, lists in records.items():
                 lists.append(collect(model, outputs, batch) if counted_here else [])

@@ -102,7 +102,7 @@ def _shared(comparison: Comparison) -> str:
     without = sum(not run.provenance for run in runs)
     if without:
         parts.append(missing(f"{plural(without, 'run')} of {len(runs)} without run.json: no provenance for those."))
-    if changed := [run.label for run in runs if run.provenance and run.provenance.get("dirty")]:
+    if changed := [run.label for run in runs if any(step.get("dirty") for step in _steps(run.provenance or {}))]:
         which = "Every run" if len(changed) == len(runs) else listed(changed)
         was = "was" if "Every run" in which or len(changed) == 1 else "were"
         what = "trained from source with uncommitted changes: the commit alone does not reproduce the numbers."
@@ -142,11 +142,15 @@ def _data(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
+def _steps(about: JSONObject) -> list[JSONObject]:
+    """The start of a run and its resumptions, each of which has a commit."""
+    resumed = about.get("resumed")
+    return [about, *(resumed if isinstance(resumed, list) else [])]
+
+
 def _commit(about: JSONObject) -> str:
     """The commits that trained a run, in order of its resumptions; + marks uncommitted changes."""
-    resumed = about.get("resumed")
-    steps = [about, *(resumed if isinstance(resumed, list) else [])]
-    said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in steps if one.get("commit")]
+    said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in _steps(about) if one.get("commit")]
     return ", ".join(dict.fromkeys(said)) or "–"
 
 

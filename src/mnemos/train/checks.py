@@ -1,9 +1,11 @@
 """Checks before a run's first update: that the recipe's settings, model and data fit together."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mnemos.data.metrics import LOSS, Metric, SumMetric
 from mnemos.data.task import Task
 from mnemos.types import Declared, InputError
 
@@ -11,6 +13,8 @@ from . import optim
 from .recipe import Recipe, RolloutConfig, TrainConfig
 
 ANY = "any"  # `inputs` of a model that accepts every kind of input
+# What the trainer and `evaluate` write beside the metrics; a metric of such a name would replace it.
+RESERVED = {"kind", "step", "loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens", "count", "layers"}
 AT_LEAST = ("vocab_size", "max_length")  # the model's value may exceed the data's; all other sizes must be equal
 
 
@@ -63,9 +67,10 @@ def _check_split(train: TrainConfig, processes: int) -> None:
 
 
 def check_task(recipe: Recipe, task: Task) -> None:
-    """Raise InputError if the model's inputs, sizes or rollout do not fit the task's data."""
+    """Raise InputError if the model's inputs, sizes or rollout do not fit the task's data, or metrics share names."""
     model: Any = recipe.model
     _check_inputs(recipe, task)
+    _check_metrics(task.metrics)
     _check_rollout(recipe.train.rollout, task)
     for name, size in task.sizes.items():
         _check_size(model, name, size)
@@ -74,6 +79,21 @@ def check_task(recipe: Recipe, task: Task) -> None:
             "model.position: expected sinusoidal or rotary, because the data's streams have no end, found learned; "
             "use rotary"
         )
+
+
+def _check_metrics(metrics: Sequence[Metric]) -> None:
+    """Raise InputError unless there is a metric, and each has a name of its own in results and lines of metrics."""
+    if not metrics:
+        raise InputError("the task's metrics: expected at least one, found none; add mnemos.data.metrics.LOSS")
+    names = [metric.name for metric in metrics]
+    for i, metric in enumerate(metrics):
+        loss = isinstance(metric, SumMetric) and metric.sums is None and metric.name == LOSS.name
+        if metric.name in names[:i] or (metric.name in RESERVED and not loss):
+            taken = "another metric" if metric.name in names[:i] else "the trainer"
+            raise InputError(
+                f"the task's metrics: expected a name of its own for each, found {metric.name!r}, which {taken} has; "
+                "rename the metric"
+            )
 
 
 def check_state(model: object, task: Task) -> None:

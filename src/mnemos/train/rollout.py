@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.data.metrics import sum_functions
+from mnemos.data.metrics import called, sum_functions
 from mnemos.data.task import Task
 from mnemos.memory.stored import accumulate_caches, stored
 from mnemos.memory_replay import replay
@@ -83,7 +83,8 @@ class ModelWithLoss(nn.Module):
                     losses.append(self.task.loss(self.model, outputs, batch))
                 added += auxiliary
                 with torch.no_grad():
-                    found = [x for function in self._functions for x in function(self.model, outputs, batch)]
+                    functions = self._functions.items()
+                    found = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
                 sums.append(torch.stack([x.to(losses[-1].device, torch.float32) for x in found]) if found else None)
         if advance:
             return ()
