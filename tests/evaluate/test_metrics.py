@@ -178,6 +178,20 @@ def test_targets_that_are_probabilities():
     assert low.dtype == torch.float32
 
 
+def test_a_corpus_metric_collects_from_every_segment_with_any_number_of_processes():
+    class Advancing(Fixed):
+        def advance(self, x, state=None, mask=None):
+            return None
+
+    task = Task()
+    task.metrics = (CorpusMetric("rows", True, collect=lambda model, outputs, batch: batch.targets.tolist()),)
+    images, start = torch.arange(2.0).view(2, 1, 1, 1), torch.ones(2, dtype=torch.bool)
+    parts = [Batch(images, targets, None, start) for targets in (torch.full((2,), IGNORE), torch.arange(2))]
+    alone, several = (evaluate(Advancing(torch.eye(5)), parts, task, total) for total in (None, lambda sums: sums))
+    assert alone == several
+    assert alone["rows"] == 4
+
+
 def test_a_corpus_metric_is_given_every_row_once_in_the_order_of_the_data():
     """Two processes share two batches; of the second one this process has no row and runs another's."""
     given: list = []

@@ -33,7 +33,8 @@ def evaluate(
 
     loss: the mean over all counted targets. count: their number. The model runs in eval mode and without gradient; its
     mode is restored. If the task returns resets, the state is carried from batch to batch, so rows may be split into
-    segments; a segment without a counted target is read by the model's `advance` if it has one.
+    segments; a segment without a counted target is read by the model's `advance` if it has one and no metric is a
+    `CorpusMetric`.
 
     With several processes, `total` sums a tensor over them, `gather` lists each process's value by rank, all processes
     run the whole model for every batch, and a batch that another process counts is wrapped in `CountedElsewhere`.
@@ -45,7 +46,8 @@ def evaluate(
     loss, count = 0.0, 0
     sums = {function: [0.0] * width for function, width in functions.items()}
     records: dict[Any, list[list[Any]]] = {collect: [] for collect in corpus}
-    advances = total is None and isinstance(model, Advances)
+    # A corpus metric collects from every segment, as it does with several processes.
+    advances = total is None and isinstance(model, Advances) and not corpus
     with torch.no_grad(), evaluating(model):
         for given in batches:
             counted_here = not isinstance(given, CountedElsewhere)
