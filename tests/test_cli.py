@@ -104,12 +104,12 @@ def test_a_task_is_read_in_rollouts(tmp_path, capsys):
     resolved = json.loads((tmp_path / "run/recipe.json").read_text())["model"]
     assert (resolved["vocab_size"], resolved["max_length"]) == (81, 79), "they are left to the data"
     assert main(["report", run]) == 0
-    said = "an update is a rollout of 5 steps of 16 tokens, its gradient cut after every 3 steps, replayed"
+    said = "an update reads 5 segments of 16 tokens; the gradient is cut after every 3 segments, by replay"
     assert said in (tmp_path / "run/report.html").read_text()
     assert main(["eval", run]) == 0
     capsys.readouterr()
     text = ["train", "text", "--data.path", __file__, "--out", str(tmp_path / "other")]
-    assert "use train.rollout.segments" in refused(capsys, *text, "--train.rollout.segment_length", "16")
+    assert "train.rollout.segments for" in refused(capsys, *text, "--train.rollout.segment_length", "16")
 
 
 @pytest.mark.parametrize("name", registry.names("recipe"))

@@ -177,7 +177,7 @@ def test_a_cache_is_as_long_as_the_keys(name, slots):
         (PVTConfig(num_heads=(3, 4)), "dim must be divisible by num_heads"),
         (SwinConfig(window=0), "window"),
         (SwinConfig(num_heads=(2,)), "depths"),
-        (SwinConfig(cache=AttentionCache()), "no attention that an attention cache is known for"),
+        (SwinConfig(cache=AttentionCache()), "expected an attention of timm"),
         (ViTConfig(cache=GRC(scope="stream")), "scope"),
     ],
 )

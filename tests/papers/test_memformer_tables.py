@@ -148,7 +148,7 @@ def test_what_is_compared_may_read_its_rows_in_its_own_way(tmp_path):
     assert len({recipe.train.rollout for recipe in found}) > 1
     compare._check(found, tmp_path / "new")
     more = replace(found[0].train, rollout=RolloutConfig(segments=2))
-    with pytest.raises(InputError, match="differ in train"):
+    with pytest.raises(InputError, match="equal train settings"):
         compare._check([found[1], replace(found[0], train=more)], tmp_path / "new")
 
 

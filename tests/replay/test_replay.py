@@ -239,7 +239,7 @@ def test_losses_of_several_types():
         ({"checkpoints": 1}, "checkpoints"),
         ({"checkpoints": "some"}, "checkpoints"),
         ({"truncate_every": 0}, "truncate_every"),
-        ({"offload": "no such folder"}, "a folder that exists, found 'no such folder'"),
+        ({"offload": "no such folder"}, "found 'no such folder'"),
         ({"weights": [1.0]}, "weights for 7 segments, found 1"),
         ({"truncate_every": True}, "truncate_every of at least 1, found True"),
         ({"resets": [None]}, "resets for 7 segments, found 1"),

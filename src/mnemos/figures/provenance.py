@@ -68,14 +68,14 @@ def rollout(recipe: JSONObject, result: JSONObject | None) -> str | None:
         return None
     many = plural(steps, "segment") if steps > 1 else "segments"
     length = f" of {segment:,} tokens" if segment else ", one batch each"
-    through = f"cut after every {plural(horizon, 'segment')}" if horizon else "through all of them"
+    through = f"is cut after every {plural(horizon, 'segment')}" if horizon else "flows back through all of them"
     if horizon == 1:
         how = ""
     elif about("rollout.replay"):
         how = ", by replay: the activations of one segment are in memory at a time"
     else:
         how = ", without replay: the activations of all of them are in memory"
-    return f"an update reads {many}{length}; the gradient flows back {through}{how}."
+    return f"an update reads {many}{length}; the gradient {through}{how}."
 
 
 def _cell(value: object, absent: object) -> str:
