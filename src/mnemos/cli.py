@@ -193,7 +193,10 @@ def _compare(arguments: list[str]) -> int:
     about = "add, for each recipe with a gated cache, the baseline whose cache is never written"
     parser.add_argument("--unwritten", action="store_true", help=about)
     options, names, fields = parser.split(arguments)
-    if len(names) + options.unwritten < 2 and "--help" not in fields:
+    if not names and "--help" in fields:
+        parser.print_help()
+        return 0
+    if not names or (len(names) + options.unwritten < 2 and "--help" not in fields):
         raise InputError(f"compare: expected at least two recipes, found {len(names)}; mnemos list prints their names")
 
     from .train.compare import compare

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,6 +222,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=words):
             mnemos.fit(classifier(), *arguments, tmp_path / "run", 2, train=SETTINGS)
+    per_token = lambda outputs, targets: torch.zeros(len(targets), 3)  # noqa: E731
+    with pytest.raises(InputError, match=r"one value per row \[\d+\], found shape"):
+        mnemos.fit(classifier(), rows(), rows(), tmp_path / "shape", 2, loss=per_token, train=SETTINGS)
+    with pytest.raises(InputError, match="fsdp"):
+        mnemos.fit(classifier(), rows(), rows(), tmp_path / "fsdp", 2, train=replace(SETTINGS, strategy="fsdp"))
     with pytest.raises(InputError, match="expected `out` with resume"):
         mnemos.fit(classifier(), rows(), rows(), resume=True)
     mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, train=SETTINGS)

@@ -105,6 +105,11 @@ class OwnTask(Task):
         if self._loss is None:
             return super().loss(model, outputs, batch)
         found = self._loss(outputs, batch.targets)
+        if found.dim() > 1 or (found.dim() == 1 and len(found) != row_count(batch)):
+            raise InputError(
+                f"fit: expected a loss that is a mean over rows (a scalar) or one value per row [{row_count(batch)}], "
+                f"found shape {tuple(found.shape)}; reduce it over the other axes"
+            )
         return found.sum() if found.dim() else found * row_count(batch)
 
     def count(self, batch: Batch) -> int:

@@ -1,4 +1,4 @@
-// What one call of the kernels is given. The order of the fields is that of `Call` in ops/linear_attention/native.py.
+// What one call of the kernels is given. The order of the fields is that of `Call` in ops/linear/native.py.
 #pragma once
 #include <cstdint>
 

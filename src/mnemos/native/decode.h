@@ -1,4 +1,4 @@
-// One token through a whole linear transformer. The order of the fields is that of models/decoder.py, where every one
+// One token through a whole linear transformer. The order of the fields is that of generate/fused.py, where every one
 // of them is a word of 64 bits.
 #pragma once
 #include <atomic>

@@ -76,6 +76,8 @@ def fit(
     if resume and out is None:
         raise InputError("fit: expected `out` with resume=True, found none; pass the folder of the run to continue")
     settings = replace(train or TrainConfig(), steps=steps)
+    if settings.strategy == "fsdp":  # the model is assessed after training, by the first process alone
+        raise InputError("fit: expected train.strategy 'auto' or 'ddp', found 'fsdp'; train a recipe to shard a model")
     if isinstance(train_data, Task):
         if valid_data is not None or loss is not None or metrics:
             raise InputError(

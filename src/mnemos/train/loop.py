@@ -76,15 +76,16 @@ def train(
     fabric = devices.connect(recipe.train)
     check_settings(recipe, fabric.world_size)
     task = recipe.data.build() if task is None else task
-    recipe = complete(recipe, task)
-    check_task(recipe, task)
-    if model is None:
-        with torch.device("meta"):  # wrong model settings must raise before the folder exists
-            check_state(recipe.model.build(), task)
-    else:
-        check_state(model, task)
-    run, saved, result = _open(fabric, recipe, Path(folder), resume)
+    run: RunFolder | None = None
     try:
+        recipe = complete(recipe, task)
+        check_task(recipe, task)
+        if model is None:
+            with torch.device("meta"):  # wrong model settings must raise before the folder exists
+                check_state(recipe.model.build(), task)
+        else:
+            check_state(model, task)
+        run, saved, result = _open(fabric, recipe, Path(folder), resume)
         if result is not None:
             if model is not None and (found := checkpoint.newest(Path(folder) / "checkpoints")):
                 load_model_state(model, found[1]["model"])
