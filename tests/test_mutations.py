@@ -1,6 +1,5 @@
 """The small faults by which the suite's power is measured."""
 
-import ast
 import sys
 from pathlib import Path
 
@@ -49,10 +48,9 @@ def test_each_kind_of_fault_is_made_once_where_behaviour_rests():
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("src/mnemos/ops/l*/*.py")), ids=lambda p: p.name)
-def test_a_fault_is_another_program_of_one_change(path):
+def test_faults_are_other_programs(path):
     source = path.read_text()
-    for fault in faults(source, path.name)[::20]:
-        changed = fault.apply(source)
-        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+    for fault in faults(source, path.name)[::40]:
+        assert fault.changes(source)
         assert fault.before in source
-        assert fault.after in changed
+        assert fault.after in fault.apply(source)

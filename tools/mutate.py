@@ -15,6 +15,7 @@ the survivors again, after tests were added.
 import argparse
 import ast
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -74,9 +75,8 @@ def choose(tree: Path, count: int, seed: int) -> list[Fault]:
         for path in sorted((tree / PACKAGE / room).rglob("*.py")):
             found += faults(path.read_text(), str(path.relative_to(tree)))
         random.Random(f"{seed} {room}").shuffle(found)
-        rooms.append(found)
-    rounds = [room[i] for i in range(max(map(len, rooms))) for room in rooms if i < len(room)]
-    return rounds[:count]
+        rooms.append(fault for fault in found if fault.changes((tree / fault.file).read_text()))
+    return list(itertools.islice(itertools.chain.from_iterable(zip(*rooms, strict=False)), count))
 
 
 def import_libraries() -> None:

@@ -49,23 +49,22 @@ class Fault:
         """The whole source with the fault in it."""
         return source[: self.start] + self.new + source[self.stop :]
 
+    def changes(self, source: str) -> bool:
+        """Whether the file with the fault is another program, and one that can be parsed."""
+        try:
+            return ast.dump(ast.parse(self.apply(source))) != ast.dump(ast.parse(source))
+        except SyntaxError:
+            return False
+
     def record(self) -> dict[str, Any]:
         """What a result file says of it."""
         return {k: v for k, v in asdict(self).items() if k not in ("start", "stop", "new")}
 
 
 def faults(source: str, file: str) -> list[Fault]:
-    """Every fault that can be made in a file, in the order of its text."""
-    found = {}
-    for fault in _Finder(source, file).found():
-        changed = fault.apply(source)
-        try:
-            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source))
-        except SyntaxError:
-            continue
-        if not same:
-            found[(fault.start, fault.stop, fault.new)] = fault
-    return sorted(found.values(), key=lambda fault: (fault.start, fault.stop, fault.new))
+    """Every fault that can be made in a file, in the order of its text; a few of them are no change (`changes`)."""
+    found = {(fault.start, fault.stop, fault.new): fault for fault in _Finder(source, file).found()}
+    return [found[place] for place in sorted(found)]
 
 
 class _Finder:
