@@ -29,7 +29,7 @@ if __name__ == "__main__":
     del os.environ["TOY_STOPS"]
     said("train", "--resume", "stopped")
     said("eval", "whole")
-    said("compare", "toy-translation", "toy-translation-linear", "--seeds", "2", "--train.steps", "6", "--out", "both")
+    said("compare", "toy-translation", "toy-translation-linear", "--train.steps", "6", "--out", "both")
     said("report", "both")
 """
 

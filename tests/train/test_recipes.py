@@ -1,6 +1,7 @@
 """Every registered recipe fits together, and those small enough learn something in a few updates."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mnemos.data.listops import ListOpsConfig
 from mnemos.data.photos import PhotosConfig
 from mnemos.data.pixels import PixelsConfig
 from mnemos.data.spoken import SpokenConfig
+from mnemos.data.task import Task
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
@@ -51,7 +53,13 @@ def small(name: str, folder: Path) -> Recipe:
     if isinstance(recipe.data, PhotosConfig):
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, classes=0))
     recipe = dataclasses.replace(recipe, data=_cut(recipe.data, folder))
-    return complete(recipe, recipe.data.build())
+    return complete(recipe, opened(recipe.data))
+
+
+@functools.cache
+def opened(data: DataConfig) -> Task:
+    """The task of some data, which is read once for all recipes of it."""
+    return data.build()
 
 
 def _cut(data: DataConfig, folder: Path) -> DataConfig:
@@ -84,7 +92,7 @@ def test_model_and_task_fit(name, folder):
     recipe = small(name, folder)
     assert recipe.name == name
     check_settings(recipe, processes=1)
-    task = recipe.data.build()
+    task = opened(recipe.data)
     check_task(recipe, task)
     batch = task.train_batch(0, 2, 0)
     if task.inputs == "frames":  # recurrent ones look at lengths, which shapes do not tell
@@ -107,7 +115,7 @@ def test_model_and_task_fit(name, folder):
 )
 def test_a_starter_learns(name, tmp_path, folder):
     recipe = small(name, folder)
-    small_sizes = {"layers": 1, "dim": 32, "mlp": 32, "num_heads": 2}
+    small_sizes = {"layers": 1, "encoder_layers": 1, "decoder_layers": 1, "dim": 32, "mlp": 32, "num_heads": 2}
     fields = {f.name for f in dataclasses.fields(recipe.model)}
     model = dataclasses.replace(recipe.model, **{k: v for k, v in small_sizes.items() if k in fields})
     data = recipe.data
@@ -115,7 +123,7 @@ def test_a_starter_learns(name, tmp_path, folder):
         for i in range(4):
             (tmp_path / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog; " * 40)
         data = dataclasses.replace(data, path=str(tmp_path), segment=64)
-    train = dataclasses.replace(recipe.train, steps=60, batch_size=8, eval_every=60, log_every=20, accelerator="cpu")
+    train = dataclasses.replace(recipe.train, steps=40, batch_size=8, eval_every=40, log_every=10, accelerator="cpu")
     optim = dataclasses.replace(recipe.optim, lr=1e-2)
     recipe = dataclasses.replace(recipe, model=model, data=data, train=train, optim=optim)
     run(recipe, tmp_path / "run", quiet=True)
