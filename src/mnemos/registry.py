@@ -73,8 +73,8 @@ def register(cls: _Class) -> _Class:
             name: ClassVar[str] = "decay"
 
     The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, which set `kind`.
-    The name can then be used in `--model.attention`, recipe.json and `mnemos.load`. Raises InputError if the class has
-    no kind or name, or if a class defined elsewhere has the name.
+    Recipes can then use the class, and recipe.json and `mnemos.load` find it by its name. Raises InputError if the
+    class has no kind or name, or if a class defined elsewhere has the name.
     """
     kind, name = getattr(cls, "kind", None), getattr(cls, "name", None)
     if not isinstance(cls, type) or kind not in KINDS or not isinstance(name, str):

@@ -42,7 +42,7 @@ class GatedCacheAttention(GatedBranch):
 
     scope="shared": one cache [Tm, Dm] for the batch, a saved buffer. A training forward reads C_t, computed from the
     stored cache and the forward's own tokens, and stores the mean of C_t over the batch (memory/stored.py says when).
-    eval() stores nothing. scope="stream": a cache per row, part of the state, with gradient through it.
+    A forward in eval mode stores nothing. scope="stream": a cache per row, part of the state, with gradient through it.
 
     causal=True: a token must not read what it or a later token wrote. The tokens are therefore processed in blocks on
     an absolute grid (of `grc.block` tokens, else Tm), and a block reads the cache that the earlier blocks built. In

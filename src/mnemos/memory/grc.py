@@ -27,6 +27,11 @@ class GRC:
     unbounded linear recurrence. Each row reads its own cache, because reading the batch mean makes a row depend on the
     other rows. The gate starts nearly closed, σ(−2) = 0.12: on short ListOps, a gate that started half open cost 4
     points of accuracy (log/2026-11-21-first-gate.md).
+
+    length: slots Tm, one number, one per stage, or "auto" (the host's length). ratio: Dm/D. scope: "shared", one cache
+    for all rows, a buffer; or "stream", one per row, carried as a state. resample: how tokens become slots; "grid" is
+    2-D and needs a grid of patches. branch: the attention over the slots. block: with causal attention, the tokens
+    between two updates; None: Tm. write: False is a cache that is never written (see `unwritten`).
     """
 
     length: int | tuple[int, ...] | Literal["auto"] = (
