@@ -216,7 +216,7 @@ class SpokenTask(Task):
         return {"transcriptions": heard, "examples": {"transcriptions": about}} if heard else {}
 
     def _some(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
-        """Batches of which the first rows are as many strings as are shown, evenly from all."""
+        """Batches whose first rows are the strings to show, spread evenly over the split."""
         return self.batches(split, -(-self.config.rows // SHOWN))
 
     def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:

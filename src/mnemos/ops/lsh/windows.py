@@ -2,7 +2,7 @@
 
 In the order (row and head, bucket, position), the keys of a query's chunk and of the one before are at most 2c − 1
 slots before it and, if not causal, c − 1 slots after it. So a block of c queries finds them in its own block and the
-two before (causal), or in these and the next: 3c or 4c keys, most of which the places exclude. All rows and heads form
+two before (causal), or in these and the next: 3c or 4c keys. The places exclude most of them. All rows and heads form
 one list; keys of another row or head are excluded too.
 
 Some blocks are computed at a time. The backward computes the weights again from the normalisers, as flash attention
