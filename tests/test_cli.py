@@ -135,7 +135,12 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["train"], "name of a recipe"),
         (["train", "dmeo"], "did you mean 'demo'"),
         (["train", "demo", "--modl.dim", "7"], "did you mean --model.dim"),
-        (["train", "demo", "--model.dim", "seven"], "--model.dim"),
+        (["train", "demo", "--model.dim", "seven"], "--model.dim: expected an integer, found 'seven'"),
+        (["train", "demo", "--optim.betas", "0.5"], "--optim.betas: expected 2 numbers, found '0.5'"),
+        (["train", "demo", "--train.rollout.checkpoints", "x"], "'all', 'sqrt' or an integer, found 'x'"),
+        (["train", "demo", "--model.attention", "linaer"], "did you mean 'linear'"),
+        (["train", "demo", "--model.attention", "--model.dim", "8"], "name of an attention, found none"),
+        (["train", "demo", "--model.attention", "linear", "--model.attention.window", "8"], "--model.attention.window"),
         (["train", "demo", "--optim.name", "sgd"], "'adamw'"),
         (["train", "demo-cached", "--model.cache.preset", "papre"], "'paper'"),
         (["show", "demo-cached", "--model.cache.ratio", "2"], "ratio"),
@@ -161,6 +166,19 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_p
     monkeypatch.chdir(tmp_path)
     assert words in refused(capsys, *arguments)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_an_attention_is_chosen_by_name_and_has_its_own_settings(capsys):
+    for name in registry.names("attention"):
+        assert main(["show", "demo", f"--model.attention={name}", "--model.dim", "32"]) == 0
+        shown = json.loads(capsys.readouterr().out)["model"]
+        assert (shown["attention"]["is"], shown["dim"]) == (name, 32)
+    words = ["--model.attention.memory", "7", "--model.attention", "relative"]
+    assert main(["show", "demo", *words]) == 0
+    shown = json.loads(capsys.readouterr().out)["model"]["attention"]
+    assert (shown["is"], shown["memory"], shown["clamp"]) == ("relative", 7, 0)
+    assert main(["train", "demo", "--help"]) == 0
+    assert "--model.attention NAME" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

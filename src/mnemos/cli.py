@@ -5,14 +5,16 @@ Exit codes: 0 done; 1 the work failed; 2 wrong input (one line, no traceback); 1
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import registry
 from .errors import InputError
+
+if TYPE_CHECKING:
+    from .train.recipe import Recipe
 
 USAGE = """mnemos: memory for transformers
 
@@ -30,7 +32,7 @@ USAGE = """mnemos: memory for transformers
   mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
-Fields are settings of the recipe, for example --model.dim 128 --train.steps 500.
+Fields are settings of the recipe, for example --model.dim 128 --train.steps 500 --model.attention linear.
 `mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
 """
 
@@ -270,40 +272,11 @@ def _only(verb: str, names: list[str]) -> str:
     return names[0]
 
 
-def _recipe(verb: str, name: str, fields: list[str]) -> Any:
-    """The named recipe with the given fields changed. tyro's errors are raised as InputError, in one line."""
-    import contextlib
-    import io
+def _recipe(verb: str, name: str, fields: list[str]) -> "Recipe":
+    """The named recipe with the given fields changed."""
+    from .train.recipe_fields import with_fields
 
-    import tyro
-
-    from .train.recipe import Recipe
-
-    default = registry.load("recipe", name)()
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            return tyro.cli(
-                Recipe,
-                prog=f"mnemos {verb} {name}",
-                args=fields,
-                default=default,
-                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-            )
-    except SystemExit as stop:
-        if not stop.code:  # --help
-            print(output.getvalue(), end="")
-            raise
-        raise InputError(_one_line(output.getvalue(), f"mnemos {verb} {name} --help")) from None
-
-
-def _one_line(message: str, manual: str) -> str:
-    """tyro's boxed error message in one line: the problem, and the most similar option name if tyro suggests one."""
-    parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", message))]
-    problem = next((part for part in parts[1:] if part), parts[0])
-    meant = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", message)
-    hint = f"did you mean {meant[1]}?" if meant else f"see {manual}"
-    return f"{problem.rstrip('.')}; {hint}"
+    return with_fields(registry.load("recipe", name)(), fields, f"mnemos {verb} {name}")
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
