@@ -127,6 +127,47 @@ class Advances(Protocol):
         ...
 
 
+class Likelihood(Protocol):
+    """How to score the outputs of a model where they are not logits."""
+
+    def loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The sum of −log p(target) over the counted targets, in nats: a scalar. mask [B, T]: that of the inputs."""
+        ...
+
+    def right(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(right predictions, counted targets), two scalars. What counts as right is the likelihood's to define."""
+        ...
+
+
+@runtime_checkable
+class DrawingLikelihood(Likelihood, Protocol):
+    """A likelihood from which a Stream can draw tokens."""
+
+    def draw(
+        self, outputs: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None
+    ) -> Tensor:
+        """Tokens [B] int64 drawn from outputs [B, V]; the settings are those of `Stream.generate`.
+
+        Raises InputError for settings that do not apply to the likelihood.
+        """
+        ...
+
+
+@runtime_checkable
+class HasLikelihood(Protocol):
+    """A model that may have a likelihood of its own; without the attribute, or with None, its outputs are logits."""
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """The model's likelihood; None if its outputs are logits."""
+        ...
+
+
+def likelihood_of(model: object) -> Likelihood | None:
+    """The model's own likelihood; None if its outputs are logits."""
+    return model.likelihood if isinstance(model, HasLikelihood) else None
+
+
 def combined_splits(parts: Iterable[Splits]) -> Splits:
     """Where a stack of layers may be cut: anywhere if every layer may; "segments" if not, but one has a state."""
     found = set(parts)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import mnemos
 from mnemos.data.metrics import LOSS, CorpusMetric, SumMetric
-from mnemos.data.own import Batches
+from mnemos.data.own import BatchSource
 from mnemos.evaluate.metrics import evaluate
 from mnemos.train import checkpoint
 from mnemos.train.recipe import OptimConfig, TrainConfig
@@ -170,7 +170,7 @@ def test_a_state_is_carried_where_batches_say_so(tmp_path):
 
 
 def test_batches_after_a_close_are_those_of_before():
-    source = Batches(Endless())
+    source = BatchSource(Endless())
     before = [source.batch(index, 1, 0).inputs for index in range(7)]
     source.close()
     assert torch.equal(source.batch(6, 1, 0).inputs, before[6])
@@ -208,6 +208,83 @@ def test_metrics_that_would_overwrite_numbers_are_refused(tmp_path):
             mnemos.fit(classifier(), rows(), rows(), tmp_path / "refused", 2, metrics=metrics, train=SETTINGS)
         shutil.rmtree(tmp_path / "refused", ignore_errors=True)
     mnemos.fit(classifier(), rows(), rows(), tmp_path / "run", 2, metrics=(LOSS,), train=SETTINGS)
+
+
+def test_training_data_are_iterated_once_before_and_in_training(tmp_path):
+    """A DataLoader starts its workers for every iteration."""
+    begun = []
+
+    class Counted(Endless):
+        def __iter__(self):
+            begun.append(torch.initial_seed())
+            return super().__iter__()
+
+    settings = replace(SETTINGS, seed=5, eval_every=9)
+    mnemos.fit(classifier(), DataLoader(Counted(), 1), rows(), tmp_path / "run", 4, train=settings)
+    assert len(begun) == 1
+    for index in (0, 12, 3):  # with a length, passes between are skipped, in whatever order batches are read
+        del begun[:]
+        source = BatchSource(Sized([1, 2, 3, 4, 5], begun))
+        source.batch(0, 1, 0)
+        assert source.batch(index, 1, 0).inputs == index % 5 + 1
+        assert len(begun) == (2 if index == 12 else 1)
+
+
+class Sized(list):
+    def __init__(self, values: list, begun: list) -> None:
+        super().__init__(mnemos.Batch(value, value) for value in values)
+        self.begun = begun
+
+    def __iter__(self):
+        self.begun.append(len(self))
+        return super().__iter__()
+
+
+def test_metrics_have_names_and_a_quiet_run_prints_nothing(tmp_path, capsys):
+    result = mnemos.fit(
+        classifier(), rows(), rows(), tmp_path / "run", 2, metrics=["top5", "accuracy"], train=SETTINGS, quiet=True
+    )
+    assert (result["metric"], result["test"]["top5"]) == ("top5", 1.0)
+    assert capsys.readouterr() == ("", "")
+    for metrics, words in ((["acuracy"], "did you mean 'accuracy'"), ([3], "found 3; known"), ("loss", "a list")):
+        with pytest.raises(InputError, match=words):
+            mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, metrics=metrics, train=SETTINGS)
+
+
+class Returns(nn.Module):
+    """A classifier whose outputs are what the function makes of the logits."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.inner, self.function = classifier(), function
+
+    def forward(self, x, mask=None):
+        return self.function(self.inner(x))
+
+
+class ReturnsNoState(Returns):
+    def forward(self, x, state=None):
+        return self.inner(x)
+
+
+def test_models_and_targets_that_do_not_fit_give_one_line(tmp_path):
+    x, y = rows().tensors
+    wrong = [(x[:4], y[:4]), (x[:4], torch.tensor([0, 1, -100, 3]))]
+    pair = Returns(lambda y: (y, None))
+    for i, (model, data, words) in enumerate(
+        (
+            (classifier(), wrong, r"^training batch 1: expected targets 0 to 2, .* 3 classes, found 3; "),
+            (classifier(), wrong[1:], r"^fit: expected targets 0 to 2, .* 3 classes, found 3; "),
+            (pair, rows(), "^fit: expected logits as one tensor from the model, found a tuple of 2; "),
+            (ReturnsNoState(None), rows(), r"^fit: expected \(outputs, state\) .*, found a Tensor; "),
+            (Returns(lambda y: y[:, None]), rows(), r"^fit: expected logits \[32, classes\] .*\(32, 1, 3\); "),
+        )
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            mnemos.fit(model, data, rows(), tmp_path / str(i), 2, train=SETTINGS, quiet=True)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="continue it with resume=True"):
+        mnemos.fit(classifier(), rows(), rows(), tmp_path / "0", 2, train=SETTINGS)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -4,6 +4,7 @@ A metric has its name, its direction (is higher better?) and its printed form, s
 reports depends on no particular metric.
 """
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.types import InputError
+from mnemos.types import InputError, likelihood_of
 
 from .batch import IGNORE, counted
 
@@ -113,8 +114,7 @@ def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tenso
     If the model has a `likelihood`, it is likelihood.loss(outputs, targets, mask). Otherwise the outputs are logits
     [..., C]; for targets [B, C] that are probabilities p, the sum of −Σ p·log q.
     """
-    own: Any = getattr(model, "likelihood", None)
-    if own is not None:
+    if (own := likelihood_of(model)) is not None:
         return own.loss(outputs, batch.targets, batch.mask)
     targets = batch.targets
     if targets.is_floating_point():
@@ -129,8 +129,7 @@ def right_predictions(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tenso
     For targets that are probabilities, it must be the most probable class. If the model has a `likelihood`, the pair is
     likelihood.right(outputs, targets, mask).
     """
-    own: Any = getattr(model, "likelihood", None)
-    if own is not None:
+    if (own := likelihood_of(model)) is not None:
         return own.right(outputs, batch.targets, batch.mask)
     targets = batch.targets
     if targets.is_floating_point():
@@ -140,7 +139,7 @@ def right_predictions(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tenso
 
 def right_in_top_five(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
     """(targets [B] that are among the five most probable classes, counted targets)."""
-    top = outputs.topk(5).indices
+    top = outputs.topk(min(5, outputs.shape[-1])).indices
     return (top == batch.targets[:, None]).any(-1).sum(), counted(batch.targets)
 
 
@@ -152,6 +151,24 @@ def perplexity(loss: float) -> float:
 def bits(loss: float) -> float:
     """loss / ln 2: bits per target (token, byte or sub-pixel)."""
     return loss / math.log(2)
+
+
+def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
+    """The metrics, with those of this module found by their names, such as "accuracy".
+
+    Raises InputError for a name that this module does not define, and for anything else that is not a metric.
+    """
+    if isinstance(given, (str, Metric)):
+        raise InputError(f"metrics: expected a list, found {given!r:.80}; put it in a list")
+    known = {metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, PERPLEXITY, TOKEN_ERROR_RATE)}
+    found = []
+    for one in given:
+        if not isinstance(one, Metric) and one not in known:
+            near = difflib.get_close_matches(str(one), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}; or pass a SumMetric"
+            raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
+        found.append(one if isinstance(one, Metric) else known[one])
+    return tuple(found)
 
 
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class

@@ -19,10 +19,10 @@ from torch.utils.data import (
 )
 
 from mnemos import generators
-from mnemos.types import InputError, State
+from mnemos.types import InputError, State, likelihood_of
 
 from .ahead import ahead
-from .batch import Batch, row_count
+from .batch import IGNORE, Batch, row_count
 from .buckets import Order
 from .metrics import ACCURACY, LOSS, Metric
 from .randomness import AUGMENT, global_generators
@@ -52,20 +52,29 @@ class OwnTask(Task):
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
     `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
     or a value per row [B]; None means cross-entropy of logits. Batches that have a `reset` carry the state from one to
-    the next. Raises InputError for data that are not batches, or can be iterated only once.
+    the next. seed: that of the training, whose first batch the task reads to learn what the data hold.
+    Raises InputError for data that are not batches, or can be iterated only once.
     """
 
     inputs = "own"
 
     def __init__(
-        self, model: nn.Module, train: Any, valid: Any, batch_size: int, loss: Loss | None, metrics: Sequence[Metric]
+        self,
+        model: nn.Module,
+        train: "Source",
+        valid: "Source",
+        batch_size: int,
+        loss: Loss | None = None,
+        metrics: Sequence[Metric] = (),
+        seed: int = 0,
     ) -> None:
         self._loss = loss
         self.metrics = tuple(metrics) or ((ACCURACY,) if loss is None else (LOSS,))
+        self._classes = 0  # of the logits; 0 before the first forward
         arguments = inspect.signature(model.forward).parameters
         self._accepts = {name for name in ("state", "mask") if name in arguments}
-        self._train, self._valid = source(train), source(valid)
-        first = self._train.batch(0, batch_size, 0)
+        self._train, self._valid = train, valid
+        first = self._train.batch(0, batch_size, seed)
         self.carries_state = first.reset is not None
         inputs, targets = first.inputs, first.targets
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -98,11 +107,20 @@ class OwnTask(Task):
             found = model(**inputs, **options)
         else:
             found = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
-        return found if "state" in self._accepts else (found, None)
+        if "state" not in self._accepts:
+            return found, None
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise InputError(
+                "fit: expected (outputs, state) from a model whose forward has an argument `state`, found "
+                f"{_kind(found)}; return both, or rename the argument"
+            )
+        return found
 
     def loss(self, model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
         """The caller's loss summed over rows, or the cross-entropy summed over targets."""
         if self._loss is None:
+            if likelihood_of(model) is None:
+                self._check_logits(outputs, batch.targets)
             return super().loss(model, outputs, batch)
         found = self._loss(outputs, batch.targets)
         if found.dim() > 1 or (found.dim() == 1 and len(found) != row_count(batch)):
@@ -112,15 +130,45 @@ class OwnTask(Task):
             )
         return found.sum() if found.dim() else found * row_count(batch)
 
+    def _check_logits(self, outputs: Any, targets: Tensor) -> None:
+        """Raise InputError unless the outputs are logits of the targets; the first time, check the targets too.
+
+        Later targets are checked before they are copied to the model's device, where reading them would wait for it.
+        """
+        if not isinstance(outputs, Tensor):
+            raise InputError(
+                f"fit: expected logits as one tensor from the model, found {_kind(outputs)}; return the logits alone, "
+                "give forward an argument `state` if it also returns a state, or give fit a loss"
+            )
+        if outputs.shape[:-1] != targets.shape:
+            wanted = ", ".join([*map(str, targets.shape), "classes"])
+            raise InputError(
+                f"fit: expected logits [{wanted}] from the model, found shape {tuple(outputs.shape)}; change the "
+                "model, or give fit a loss"
+            )
+        if not self._classes:
+            self._classes = outputs.shape[-1]
+            self._check_targets(targets, "fit")
+
+    def _check_targets(self, targets: Tensor, where: str) -> None:
+        wrong = targets[(targets != IGNORE) & ((targets < 0) | (targets >= self._classes))]
+        if len(wrong):
+            raise InputError(
+                f"{where}: expected targets 0 to {self._classes - 1}, as the model has {self._classes} classes, found "
+                f"{int(wrong[0])}; correct the data, or give the model more classes"
+            )
+
     def count(self, batch: Batch) -> int:
         """Rows, with the caller's loss; otherwise targets that are not IGNORE."""
         return super().count(batch) if self._loss is None else row_count(batch)
 
     def check(self, batch: Batch, where: str) -> None:
-        """Raise InputError for targets that need a `loss`, or a mask that the model does not take."""
+        """Raise InputError for targets that need a `loss` or more classes, or a mask that the model does not take."""
         if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
             found = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
             raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {found}; give fit a loss")
+        if self._classes:
+            self._check_targets(batch.targets, where)
         if batch.mask is not None and "mask" not in self._accepts:
             raise InputError(
                 f"{where}: expected a model that takes a mask, found one without; give it an argument mask"
@@ -131,40 +179,50 @@ class OwnTask(Task):
         self._train.close()
 
 
-class _Key(NamedTuple):
+def _kind(found: object) -> str:
+    """What a model returned, in words."""
+    return f"a tuple of {len(found)}" if isinstance(found, tuple) else f"a {type(found).__name__}"
+
+
+class _RowsAndSeed(NamedTuple):
     rows: list[int]
     place: tuple[int, int] | None  # (seed, index) of what the data set draws
 
 
-class Rows:
+class RowSource:
     """A map-style data set, read in an order of ours: batch i is a pure function of (i, batch_size, seed).
 
     shuffle: every epoch is a new permutation; otherwise the order of the data set, repeated. What the data set draws
     from the generators of Python, NumPy and PyTorch is a function of (seed, i). `workers` processes compute in advance.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], shuffle: bool, workers: int) -> None:
-        self.dataset, self.collate, self.workers = dataset, collate, workers
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], shuffle: bool, workers: int, batch_size: int = 0
+    ) -> None:
+        self.dataset, self.collate, self.workers, self.batch_size = dataset, collate, workers, batch_size
         self.rows = len(dataset)
         self._order = Order(self.rows) if shuffle else None
         self._stream: Iterator[Batch] | None = None
         self._next = (-1, 0, 0)
+        self._last: tuple[tuple[int, int, int], Batch] | None = None
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless order."""
         key = (index, batch_size, seed)
         if not self.workers:
             return self._make(next(self._keys(key)))
-        if self._stream is None or key != self._next:
-            self.close()
-            self._stream = ahead(self._make, self._keys(key), self.workers)
-        self._next = (index + 1, batch_size, seed)
-        return next(self._stream)
+        if self._last is None or self._last[0] != key:  # the first batch is read twice, by the task and in training
+            if self._stream is None or key != self._next:
+                self.close()
+                self._stream = ahead(self._make, self._keys(key), self.workers)
+            self._next = (index + 1, batch_size, seed)
+            self._last = key, next(self._stream)
+        return self._last[1]
 
     def once(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in the data set's order."""
         starts = range(0, self.rows, batch_size)
-        keys = (_Key(list(range(i, min(i + batch_size, self.rows))), (0, i)) for i in starts)
+        keys = (_RowsAndSeed(list(range(i, min(i + batch_size, self.rows))), (0, i)) for i in starts)
         return ahead(self._make, keys, min(self.workers, len(starts)))
 
     def epoch(self, batch_size: int) -> float:
@@ -175,35 +233,36 @@ class Rows:
         """End the worker processes."""
         if self._stream is not None:
             self._stream.close()  # type: ignore[attr-defined]
-        self._stream = None
+        self._stream = self._last = None
 
-    def _keys(self, first: tuple[int, int, int]) -> Iterator[_Key]:
+    def _keys(self, first: tuple[int, int, int]) -> Iterator[_RowsAndSeed]:
         index, batch_size, seed = first
         for i in itertools.count(index):
             if self._order is not None:
                 rows = self._order.batch(i, batch_size, seed).tolist()
             else:
                 rows = [row % self.rows for row in range(i * batch_size, (i + 1) * batch_size)]
-            yield _Key(rows, (seed, i))
+            yield _RowsAndSeed(rows, (seed, i))
 
-    def _make(self, key: _Key) -> Batch:
+    def _make(self, key: _RowsAndSeed) -> Batch:
         with global_generators() as put:
             if key.place is not None:
                 put(key.place[0], AUGMENT, key.place[1])
             return as_batch(self.collate([self.dataset[row] for row in key.rows]))
 
 
-class Batches:
+class BatchSource:
     """An iterable of batches, iterated again and again: batch i is found by reading the batches before it.
 
     Every pass has generators of its own, seeded by (seed, pass), so the training's generators and the data's do not
-    affect each other. If the iterable has a `len`, earlier passes are skipped.
+    affect each other. If the iterable has a `len`, earlier passes are skipped. A pass begins only when a batch of it is
+    read, because a DataLoader starts its worker processes for each.
     """
 
     workers = 0
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        if iter(batches) is batches:
+        if isinstance(batches, Iterator):
             raise InputError(
                 f"expected data that can be iterated again, found a {type(batches).__name__} that ends; give a list, "
                 "a DataLoader or a class with __iter__"
@@ -213,7 +272,8 @@ class Batches:
             self.length = len(batches)  # type: ignore[arg-type]
         except TypeError:
             self.length = 0
-        self.rows = self.length * (getattr(batches, "batch_size", None) or 0)
+        self.batch_size: int = getattr(batches, "batch_size", None) or 0
+        self.rows = self.length * self.batch_size
         self._iterator: Iterator[Any] | None = None
         self._generators: generators.Snapshot = {}
         self._place = self._pass = self._seed = -1
@@ -223,7 +283,9 @@ class Batches:
         """Batch `index` of the passes of `seed`, one after the other."""
         if self._place > index or seed != self._seed:
             self._iterator, self._place, self._pass, self._seed = None, -1, -1, seed
-        if self.length and self._iterator is None:
+        passes_between = index > self._place + 1 and index // (self.length or 1) > self._pass
+        if self.length and (self._iterator is None or passes_between):
+            self._iterator = None
             self._pass = index // self.length - 1
             self._place = (self._pass + 1) * self.length - 1
         while self._place < index:
@@ -259,10 +321,11 @@ class Batches:
         raise InputError("expected training data of at least one batch, found none; check the data")
 
 
-def source(data: Any) -> Rows | Batches:
-    """The batches of a map-style data set (also inside a DataLoader), or of an iterable."""
-    if isinstance(data, (Rows, Batches)):
-        return data
+Source = RowSource | BatchSource
+
+
+def source(data: object) -> Source:
+    """The batches of a map-style data set (also inside a DataLoader), or of an iterable. Reads none of them."""
     if isinstance(data, DataLoader):
         sampler = data.sampler
         ordered = type(data.batch_sampler) is BatchSampler and (
@@ -271,26 +334,24 @@ def source(data: Any) -> Rows | Batches:
         )
         if ordered and not isinstance(data.dataset, IterableDataset):
             shuffle = type(sampler) is RandomSampler
-            return Rows(data.dataset, data.collate_fn, shuffle, data.num_workers)
-        return Batches(data)
+            return RowSource(data.dataset, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0)
+        return BatchSource(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return Rows(data, default_collate, shuffle=True, workers=0)
+        return RowSource(data, default_collate, shuffle=True, workers=0)
     if not isinstance(data, Iterable):
         raise InputError(f"expected a DataLoader, a data set or an iterable of batches, found {type(data).__name__}")
-    return Batches(data)
+    return BatchSource(data)
 
 
-def described(data: Any) -> str:
+def described(found: Source) -> str:
     """The data's class and size, for the run's recipe."""
-    found = source(data)
-    held = found.dataset if isinstance(found, Rows) else found.batches
-    size = f"{found.rows} rows" if isinstance(found, Rows) else f"{found.length or 'any number of'} batches"
+    held = found.dataset if isinstance(found, RowSource) else found.batches
+    size = f"{found.rows} rows" if isinstance(found, RowSource) else f"{found.length or 'any number of'} batches"
     return f"{type(held).__module__}.{type(held).__qualname__} of {size}"
 
 
-def rows_in_a_batch(data: Any) -> int:
+def rows_in_a_batch(found: Source, seed: int) -> int:
     """The batch size that the data have: a DataLoader's, or the rows of an iterable's first batch; else 0."""
-    if isinstance(data, DataLoader) and data.batch_size:
-        return data.batch_size
-    found = source(data)
-    return row_count(found.batch(0, 1, 0)) if isinstance(found, Batches) else 0
+    if found.batch_size or isinstance(found, RowSource):
+        return found.batch_size
+    return row_count(found.batch(0, 1, seed))

@@ -1,11 +1,9 @@
 """Draw the next token from a model's outputs."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mnemos.types import InputError
+from mnemos.types import DrawingLikelihood, InputError, Likelihood
 
 
 def draw(
@@ -14,7 +12,7 @@ def draw(
     top_k: int = 0,
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
-    likelihood: Any = None,
+    likelihood: Likelihood | None = None,
 ) -> Tensor:
     """Tokens [B] int64 drawn from outputs [B, V]: logits, or the parameters of `likelihood`, if the model has one.
 
@@ -27,6 +25,10 @@ def draw(
             f"found {temperature}, {top_k} and {top_p}"
         )
     if likelihood is not None:
+        if not isinstance(likelihood, DrawingLikelihood):
+            raise InputError(
+                f"expected a likelihood to draw from, found {type(likelihood).__name__} without `draw`; define it"
+            )
         return likelihood.draw(outputs, temperature, top_k, top_p, generator)
     if temperature == 0:
         return outputs.argmax(-1)

@@ -13,7 +13,18 @@ from mnemos._compat import pytree
 from mnemos.atomic import replacing
 from mnemos.config import to_dict
 from mnemos.modes import evaluating
-from mnemos.types import InputError, Output, Recurrent, RecurrentModel, State, join, leaves, map_state, select
+from mnemos.types import (
+    InputError,
+    Output,
+    Recurrent,
+    RecurrentModel,
+    State,
+    join,
+    leaves,
+    likelihood_of,
+    map_state,
+    select,
+)
 
 from .fused import fused_step
 from .sampling import draw
@@ -81,7 +92,7 @@ class Stream:
         if length < 0:
             raise InputError(f"generate: expected a length of at least 0, found {length}")
         tokens = torch.empty(length, len(last), 1, dtype=torch.int64, device=last.device)
-        likelihood = getattr(self.model, "likelihood", None)
+        likelihood = likelihood_of(self.model)
         with torch.no_grad(), evaluating(self.model):
             for i in range(length):
                 outputs, state = self.step(last, state)

@@ -8,15 +8,15 @@ from typing import ClassVar
 from torch import nn
 
 from mnemos.config import DataConfig, ModelConfig
-from mnemos.data.metrics import Metric
+from mnemos.data.metrics import Metric, find_metrics
 from mnemos.data.own import Loss, OwnTask, described, rows_in_a_batch, source
 from mnemos.data.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
 from .checks import ANY
-from .recipe import OptimConfig, Recipe, TrainConfig
-from .session import OWN, run_name, train_and_assess
+from .recipe import OWN, OptimConfig, Recipe, TrainConfig
+from .session import run_name, train_and_assess
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,11 @@ def fit(
     steps: int = 1000,
     lr: float = 1e-3,
     loss: Loss | None = None,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric | str] = (),
     optim: OptimConfig | None = None,
     train: TrainConfig | None = None,
     resume: bool = False,
+    quiet: bool = False,
 ) -> JSONObject:
     """Train `model` in place on your own data, write a run folder, and return the content of its result.json.
 
@@ -61,9 +62,10 @@ def fit(
     {"inputs", "targets", "mask", "reset"} or a `Batch`. For batches of any other kind pass a `Task` as train_data.
     model: called as model(inputs). If its `forward` has arguments `state` and `mask` they are passed too; with `state`
     it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
-    default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: comparisons use the
-    first. out: the run's folder, by default a new one in runs/. optim, train: all other settings; `steps` and `lr`
-    override theirs. Result: {"test": scores on valid_data at the end, "seconds", …}, see `mnemos.train.loop.train`.
+    default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
+    those in `mnemos.data.metrics`, such as "accuracy"; comparisons use the first. out: the run's folder, by default a
+    new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs. quiet: print no progress and
+    no summary. Result: {"test": scores on valid_data at the end, "seconds", …}, see `mnemos.train.loop.train`.
 
     resume: continue the run in `out` from its newest checkpoint. Pass the same model class, data and settings. For a
     map-style data set (also inside a DataLoader, shuffled or not) the order is a function of the seed, so resuming is
@@ -88,9 +90,11 @@ def fit(
     else:
         if valid_data is None:
             raise InputError("fit: expected valid_data, found none; pass a DataLoader or a data set to evaluate on")
-        data = OwnData(train=described(train_data), valid=described(valid_data))
-        settings = replace(settings, batch_size=rows_in_a_batch(train_data) or settings.batch_size)
-        task = OwnTask(model, source(train_data), source(valid_data), settings.batch_size, loss, metrics)
+        chosen = find_metrics(metrics)
+        training, validation = source(train_data), source(valid_data)
+        data = OwnData(train=described(training), valid=described(validation))
+        settings = replace(settings, batch_size=rows_in_a_batch(training, settings.seed) or settings.batch_size)
+        task = OwnTask(model, training, validation, settings.batch_size, loss, chosen, settings.seed)
     about = OwnModel(f"{type(model).__module__}.{type(model).__qualname__}", sum(p.numel() for p in model.parameters()))
     recipe = Recipe(
         model=about,
@@ -102,4 +106,4 @@ def fit(
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
     with evaluating(model, training=True):  # restores the mode of every module
-        return train_and_assess(recipe, task, folder, resume=resume, model=model)
+        return train_and_assess(recipe, task, folder, resume, quiet, model)

@@ -143,7 +143,8 @@ class _Session:
                 self._save()
             where = "" if self.run is None else f"{self.run.folder}: "
             raise Interrupted(
-                f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with --resume"
+                f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with "
+                f"{self.recipe.resuming}"
             ) from None
         except TrainingFailed as error:
             last = f"the last checkpoint is of update {self.saved}" if self.saved else "there is no checkpoint yet"

@@ -12,6 +12,7 @@ from mnemos.config import DataConfig, ModelConfig, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
+OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
 # Fields of models that depend on the data. A recipe may leave them 0; a run then fills them in from its data.
 SIZES = ("vocab_size", "max_length", "classes", "image", "channels", "bands")
 
@@ -111,6 +112,11 @@ class Recipe:
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def resuming(self) -> str:
+        """What continues a run of the recipe: an argument of `mnemos.fit`, or an option of `mnemos train`."""
+        return "resume=True" if self.model.name == OWN else "--resume"
 
     def from_data(self) -> list[str]:
         """The names of the model's sizes that are 0, which a run fills in from its data."""

@@ -44,7 +44,8 @@ class RunFolder:
             raise InputError(f"{folder}: expected a folder for the run, found a file; name another folder")
         if (folder / "recipe.json").exists():
             raise InputError(
-                f"{folder}: expected a new or empty folder, found a run; continue it with --resume, or name another"
+                f"{folder}: expected a new or empty folder, found a run; continue it with {recipe.resuming}, or name "
+                "another folder"
             )
         # These files are left by a start that was killed before it wrote the recipe.
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS) if folder.is_dir() else []
@@ -68,7 +69,9 @@ class RunFolder:
         """Open an existing run. Raises InputError if there is none, its recipe differs, or it is in use."""
         folder = Path(folder)
         if not (folder / "recipe.json").is_file():
-            raise InputError(f"{folder}: expected a run to resume, found no recipe.json; start it without --resume")
+            raise InputError(
+                f"{folder}: expected a run to resume, found no recipe.json; start it without {recipe.resuming}"
+            )
         if difference := differing(_json(folder / "recipe.json"), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
         run = cls(folder)

@@ -28,10 +28,8 @@ from . import checkpoint
 from .checks import complete
 from .loop import train
 from .progress import NoProgress, progress
-from .recipe import Recipe
+from .recipe import OWN, Recipe
 from .sharding import load_model_state
-
-OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
 
 
 def run_name(recipe: Recipe, verb: str = "") -> str:
