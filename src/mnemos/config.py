@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,13 +86,14 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
     if origin is typing.Annotated:
         return from_dict(arguments[0], value, where)
     if origin in (typing.Union, types.UnionType):
-        problems = []
+        problem = _wrong(where, cls, value)
         for option in arguments:
             try:
                 return from_dict(option, value, where)
             except InputError as error:
-                problems.append((dataclasses.is_dataclass(option) == isinstance(value, dict), error))
-        raise max(problems, key=lambda problem: problem[0])[1]  # the error of the option that fits best
+                if isinstance(value, dict) and dataclasses.is_dataclass(option):
+                    problem = error  # it names the field within the value
+        raise problem
     if cls is type(None) or value is None:
         if cls is type(None) and value is None:
             return None
@@ -100,7 +101,7 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise InputError(f"{where}: expected one of {', '.join(map(repr, arguments))}, found {value!r}")
+        raise _wrong(where, cls, value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise _wrong(where, cls, value)
@@ -163,4 +164,41 @@ def unknown_field(name: str, known: Iterable[str], where: str) -> str:
 
 
 def _wrong(where: str, cls: object, value: object) -> InputError:
-    return InputError(f"{where}: expected {getattr(cls, '__name__', cls)}, found {value!r}")
+    return InputError(f"{where}: expected {in_words(cls) or cls}, found {value!r:.80}; change it")
+
+
+def in_words(annotation: object) -> str | None:
+    """The values that a field's type allows, in words: "an integer or None"; None for a type without words."""
+    options = list(_options(annotation))
+    if not options or None in options:
+        return None
+    found = [option for option in options if option]
+    return " or ".join(part for part in (", ".join(found[:-1]), found[-1]) if part)
+
+
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    type(None): "None",
+    dict: "a dict",
+}
+
+
+def _options(annotation: object) -> Iterator[str | None]:
+    """The alternatives of a type, each in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        yield from map(repr, arguments)
+    elif origin in (typing.Union, types.UnionType):
+        for argument in arguments:
+            yield from _options(argument)
+    elif origin is tuple and len({*arguments} - {Ellipsis}) == 1 and (one := in_words(arguments[0])):
+        count = "one or more" if Ellipsis in arguments else str(len(arguments))
+        yield f"{count} {one.split(' ', 1)[-1]}s"
+    elif isinstance(annotation, type):
+        kind = "a path" if issubclass(annotation, Path) else f"a {annotation.__name__}"
+        yield _WORDS.get(annotation, kind)
+    else:
+        yield None

@@ -139,8 +139,8 @@ def load(kind: str, name: str) -> Any:
     known = places(kind)
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
-        listed = ", ".join(known) if len(known) <= 20 else f"{len(known)} that mnemos list prints"
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
+        listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
+        hint = f"did you mean {near[0]!r}?" if near else listed
         article = "an" if kind[0] in "aeiou" else "a"
         raise InputError("; ".join([f"expected the name of {article} {kind}, found {name!r}", hint, *load_plugins()]))
     if name not in _registered[kind]:

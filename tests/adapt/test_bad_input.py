@@ -76,7 +76,8 @@ def test_a_causal_attention_that_no_adapter_knows():
 
 
 def test_what_is_no_model_and_what_is_no_cache():
-    refused(nn.Linear(2, 2), "expected a torch.nn.Module and a mnemos.GRC", GRC)
+    for grc, found in ((GRC, "the class GRC"), ({}, "a dict"), ({"0": GRC()}, "a dict")):
+        refused(nn.Linear(2, 2), f"expected one mnemos.GRC.* found {found}; choose the attentions with where=", grc)
     with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
         mnemos.cache("a model")  # type: ignore[arg-type]
 

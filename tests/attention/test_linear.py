@@ -156,7 +156,7 @@ def test_configuration():
     attention = settings.build(12, 3, causal=True, dropout=0.1)
     assert (attention.feature_map, attention.eps) == ("relu", 1e-3)
     assert (attention.dim, attention.num_heads, attention.causal) == (12, 3, True)
-    with pytest.raises(InputError, match="expected one of 'elu'"):
+    with pytest.raises(InputError, match="expected 'elu', 'relu', "):
         config.from_dict(LinearConfig, {**dataclasses.asdict(settings), "feature_map": "elo"})
 
 

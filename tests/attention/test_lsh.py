@@ -193,7 +193,7 @@ def test_configuration():
     assert config.from_dict(LSHConfig, config.to_dict(settings)) == settings
     attention = settings.build(12, 3, causal=True, dropout=0.1)
     assert (attention.rotations.shape, attention.chunk, attention.dropout) == ((2, 3, 4, 4), 16, 0.1)
-    with pytest.raises(InputError, match="expected int"):
+    with pytest.raises(InputError, match="expected an integer"):
         config.from_dict(LSHConfig, {**dataclasses.asdict(settings), "rounds": "4"})
 
 

@@ -65,7 +65,7 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     found, if the model has caches already, if a length does not fit, or if a host's forward has other arguments than
     its adapter expects.
     """
-    return apply(model, grc or GRC(), where, example)
+    return apply(model, GRC() if grc is None else grc, where, example)
 
 
 def apply(
@@ -103,8 +103,15 @@ def uncache(model: nn.Module) -> nn.Module:
 
 
 def _check(model: nn.Module, grc: GRC) -> None:
-    if not isinstance(model, nn.Module) or not isinstance(grc, GRC):
-        raise InputError(f"expected a torch.nn.Module and a mnemos.GRC(...), found {model!r:.60} and {grc!r:.60}")
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"expected a torch.nn.Module to give a cache to, found {_class_of(model)}; pass the model first"
+        )
+    if not isinstance(grc, GRC):
+        raise InputError(
+            f"expected one mnemos.GRC(...) for all attentions, found {_class_of(grc)}; choose the attentions with "
+            "where="
+        )
     if found := caches(model):
         raise InputError(
             f"expected a model without gated caches, found {len(found)}; mnemos.uncache(model) removes those of cache()"
@@ -116,6 +123,10 @@ def _check(model: nn.Module, grc: GRC) -> None:
             f"expected a model that is not distributed yet, found {kind}; call mnemos.cache() first, then distribute "
             "it with its caches"
         )
+
+
+def _class_of(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _sites(model: nn.Module) -> Iterable[Site]:

@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import io
 import re
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mnemos import registry
-from mnemos.config import AttentionConfig
+from mnemos.config import AttentionConfig, in_words
 from mnemos.types import InputError
 
 from .recipe import Recipe
@@ -125,7 +124,7 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
             return f"expected settings --field value, found {' '.join(unknown)} without its field; {hint}"
         return f"expected a setting of {recipe.name}, found {option}; {hint}"
     wrong = re.match(r"(?:Error parsing|Missing value for|invalid choice .* for)(?: argument)? '?--([\w.-]+)", problem)
-    expected = _expected(_annotation(recipe, _path(wrong[1]).split("."))) if wrong else None
+    expected = in_words(_annotation(recipe, _path(wrong[1]).split("."))) if wrong else None
     if wrong is None or expected is None:
         return f"{problem.rstrip('.')}; {hint}"
     return f"--{wrong[1]}: expected {expected}, found {_given(words, wrong[1])}; {hint}"
@@ -150,29 +149,3 @@ def _annotation(value: object, path: list[str]) -> object:
     if len(path) > 1:
         return _annotation(getattr(value, path[0], None), path[1:])
     return typing.get_type_hints(type(value)).get(path[0])
-
-
-_WORDS = {int: "an integer", float: "a number", bool: "'True' or 'False'", str: "a text", type(None): "'None'"}
-
-
-def _expected(annotation: object) -> str | None:
-    """A type in words; None for a type without words."""
-    found = list(_options(annotation))
-    if not found or None in found:
-        return None
-    options = [option for option in found if option]
-    return " or ".join(part for part in (", ".join(options[:-1]), options[-1]) if part)
-
-
-def _options(annotation: object) -> Iterator[str | None]:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
-        yield from (repr(str(choice)) for choice in arguments)
-    elif origin in (typing.Union, types.UnionType):
-        for argument in arguments:
-            yield from _options(argument)
-    elif origin is tuple and len({*arguments} - {Ellipsis}) == 1 and (one := _expected(arguments[0])):
-        count = "one or more" if Ellipsis in arguments else str(len(arguments))
-        yield f"{count} {one.split(' ', 1)[-1]}s"
-    else:
-        yield _WORDS.get(annotation) if isinstance(annotation, type) else None
