@@ -181,6 +181,15 @@ def test_an_attention_is_chosen_by_name_and_has_its_own_settings(capsys):
     assert "--model.attention NAME" in capsys.readouterr().out
 
 
+def test_help_of_a_recipe_explains_each_field_once(capsys):
+    """tyro takes a field's help from the docstring's section Attributes, and leaves it out of the description."""
+    assert main(["train", "demo-cached", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "====" not in said
+    for field in ("steps between two evaluations on the validation split", "Dm/D, the width of a slot"):
+        assert said.count(field) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,8 +13,9 @@ import pytest
 from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, from_dict, to_dict
+from mnemos.memory.grc import GRC
 from mnemos.recipes.demo import demo
-from mnemos.train.recipe import Recipe, recipe, unwritten
+from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
 
 # Recipes that users and results name: new ones need not be added, old ones stay.
 RECIPES = (Path(__file__).parent / "recipe_names.txt").read_text().split()
@@ -157,7 +158,7 @@ def test_what_cannot_be_registered_is_refused():
 
 
 PLUGIN = """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 import mnemos
 from mnemos.attention.linear import LinearConfig
@@ -227,3 +228,15 @@ def test_installed_names_are_read_from_json_and_shown(plugins):
     assert last == "2"
     assert "did you mean 'text-decay'?" in done.stderr
     assert "broken 1.5" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(registry.load("attention", name) for name in registry.names("attention")),
+        *(GRC, OptimConfig, RolloutConfig, ScheduleConfig, TrainConfig),
+    ],
+)
+def test_the_docstring_of_a_configuration_explains_every_field(cls):
+    explained = re.findall(r"^        (\w+): \S", cls.__doc__.partition("Attributes:\n")[2], re.MULTILINE)
+    assert explained == [field.name for field in fields(cls)]

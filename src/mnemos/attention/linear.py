@@ -19,13 +19,21 @@ Sums = LinearState | CompensatedState
 @register
 @dataclass(frozen=True)
 class LinearConfig(AttentionConfig):
-    """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + eps)."""
+    """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + eps).
+
+    Attributes:
+        feature_map: φ. "elu": elu(x) + 1; "relu": relu(x); "polynomial": the products of two entries, the
+            kernel (q·k)²; "favor": positive random features, whose expectation is the kernel exp(q·k/√D).
+        features: the number of random features per head, for "favor".
+        eps: added to the denominator, which keeps it above 0.
+        compensated: keep Kahan-compensated sums, exact after millions of calls, with a state twice as large.
+    """
 
     name: ClassVar[str] = "linear"
     feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
-    features: int = 128  # favor: random features per head
+    features: int = 128
     eps: float = 1e-6
-    compensated: bool = False  # Kahan-compensated sums: exact after millions of calls, with a state twice as large
+    compensated: bool = False
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""

@@ -17,13 +17,20 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 @register
 @dataclass(frozen=True)
 class LSHConfig(AttentionConfig):
-    """softmax(q·k)·v over the keys k = q/|q| that share a bucket with q in one of the hash rounds."""
+    """softmax(q·k)·v over the keys k = q/|q| that share a bucket with q in one of the hash rounds.
+
+    Attributes:
+        rounds: the number of hash rounds R. Cost and accuracy grow with it.
+        chunk: the number of tokens c per chunk. A query attends to at most 2·c tokens of its bucket per round.
+        buckets: the number of buckets per round, an even number: about N/chunk for sequences of N tokens.
+        scale: the factor of scores; None: 1/√(D/H). Reformer's code, whose keys have norm √D, uses 1.
+    """
 
     name: ClassVar[str] = "lsh"
     rounds: int = 4
-    chunk: int = 32  # tokens; a query attends to at most 2·chunk tokens of its bucket per round
-    buckets: int = 64  # even; about N/chunk for sequences of N tokens
-    scale: float | None = None  # of scores; None: 1/√(D/H). Reformer's code, whose keys have norm √D, uses 1
+    chunk: int = 32
+    buckets: int = 64
+    scale: float | None = None
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LSHAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""

@@ -16,13 +16,20 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 @register
 @dataclass(frozen=True)
 class RelativeConfig(AttentionConfig):
-    """softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v over the segment and a memory of inputs before it."""
+    """softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v over the segment and a memory of inputs before it.
+
+    Attributes:
+        memory: the number of tokens kept from before the segment, if causal; 0: none.
+        same_length: if causal, a query attends to exactly `memory` tokens before it, wherever segments end.
+        clamp: the greatest distance in tokens; larger distances count as this one. 0: no limit.
+        detached: no gradient flows into an earlier call. If False it does, and memory replay can carry it.
+    """
 
     name: ClassVar[str] = "relative"
-    memory: int = 224  # causal: the number of tokens kept from before the segment; 0: none
-    same_length: bool = False  # causal: a query attends to exactly `memory` tokens before it, wherever segments end
-    clamp: int = 0  # larger distances count as this one; 0: no limit
-    detached: bool = True  # no gradient flows into an earlier call; False: it does, and replay can carry it
+    memory: int = 224
+    same_length: bool = False
+    clamp: int = 0
+    detached: bool = True
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "RelativeAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""

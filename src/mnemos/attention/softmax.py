@@ -17,11 +17,15 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 @register
 @dataclass(frozen=True)
 class SoftmaxConfig(AttentionConfig):
-    """softmax(q·kᵀ/√(D/H))·v."""
+    """softmax(q·kᵀ/√(D/H))·v.
+
+    Attributes:
+        window: the number of tokens that a query attends to, itself included; the attention is then causal. None: all.
+    """
 
     name: ClassVar[str] = "softmax"
     rotates: ClassVar[bool] = True
-    window: int | None = None  # causal: how many tokens a query attends to, itself included; None: all
+    window: int | None = None
 
     @property
     def causal_modes(self) -> frozenset[bool]:

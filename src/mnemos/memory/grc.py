@@ -9,50 +9,51 @@ from mnemos.types import InputError
 
 @dataclass(frozen=True)
 class GRC:
-    """The switches of a gated recurrent cache. A switch left at None takes the preset's value.
+    """The settings of a gated recurrent cache. A switch left at None takes the preset's value.
 
-    ============ ================ ============================== =========================
-    switch       paper            official (the released module) mnemos (the default)
-    ============ ================ ============================== =========================
-    source       input            output                         input
-    candidate    linear           layernorm_gelu                 layernorm_gelu
-    gate_init    0                -1                             -2
-    read         mean             sample                         sample
-    inference    frozen           transient                      transient
-    lift         project          pad                            project
-    convolution  no               where a grid is known          no
-    ============ ================ ============================== =========================
+    The presets: "paper": source input, candidate linear, gate_init 0, read mean, inference frozen, lift project, no
+    convolution. "official", the paper's released module: source output, candidate layernorm_gelu, gate_init −1, read
+    sample, inference transient, lift pad, a convolution where a grid is known. "mnemos", the default: source input,
+    candidate layernorm_gelu, gate_init −2, read sample, inference transient, lift project, no convolution.
 
     The default has the paper's source and the release's bounded candidate: with the linear candidate the cache is an
     unbounded linear recurrence. Each row reads its own cache, because reading the batch mean makes a row depend on the
     other rows. The gate starts nearly closed, σ(−2) = 0.12: on short ListOps, a gate that started half open cost 4
     points of accuracy (log/2026-11-21-first-gate.md).
 
-    length: slots Tm, one number, one per stage, or "auto" (the host's length). ratio: Dm/D. scope: "shared", one cache
-    for all rows, a buffer; or "stream", one per row, carried as a state. resample: how tokens become slots; "grid" is
-    2-D and needs a grid of patches. branch: the attention over the slots. block: with causal attention, the tokens
-    between two updates; None: Tm. write: False is a cache that is never written (see `unwritten`).
+    Attributes:
+        length: slots Tm: one number, one per stage of the model, or "auto", the host's length.
+        ratio: Dm/D, the width of a slot as a share of the model's; Dm is rounded down to a multiple of the heads.
+        preset: the values of the switches that are None.
+        gate_init: the initial λ; σ(λ) is the share of the cached branch.
+        scope: "shared": one cache for all rows, a buffer. "stream": one cache per row, carried as a state.
+        source: what the cache summarises: the layer's input X, or the attention's projected output.
+        candidate: what a token writes: a linear map, or one with layer norm and GELU, which is bounded.
+        read: keys and values come from the batch mean of C_t, or from each row's own C_t.
+        inference: in eval mode, read the stored cache as it is ("frozen"), or C_t of the row's own tokens.
+        lift: how the branch's output goes from Dm/H to D/H channels per head: a projection, or zeros.
+        convolution: add a grouped 3×3 convolution of X, which needs a grid of patches and D % Dm = 0.
+        resample: how tokens become slots. "grid" is 2-D and needs a grid of patches.
+        branch: the attention over the slots.
+        block: with causal attention, the tokens between two updates of the cache; None: Tm.
+        write: False: the cache is never written (see `unwritten`).
     """
 
-    length: int | tuple[int, ...] | Literal["auto"] = (
-        "auto"  # slots Tm; or one number per stage; "auto": the host's length
-    )
-    ratio: float = 0.5  # Dm/D, rounded down to a multiple of the heads
+    length: int | tuple[int, ...] | Literal["auto"] = "auto"
+    ratio: float = 0.5
     preset: Literal["paper", "official", "mnemos"] = "mnemos"
-    gate_init: float | None = None  # initial λ; σ(λ) is the share of the cached branch
-    scope: Literal["shared", "stream"] = "shared"  # one cache for the batch, or one per row, carried as state
-    source: Literal["input", "output"] | None = None  # the cache summarises X, or the attention's projected output
+    gate_init: float | None = None
+    scope: Literal["shared", "stream"] = "shared"
+    source: Literal["input", "output"] | None = None
     candidate: Literal["linear", "layernorm_gelu"] | None = None
-    read: Literal["mean", "sample"] | None = None  # keys and values from the batch mean of C_t, or from each row's C_t
-    inference: Literal["frozen", "transient"] | None = (
-        None  # eval() reads the stored cache, or C_t of the row's own tokens
-    )
-    lift: Literal["project", "pad"] | None = None  # maps o_mem from Dm/H to D/H channels per head
-    convolution: bool | None = None  # add a grouped 3×3 convolution of X (needs a grid and D % Dm = 0)
-    resample: Literal["nearest", "linear", "grid"] = "nearest"  # tokens to slots; grid: 2-D, needs a grid
-    branch: Literal["softmax", "linear"] = "softmax"  # the attention over the slots
-    block: int | None = None  # causal: tokens between two updates; None: Tm
-    write: bool = True  # False: nothing is ever stored (see `unwritten`)
+    read: Literal["mean", "sample"] | None = None
+    inference: Literal["frozen", "transient"] | None = None
+    lift: Literal["project", "pad"] | None = None
+    convolution: bool | None = None
+    resample: Literal["nearest", "linear", "grid"] = "nearest"
+    branch: Literal["softmax", "linear"] = "softmax"
+    block: int | None = None
+    write: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self, "GRC")

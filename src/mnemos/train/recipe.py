@@ -19,12 +19,17 @@ SIZES = ("vocab_size", "max_length", "classes", "image", "channels", "bands")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate at step s = 1, 2, … as a factor of `OptimConfig.lr`, after a linear warm-up from `start`.
+    """The learning rate at step s = 1, 2, … as a factor of `OptimConfig.lr`, after a linear warm-up.
 
-    warmup: its length in steps. constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s), as
-    fairseq. lra: min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, and `floor` after `drop_at` steps.
-    plateau: 1, halved after `patience` successive evaluations (`TrainConfig.eval_every`) without a lower validation
-    loss, but not below `floor`.
+    Attributes:
+        name: constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s), as fairseq. lra:
+            min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, and `floor` after `drop_at` steps. plateau:
+            1, halved after `patience` evaluations without a lower validation loss, but not below `floor`.
+        warmup: the length of the warm-up in steps.
+        floor: the least factor of cosine, step and plateau.
+        drop_at: the step after which the schedule "step" is at `floor`.
+        start: the factor at which the warm-up starts.
+        patience: plateau: successive evaluations (`TrainConfig.eval_every`) without a lower validation loss.
     """
 
     name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "plateau"] = "constant"
@@ -39,9 +44,15 @@ class ScheduleConfig:
 class OptimConfig:
     """The optimiser's settings.
 
-    lr: the learning rate where the schedule's factor is 1. weight_decay: decoupled, and applied to matrices only, not
-    to biases, norms or λ. gate_lr_scale: factor of the learning rate for the λ of gated caches (the mixing weights of
-    cache and attention).
+    Attributes:
+        name: the optimiser.
+        lr: the learning rate where the schedule's factor is 1.
+        betas: the decay rates of the running means of the gradient and of its square.
+        eps: added to the root of the mean square.
+        weight_decay: decoupled, and applied to matrices only, not to biases, norms or λ.
+        grad_clip: the greatest norm of the gradient; 0: no clipping.
+        gate_lr_scale: factor of the learning rate for the λ of gated caches, which mix cache and attention.
+        schedule: the learning rate over the steps.
     """
 
     name: Literal["adamw", "radam", "adam"] = "adamw"
@@ -49,22 +60,25 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
-    grad_clip: float = 1.0  # greatest norm of the gradient; 0: no clipping
+    grad_clip: float = 1.0
     gate_lr_scale: float = 1.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How one update reads a long sequence: in segments that pass their state on.
+    """How one update reads a long sequence: in segments that pass their state on. Evaluation reads the same segments.
 
-    segment_length: tokens per segment into which rows [B, T] are split (0: the whole row is one segment). segments: for
-    tasks that carry their state from batch to batch, the number of successive batches per update. horizon: the number
-    of segments through which the gradient flows back (0: all).
-
-    replay: use memory replay (`mnemos.replay`, which receives `checkpoints` and `offload`). It keeps the activations of
-    one segment at a time and costs a second forward. Without it, plain back-propagation through time keeps the
-    activations of a whole horizon. The gradients are the same. Evaluation reads rows in the same segments.
+    Attributes:
+        segment_length: tokens per segment into which rows [B, T] are split; 0: the whole row is one segment.
+        segments: for tasks that carry their state from batch to batch, the number of successive batches per update.
+        horizon: the number of segments through which the gradient flows back; 0: all.
+        replay: use memory replay (`mnemos.replay`), which keeps the activations of one segment at a time and costs a
+            second forward. Without it, plain back-propagation through time keeps those of a whole horizon. The
+            gradients are the same.
+        checkpoints: the number of states that memory replay keeps at a time: "all", "sqrt" (the root of the number of
+            segments), or a number; it recomputes the others. See `mnemos.replay`.
+        offload: memory replay keeps these states in the CPU's memory.
     """
 
     segment_length: int = 0
@@ -81,18 +95,37 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The training run: its length in steps (updates), batches, device, and how often it logs, evaluates and saves."""
+    """The training run: its length in steps (updates), batches, device, and how often it logs, evaluates and saves.
+
+    Attributes:
+        steps: the number of updates.
+        batch_size: rows per update, in all processes and micro-batches together.
+        accumulate: the number of micro-batches into which a process splits its rows of an update, to save memory.
+        seed: of the weights, the order of the data, dropout and augmentation.
+        precision: of the weights and of the arithmetic, as Lightning Fabric names them: "bf16-mixed" has float32
+            weights and bfloat16 arithmetic.
+        compile: compile the model with torch.compile for training.
+        log_every: steps between two lines of training metrics.
+        eval_every: steps between two evaluations on the validation split.
+        checkpoint_every: steps between two checkpoints.
+        keep: the number of newest checkpoints that are kept.
+        accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.
+        devices: the number of processes, one per device.
+        strategy: "ddp": every process holds the model. "fsdp": the processes hold shards of it. "auto": "ddp" for
+            several devices.
+        rollout: how one update reads a long sequence.
+    """
 
     steps: int = 1000
     batch_size: int = 32
-    accumulate: int = 1  # micro-batches per update; they split the batch of batch_size rows
+    accumulate: int = 1
     seed: int = 0
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
     compile: bool = False
     log_every: int = 50
     eval_every: int = 500
     checkpoint_every: int = 500
-    keep: int = 2  # number of newest checkpoints that are kept
+    keep: int = 2
     accelerator: str = "auto"
     devices: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
