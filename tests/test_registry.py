@@ -12,7 +12,7 @@ import pytest
 
 from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
-from mnemos.config import AttentionConfig, from_dict, to_dict
+from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.recipes.demo import demo
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
@@ -55,6 +55,22 @@ def test_a_never_written_baseline_is_what_compare_makes():
         made = unwritten(cached)
         assert made is not None
         assert replace(made, about="") == replace(registry.load("recipe", name)(), about="")
+
+
+def test_a_cache_is_found_wherever_the_model_holds_it():
+    @dataclass(frozen=True)
+    class Stage:
+        memory: GRC | None = None
+
+    @dataclass(frozen=True)
+    class Staged(ModelConfig):
+        name: ClassVar[str] = "staged"
+        stages: tuple[Stage, ...] = ()
+
+    base = replace(demo(), model=Staged((Stage(), Stage(GRC(length=4)), Stage(GRC().unwritten()))))
+    made = unwritten(base)
+    assert made.model.stages == (Stage(), Stage(GRC(length=4).unwritten()), Stage(GRC().unwritten()))
+    assert unwritten(made) is None
 
 
 def test_what_only_names_things_loads_no_torch():
@@ -158,7 +174,7 @@ def test_what_cannot_be_registered_is_refused():
 
 
 PLUGIN = """
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 import mnemos
 from mnemos.attention.linear import LinearConfig

@@ -8,12 +8,15 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from . import registry
 from .types import InputError
+
+_Value = TypeVar("_Value")
+_Part = TypeVar("_Part")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +146,24 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         if f.name not in value and f.default is f.default_factory is dataclasses.MISSING:
             raise InputError(f"{prefix}{f.name} is missing")
     return cls(**{k: from_dict(hints[k], v, prefix + k) for k, v in value.items()})
+
+
+def mapped(value: _Value, cls: type[_Part], function: Callable[[_Part], _Part]) -> _Value:
+    """A configuration with `function` applied to every value of class `cls` in it, at any depth.
+
+    Returns `value` itself if the function changed none.
+    """
+    found: Any = value
+    if isinstance(value, cls):
+        found = function(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        new = {name: part for name, old in fields.items() if (part := mapped(old, cls, function)) is not old}
+        found = dataclasses.replace(value, **new) if new else value
+    elif isinstance(value, tuple):
+        parts = tuple(mapped(part, cls, function) for part in value)
+        found = parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    return found
 
 
 def check_fields(config: Any, where: str) -> None:

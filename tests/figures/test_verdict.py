@@ -55,9 +55,16 @@ def test_a_gain_that_the_never_written_baseline_has_too_is_the_branches():
 
 
 def test_the_memory_must_beat_every_never_written_baseline():
+    same = UNWRITTEN | {"mean": 0.650, "cache": CACHED["cache"] | {"write": False}}  # the same switches, not spelt out
+    said = verdict(made(unwritten=UNWRITTEN, more=(("far", same),)))
+    assert said[0].startswith("No gain is shown for the memory of east: its never-written baseline does better.")
+
+
+def test_a_cache_that_is_never_written_and_read_otherwise_is_no_baseline():
     per_batch = UNWRITTEN | {"mean": 0.650, "cache": UNWRITTEN["cache"] | {"read": "mean"}}
     said = verdict(made(unwritten=UNWRITTEN, more=(("far", per_batch),)))
-    assert said[0].startswith("No gain is shown for the memory of east: its never-written baseline does better.")
+    assert said[0].startswith("The memory itself pays in east")
+    assert "worse than far, another model with a memory" in said[1]
 
 
 def test_emptying_alone_proves_nothing_and_the_missing_run_is_named():

@@ -4,12 +4,13 @@ import json
 import math
 from typing import Literal
 
-from mnemos.types import JSONObject
+from mnemos.config import from_dict, to_dict
+from mnemos.memory.grc import GRC
+from mnemos.types import InputError, JSONObject
 
 from .results import Comparison, Row
 
 EQUAL = 0.05  # variants whose parameters differ by less than this share count as of equal size
-_WRITING = ("write", "read", "inference")  # in what a never-written baseline differs from its variant
 Memory = Literal["written", "unwritten", "other", "none"]
 Role = Literal["unwritten", "equal", "smaller", "larger", "memory"]
 
@@ -35,13 +36,14 @@ def memory(comparison: Comparison, name: str) -> Memory:
 def role(comparison: Comparison, row: Row, other: Row) -> Role:
     """What `other` is to `row`, whose cache is written.
 
-    unwritten: the same recipe with a cache that is never written. memory: another variant with a memory (or the
-    never-written baseline of another variant). equal, smaller, larger: no memory, and the number of parameters
-    compared with those of `row`; one that is not known counts as larger.
+    unwritten: the same recipe with a cache that is never written, as `GRC.unwritten` makes it. memory: another variant
+    with a memory (or the never-written baseline of another variant). equal, smaller, larger: no memory, and the number
+    of parameters compared with those of `row`; one that is not known counts as larger.
     """
     kind = memory(comparison, other.name)
-    if kind == "unwritten" and _recipe(comparison, row.name) == _recipe(comparison, other.name):
-        return "unwritten"
+    if kind == "unwritten":
+        baseline = _recipe(comparison, row.name, unwritten=True)
+        return "unwritten" if baseline and baseline == _recipe(comparison, other.name) else "memory"
     if kind != "none":
         return "memory"
     if not (math.isfinite(row.parameters) and math.isfinite(other.parameters)) or row.parameters <= 0:
@@ -59,8 +61,12 @@ def _gated(value: object) -> list[JSONObject]:
     return [cache for part in value for cache in _gated(part)] if isinstance(value, list) else []
 
 
-def _recipe(comparison: Comparison, name: str) -> str | None:
-    """A variant's recipe without its name, its seed and whether its cache is written."""
+def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str | None:
+    """A variant's recipe without its name and seed, with every switch of its gated caches set.
+
+    unwritten: the recipe whose caches are never written (`GRC.unwritten`). None without a recipe, or with one whose
+    caches this version cannot read.
+    """
     runs = comparison.runs.get(name)
     if not runs:
         return None
@@ -69,7 +75,11 @@ def _recipe(comparison: Comparison, name: str) -> str | None:
         recipe.pop(field, None)
     if isinstance(recipe.get("train"), dict):
         recipe["train"].pop("seed", None)
-    for cache in _gated(recipe.get("model")):
-        for field in _WRITING:
-            cache.pop(field, None)
+    for found in _gated(recipe.get("model")):
+        try:
+            cache: GRC = from_dict(GRC, found)
+        except InputError:
+            return None
+        found.clear()
+        found |= to_dict((cache.unwritten() if unwritten else cache).resolved())
     return json.dumps(recipe, sort_keys=True)

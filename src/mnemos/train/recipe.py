@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, overload
 
 from mnemos import registry
-from mnemos.config import DataConfig, ModelConfig, to_dict
+from mnemos.config import DataConfig, ModelConfig, mapped, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
@@ -205,15 +205,13 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     """The never-written baseline of a recipe with a gated cache, named NAME-unwritten.
 
     The baseline has the same parameters and the same reading branch, but never writes its cache (`GRC.unwritten`). Its
-    distance to the recipe is therefore the gain from the memory. Returns None for a recipe without a gated cache, or
-    whose cache is already never written.
+    distance to the recipe is therefore the gain from the memory. A gated cache is found wherever the model's
+    configuration holds one. Returns None for a recipe without a gated cache, or whose caches are already never written.
     """
-    cache = getattr(recipe.model, "cache", None)
-    if not isinstance(cache, GRC) or not cache.write:
+    model = mapped(recipe.model, GRC, lambda cache: cache.unwritten() if cache.write else cache)
+    if model is recipe.model:
         return None
-    model: Any = recipe.model
     about = f"{recipe.name} with a cache that is never written: the cached branch without a memory"
-    model = replace(model, cache=cache.unwritten())
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 

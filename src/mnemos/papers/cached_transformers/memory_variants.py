@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from mnemos.config import mapped
 from mnemos.memory.grc import GRC
 from mnemos.memory.token_cache import AttentionCache
 from mnemos.train.recipe import Recipe
@@ -18,8 +19,7 @@ def cached(base: Recipe, cache: GRC | None = None) -> Recipe:
 
 def unwritten(variant: Recipe) -> Recipe:
     """The baseline of a cached variant: equal parameters and reading, but the cache is never written."""
-    model: Any = variant.model
-    return _changed(variant, cache=model.cache.unwritten())
+    return replace(variant, model=mapped(variant.model, GRC, GRC.unwritten))
 
 
 def attention_cached(base: Recipe) -> Recipe:
