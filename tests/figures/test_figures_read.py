@@ -9,6 +9,7 @@ from synthetic_runs import write_comparison, write_run
 
 from mnemos.figures.read import read
 from mnemos.figures.read_metrics import read_metrics
+from mnemos.train.compare import summarise
 from mnemos.types import InputError
 
 
@@ -200,6 +201,29 @@ def test_runs_without_accuracy_are_compared_by_loss(run):
     (run / "result.json").write_text(json.dumps(result))
     comparison = read([run])
     assert (comparison.metric, comparison.higher_is_better, comparison.majority) == ("loss", False, None)
+
+
+def test_results_of_before_metrics_were_described(tmp_path):
+    """The direction of a metric of this library is known; of any other, it must not be guessed."""
+    runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
+    for metric, result in (("accuracy", True), ("mine", None)):
+        for one in runs:
+            written = json.loads((one / "result.json").read_text())
+            written.pop("metrics", None)
+            written["test"] = {"loss": 1.0, metric: 0.5}
+            (one / "result.json").write_text(json.dumps(written | {"metric": metric}))
+        if result is None:
+            refused(runs[0], f"{runs[0]}/result.json: expected", "'mine'", "train the run again")
+            with pytest.raises(InputError, match="'mine'"):
+                summarise({"demo": runs[:1]}, tmp_path)
+        else:
+            assert read(runs).higher_is_better is result
+            assert summarise({"demo": runs[:1]}, tmp_path)["higher_is_better"] is result
+    old = write_comparison(tmp_path / "cmp", variants=("demo",))
+    found = json.loads((old / "comparison.json").read_text())
+    del found["higher_is_better"]
+    (old / "comparison.json").write_text(json.dumps(found | {"metric": "perplexity"}))
+    assert read([old]).higher_is_better is False
 
 
 def test_caches_come_in_the_order_of_the_layers(run):

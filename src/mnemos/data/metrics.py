@@ -160,15 +160,31 @@ def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
     """
     if isinstance(given, (str, Metric)):
         raise InputError(f"metrics: expected a list, found {given!r:.80}; put it in a list")
-    known = {metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, PERPLEXITY, TOKEN_ERROR_RATE)}
     found = []
     for one in given:
-        if not isinstance(one, Metric) and one not in known:
-            near = difflib.get_close_matches(str(one), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}; or pass a SumMetric"
+        if not isinstance(one, Metric) and one not in KNOWN:
+            near = difflib.get_close_matches(str(one), KNOWN, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN)}; or pass a SumMetric"
             raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
-        found.append(one if isinstance(one, Metric) else known[one])
+        found.append(one if isinstance(one, Metric) else KNOWN[one])
     return tuple(found)
+
+
+def description(result: Mapping[str, Any], metric: str, where: str) -> dict[str, Any]:
+    """The entry of a metric in a result.json: {"higher_is_better", "about"}. where: the file, which errors name.
+
+    Versions before the entry "metrics" had only metrics of this module. Raises InputError for any other metric without
+    an entry.
+    """
+    entries = result.get("metrics") or {}
+    found = entries.get(metric) if isinstance(entries, dict) else None
+    if isinstance(found, dict) and isinstance(found.get("higher_is_better"), bool):
+        return found
+    if metric in KNOWN:
+        return KNOWN[metric].described()
+    raise InputError(
+        f'{where}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; train the run again'
+    )
 
 
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
@@ -204,3 +220,6 @@ TOKEN_ERROR_RATE = SumMetric(
     sums=right_predictions,
     value=lambda sums: 1 - ratio(sums),
 )
+KNOWN: dict[str, Metric] = {
+    metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, PERPLEXITY, TOKEN_ERROR_RATE)
+}

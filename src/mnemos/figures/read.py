@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.data.metrics import description
 from mnemos.types import InputError, JSONObject
 
 from .image_grids import read_written
@@ -82,7 +83,9 @@ def read_comparison(folder: Path) -> Comparison:
     found = _json(path) or {}
     if not isinstance(found.get("metric"), str):
         raise InputError(f'{where}: expected "metric" to be a name, found {found.get("metric")!r}; compare again')
-    if not isinstance(found.get("higher_is_better", True), bool):
+    if "higher_is_better" not in found:
+        found |= description({}, found["metric"], where)
+    if not isinstance(found["higher_is_better"], bool):
         raise InputError(f'{where}: expected "higher_is_better" to be true or false; compare again')
     if not isinstance(found.get("rows"), list) or not found["rows"]:
         raise InputError(
@@ -103,7 +106,7 @@ def read_comparison(folder: Path) -> Comparison:
     majority = number(found.get("majority"), where, "majority")
     return Comparison(
         metric=found["metric"],
-        higher_is_better=found.get("higher_is_better", True),
+        higher_is_better=found["higher_is_better"],
         majority=majority if math.isfinite(majority) else None,
         rows=rows,
         controls=tuple(_control(c, f"{where}, control {i}") for i, c in enumerate(controls, start=1)),
@@ -154,13 +157,11 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
 
 
 def _described(runs: Sequence[RunRecord], metric: str) -> JSONObject:
-    """The description of a metric in the first result that has it; {} for the loss, for which lower is better."""
-    for run in runs:
-        where = str(run.folder / "result.json")
-        described = _object((run.result or {}).get("metrics") or {}, where, "metrics").get(metric)
-        if described is not None:
-            return _object(described, where, f"metrics.{metric}")
-    return {}
+    """The description of a metric in the first finished run's result; {} for the loss, for which lower is better."""
+    first = next((run for run in runs if run.result), None)
+    if first is None or first.result is None or metric == "loss":
+        return {}
+    return description(first.result, metric, str(first.folder / "result.json"))
 
 
 def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mnemos.atomic import write_json
 from mnemos.config import from_dict, to_dict
+from mnemos.data.metrics import description
 from mnemos.types import InputError, JSONObject
 
 from .checks import complete, unresolved
@@ -189,8 +190,10 @@ def _stop_with_parent() -> None:
 def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
     """The content of comparison.json for finished runs: {name: run folders}."""
     rows, controls = [], []
-    first = json.loads((next(iter(runs.values()))[0] / "result.json").read_text())
-    metric, described = first["metric"], first["metrics"][first["metric"]]
+    file = next(iter(runs.values()))[0] / "result.json"
+    first = json.loads(file.read_text())
+    metric = first["metric"]
+    described = description(first, metric, str(file))
     for name, places in runs.items():
         results = [json.loads((place / "result.json").read_text()) for place in places]
         spread = _spread([result["test"][metric] for result in results])
