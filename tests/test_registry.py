@@ -178,7 +178,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 import mnemos
 from mnemos.attention.linear import LinearConfig
-from mnemos.recipes.text import text
+from mnemos.recipes.text_recipes import text
 
 @mnemos.register
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _PACKAGE = Path(__file__).parent
 _Class = TypeVar("_Class", bound=type)
 
 
-class Place(NamedTuple):
+class Definition(NamedTuple):
     """Where an entry is defined, and the first line of its docstring without the final full stop."""
 
     module: str
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    place: Place
+    place: Definition
     value: Any
 
 
@@ -93,7 +93,7 @@ def add(kind: str, name: str, value: Any) -> None:
     name belongs to a class or function that is defined elsewhere.
     """
     _check_kind(kind)
-    place = Place(value.__module__, value.__qualname__, first_line(value.__doc__))
+    place = Definition(value.__module__, value.__qualname__, first_line(value.__doc__))
     taken = _registered[kind].get(name)
     before = taken.place if taken else None
     if before is None and place.module.partition(".")[0] != __package__:
@@ -114,7 +114,7 @@ def remove(kind: str, name: str) -> None:
         )
 
 
-def places(kind: str) -> dict[str, Place]:
+def places(kind: str) -> dict[str, Definition]:
     """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages.
 
     Imports nothing. Cost: the first call for a kind parses its source files, which takes milliseconds.
@@ -185,17 +185,17 @@ def first_line(documentation: str | None) -> str:
 
 
 @functools.cache
-def _ours(kind: str) -> dict[str, Place]:
+def _ours(kind: str) -> dict[str, Definition]:
     """The entries of this package, from its source files in alphabetical order."""
     decorator, rooms = _WRITTEN[kind]
-    found: dict[str, Place] = {}
+    found: dict[str, Definition] = {}
     for path in (path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))):
         source = path.read_text(encoding="utf-8")
         if f"@{decorator}" not in source:  # searching is much faster than parsing
             continue
         module = ".".join((str(__package__), *path.relative_to(_PACKAGE).with_suffix("").parts))
         for name, node in _decorated(ast.parse(source), decorator):
-            place = Place(module, node.name, first_line(ast.get_docstring(node)))
+            place = Definition(module, node.name, first_line(ast.get_docstring(node)))
             if name in found:
                 raise InputError(f"the {kind} {name!r} is defined twice, at {found[name]} and {place}; rename one")
             found[name] = place

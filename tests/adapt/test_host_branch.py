@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos import GRC, InputError
 from mnemos.adapt import HostBranch
-from mnemos.adapt.host import Host, Place, tokens_in
+from mnemos.adapt.host import AttentionInput, Host, tokens_in
 from mnemos.memory.gated_cache import hold_caches
 from mnemos.ops.gated_cache.reference import (
     reference_attend,
@@ -22,9 +22,9 @@ HOST = Host("tests:Attention", ("x",), "", "", tokens_in("x"))
 B = 4
 
 
-def build(dim: int, out: int, heads: int, grc: dict[str, Any], place: Place | None = None) -> HostBranch:
+def build(dim: int, out: int, heads: int, grc: dict[str, Any], place: AttentionInput | None = None) -> HostBranch:
     torch.manual_seed(0)
-    branch = HostBranch(HOST, place or Place(), GRC(**grc), dim, out, heads).double()
+    branch = HostBranch(HOST, place or AttentionInput(), GRC(**grc), dim, out, heads).double()
     with torch.no_grad():
         for value in (*branch.parameters(), branch.cache):
             value += 0.4 * torch.randn_like(value)
@@ -140,7 +140,7 @@ def oracle(branch: HostBranch, x: Tensor, y: Tensor, mask: Tensor, cache: Tensor
 # Odd sizes: D = 15 over 3 heads, Dm = 6, D' = 21, T = 7, Tm = 5.
 SIZES = (15, 21, 3)
 SQUARE = (18, 18, 3)  # D % Dm = 0, for the release's convolution
-CASES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any], Place | None]] = {
+CASES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any], AttentionInput | None]] = {
     "paper": (SIZES, 7, {"preset": "paper", "length": 5}, None),
     "official": (SIZES, 7, {"preset": "official", "length": 5}, None),
     "mnemos": (SIZES, 7, {"preset": "mnemos", "length": 5}, None),
@@ -150,10 +150,15 @@ CASES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any], Place | None]]
     "whole width": (SIZES, 7, {"preset": "mnemos", "length": 5, "ratio": 1.0}, None),
     "linear resampling": (SIZES, 7, {"preset": "mnemos", "length": 5, "resample": "linear"}, None),
     "linear attention": (SIZES, 7, {"preset": "mnemos", "length": 5, "branch": "linear"}, None),
-    "class token": (SIZES, 8, {"preset": "mnemos", "length": 5}, Place(prefix=1)),
-    "mean, two class tokens": (SIZES, 8, {"preset": "paper", "length": 5}, Place(prefix=2)),
-    "official on a grid": (SQUARE, 16, {"preset": "official", "length": 5}, Place(prefix=1, grid=(3, 5))),
-    "grid to grid": (SIZES, 16, {"preset": "paper", "length": 6, "resample": "grid"}, Place(prefix=1, grid=(3, 5))),
+    "class token": (SIZES, 8, {"preset": "mnemos", "length": 5}, AttentionInput(prefix=1)),
+    "mean, two class tokens": (SIZES, 8, {"preset": "paper", "length": 5}, AttentionInput(prefix=2)),
+    "official on a grid": (SQUARE, 16, {"preset": "official", "length": 5}, AttentionInput(prefix=1, grid=(3, 5))),
+    "grid to grid": (
+        SIZES,
+        16,
+        {"preset": "paper", "length": 6, "resample": "grid"},
+        AttentionInput(prefix=1, grid=(3, 5)),
+    ),
     "output, frozen": (SIZES, 7, {"preset": "official", "length": 5, "inference": "frozen"}, None),
     "mean, transient": (SIZES, 7, {"preset": "paper", "length": 5, "inference": "transient"}, None),
 }
@@ -222,7 +227,7 @@ def test_inputs_of_any_layout_are_read_right():
 
 
 def test_what_goes_in_is_not_written():
-    branch = build(*SQUARE, {"preset": "official", "length": 5}, Place(prefix=1, grid=(3, 5)))
+    branch = build(*SQUARE, {"preset": "official", "length": 5}, AttentionInput(prefix=1, grid=(3, 5)))
     x, y = calls(18, 18, 16, 1)
     before = x.detach().clone(), y.detach().clone()
     for training in (True, False):

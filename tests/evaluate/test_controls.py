@@ -8,8 +8,8 @@ import torch
 from mnemos import GRC, Transformer
 from mnemos.data.batch import Batch
 from mnemos.evaluate.controls import CONTROLS, controls
-from mnemos.evaluate.metrics import evaluate
 from mnemos.evaluate.probe import probe
+from mnemos.evaluate.scores import evaluate
 from mnemos.memory.gated_cache import caches
 from mnemos.models.transformer import HeadConfig
 

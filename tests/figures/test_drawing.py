@@ -11,7 +11,7 @@ from mnemos.figures.costs import uncached_baseline
 from mnemos.figures.curves import extent, mean_curve
 from mnemos.figures.markup import decimal, duration, listed, memory, operations, short
 from mnemos.figures.names import shortened
-from mnemos.figures.provenance import command, flat
+from mnemos.figures.origins import command, flat
 from mnemos.figures.results import Comparison, Row, RunRecord
 from mnemos.figures.style import HEADS, head, thin
 

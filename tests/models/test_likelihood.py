@@ -10,7 +10,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.data.batch import IGNORE, Batch
 from mnemos.data.metrics import negative_log_likelihood, right_predictions
 from mnemos.evaluate.controls import controls
-from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.scores import evaluate
 from mnemos.memory.gated_cache import caches
 from mnemos.models.transformer import HeadConfig
 from mnemos.ops.logistic_mixture.reference import probabilities

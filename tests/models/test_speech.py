@@ -11,7 +11,7 @@ from mnemos.data.batch import Batch
 from mnemos.data.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.data.task import Task
 from mnemos.data.transcriptions import transcriptions
-from mnemos.evaluate.metrics import evaluate, metrics_text
+from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.models.ctc import best_path, edit_distance
 from mnemos.models.recurrent import BiLSTMConfig
 from mnemos.models.speech import SpeechConfig, SpeechRecogniser

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import mnemos
 from mnemos.data.metrics import LOSS, CorpusMetric, SumMetric
 from mnemos.data.own import BatchSource
-from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.scores import evaluate
 from mnemos.train import checkpoint
 from mnemos.train.recipe import OptimConfig, TrainConfig
 from mnemos.types import InputError

@@ -16,7 +16,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.data.batch import IGNORE, Batch, pieces
 from mnemos.data.recall import RecallConfig
 from mnemos.data.task import SUPERVISED
-from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.scores import evaluate
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train import devices
 from mnemos.train.learner import Learner

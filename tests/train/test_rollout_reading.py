@@ -14,7 +14,7 @@ from train_standins import Toy, Toys
 from mnemos import GRC, Transformer, TransformerConfig
 from mnemos.attention import LinearConfig, LSHConfig, RelativeConfig, SoftmaxConfig
 from mnemos.data.batch import Batch, pieces
-from mnemos.evaluate.metrics import evaluate
+from mnemos.evaluate.scores import evaluate
 from mnemos.train.checks import check_settings, check_state, check_task
 from mnemos.train.loop import train
 from mnemos.types import InputError

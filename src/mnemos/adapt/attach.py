@@ -17,7 +17,7 @@ from .branch import HostBranch
 from .custom import custom_host
 from .example import Seen, tokens_seen
 from .hooks import attach, attach_root, detach_all
-from .host import Host, Place, Site
+from .host import AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .report import Left, Report, Swapped
 
@@ -36,7 +36,7 @@ class Known(NamedTuple):
 class _Planned(NamedTuple):
     site: Site
     host: Host
-    place: Place
+    place: AttentionInput
     length: int
 
 
@@ -244,7 +244,7 @@ def _nothing(left: list[Left], where: Where) -> str:
     return f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}"
 
 
-def _lengths(placed: list[tuple[Site, Host, Place]], grc: GRC) -> list[int]:
+def _lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[int]:
     """Tm of each attention. A stage is all attentions of one width and number of tokens."""
     keys = [(host.sizes(site.module)[0], place.tokens) for site, host, place in placed]
     stages = list(dict.fromkeys(keys))

@@ -13,7 +13,7 @@ from mnemos.memory.grc import GRC
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
-from .host import Host, Place
+from .host import AttentionInput, Host
 
 
 class HostBranch(GatedBranch):
@@ -27,7 +27,7 @@ class HostBranch(GatedBranch):
     T·Dm·D. Frozen (`inference="frozen"`, eval()): only the last three. See mnemos/ops/gated_cache/cost.py.
     """
 
-    def __init__(self, host: Host, place: Place, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
+    def __init__(self, host: Host, place: AttentionInput, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
         if grc.scope == "stream":
             raise InputError(
                 'expected GRC(scope="shared"), found scope="stream"; a host passes no state from call to call'

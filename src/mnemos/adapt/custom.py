@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-from .host import Call, Host, Place, Site, reach
+from .host import AttentionInput, Call, Host, Site, reach
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -64,6 +64,6 @@ def _call(module: object, args: tuple, kwargs: dict) -> Call:
     return Call(x)
 
 
-def _anywhere(site: Site, seen: int | None) -> Place:
+def _anywhere(site: Site, seen: int | None) -> AttentionInput:
     """One slot per token of the example; 64 without an example."""
-    return Place(tokens=seen, slots=seen or 64)
+    return AttentionInput(tokens=seen, slots=seen or 64)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mnemos.types import InputError
 
 
-class Place(NamedTuple):
+class AttentionInput(NamedTuple):
     """What a model declares about the input of one of its attentions.
 
     tokens: T of a call, with class tokens (None: it varies, and there is no example). slots: the value of
@@ -50,11 +50,11 @@ class Site(NamedTuple):
 TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
 
 
-def nowhere(site: Site, seen: int | None) -> Place:
-    """The place of an attention over sequences of any length: 64 slots, or the number of tokens of an example."""
+def nowhere(site: Site, seen: int | None) -> AttentionInput:
+    """The input of an attention over sequences of any length: 64 slots, or the number of tokens of an example."""
     limit = next((n for m in site.above if (n := _max_positions(m))), None)
     slots = seen or TEXT_SLOTS
-    return Place(tokens=seen, slots=min(slots, limit or slots), limit=limit)
+    return AttentionInput(tokens=seen, slots=min(slots, limit or slots), limit=limit)
 
 
 def _max_positions(module: object) -> int | None:
@@ -85,7 +85,7 @@ class Host:
     heads: str
     call: Callable[[Any, tuple, dict], Call]
     out: str = ""
-    place: Callable[[Site, int | None], Place] = nowhere
+    place: Callable[[Site, int | None], AttentionInput] = nowhere
     left: Callable[[Site], str | None] = never
     carrier: str = field(default="", kw_only=True)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .host import Call, Host, Place, Site, argument, tokens_in, valid_tokens
+from .host import AttentionInput, Call, Host, Site, argument, tokens_in, valid_tokens
 from .timm_hosts import pyramid, windows
 
 _DECODER = "it is in a decoder: a shared cache would show it the future"
@@ -21,22 +21,22 @@ def _sides(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def _patches(site: Site, seen: int | None) -> Place:
+def _patches(site: Site, seen: int | None) -> AttentionInput:
     """ViT and DeiT: one slot per patch; the class token (DeiT: and the teacher's) is not summarised."""
     prefix = 2 if type(site.module).__name__.startswith("DeiT") else 1
     image, patch = _sides(_config(site, "image_size")), _sides(_config(site, "patch_size"))
     height, width = image[0] // patch[0], image[1] // patch[1]
     tokens = seen or height * width + prefix
     grid = (height, width) if tokens == height * width + prefix else None
-    return Place(tokens, tokens - prefix, prefix, grid, tokens)
+    return AttentionInput(tokens, tokens - prefix, prefix, grid, tokens)
 
 
-def _window(site: Site, seen: int | None) -> Place:
+def _window(site: Site, seen: int | None) -> AttentionInput:
     """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window."""
     # The table of relative positions has (2w − 1)² rows.
     table = site.module.relative_position_bias.relative_position_bias_table
     side = (round(table.shape[0] ** 0.5) + 1) // 2
-    return Place(side * side, side * side, 0, (side, side), side * side, windows(site, (side, side)))
+    return AttentionInput(side * side, side * side, 0, (side, side), side * side, windows(site, (side, side)))
 
 
 def _stage(site: Site, path: str) -> int:
@@ -44,7 +44,7 @@ def _stage(site: Site, path: str) -> int:
     return int(f".{site.name}".rpartition(f".{path}.")[2].split(".")[0])
 
 
-def _pvt(site: Site, seen: int | None) -> Place:
+def _pvt(site: Site, seen: int | None) -> AttentionInput:
     """PVT: one slot per key after the strided convolution; the last stage has a class token."""
     encoder = next(m for m in site.above if hasattr(m, "patch_embeddings") and hasattr(m, "block"))
     stage = _stage(site, "block")
@@ -55,7 +55,7 @@ def _pvt(site: Site, seen: int | None) -> Place:
     return pyramid(seen, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
 
 
-def _pvt_v2(site: Site, seen: int | None) -> Place:
+def _pvt_v2(site: Site, seen: int | None) -> AttentionInput:
     """PVT v2: one slot per key."""
     height, width = _sides(_config(site, "image_size"))
     for stride in _config(site, "strides")[: _stage(site, "layers") + 1]:

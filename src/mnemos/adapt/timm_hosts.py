@@ -4,7 +4,7 @@ import math
 
 from mnemos.types import InputError
 
-from .host import Call, Host, Place, Site, argument, hides_the_future, nowhere, tokens_in, valid_tokens
+from .host import AttentionInput, Call, Host, Site, argument, hides_the_future, nowhere, tokens_in, valid_tokens
 
 IMAGE = (224, 224)  # of a model that does not declare it
 
@@ -30,7 +30,7 @@ def _masked(module: object, args: tuple, kwargs: dict) -> Call:
     return Call(x, valid_tokens(mask, x) if mask is not None and mask.dim() == 4 else None)
 
 
-def _patches(site: Site, seen: int | None) -> Place:
+def _patches(site: Site, seen: int | None) -> AttentionInput:
     """A vision transformer: one slot per patch; class and register tokens are not summarised."""
     for module in reversed(site.above):
         patches = getattr(getattr(module, "patch_embed", None), "num_patches", None)
@@ -38,7 +38,7 @@ def _patches(site: Site, seen: int | None) -> Place:
             prefix = int(getattr(module, "num_prefix_tokens", 0))
             tokens = seen or patches + prefix
             grid = tuple(module.patch_embed.grid_size) if tokens == patches + prefix else None
-            return Place(tokens, tokens - prefix, prefix, grid, tokens)
+            return AttentionInput(tokens, tokens - prefix, prefix, grid, tokens)
     return nowhere(site, seen)
 
 
@@ -48,14 +48,14 @@ def windows(site: Site, window: tuple[int, int]) -> int:
     return -(-size[0] // window[0]) * -(-size[1] // window[1]) if size else 1
 
 
-def _window(site: Site, _: int | None) -> Place:
+def _window(site: Site, _: int | None) -> AttentionInput:
     """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window."""
     height, width = site.module.window_size
     area = height * width
-    return Place(area, area, 0, (height, width), area, windows(site, (height, width)))
+    return AttentionInput(area, area, 0, (height, width), area, windows(site, (height, width)))
 
 
-def _pyramid(site: Site, seen: int | None) -> Place:
+def _pyramid(site: Site, seen: int | None) -> AttentionInput:
     """PVT v2: one slot per key; its convolution or pooling determines their number."""
     stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
     height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))
@@ -64,7 +64,9 @@ def _pyramid(site: Site, seen: int | None) -> Place:
     return pyramid(seen, (height, width), reduction, keys=None if attention.pool is None else 49)
 
 
-def pyramid(seen: int | None, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None) -> Place:
+def pyramid(
+    seen: int | None, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None
+) -> AttentionInput:
     """PVT: `keys` slots, or as many as a convolution of stride `reduction` makes of the tokens.
 
     The tokens form the `grid` of a stage, unless an example showed another number: then a square, if possible.
@@ -76,7 +78,7 @@ def pyramid(seen: int | None, grid: tuple[int, int], reduction: int, prefix: int
         found = (side, side) if side * side == count else None
     if keys is None:
         keys = (found[0] // reduction) * (found[1] // reduction) if found else count // reduction**2
-    return Place(count + prefix, max(1, min(keys, count)), prefix, found, count + prefix)
+    return AttentionInput(count + prefix, max(1, min(keys, count)), prefix, found, count + prefix)
 
 
 HOSTS = (

@@ -217,14 +217,14 @@ def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object
         raise InputError("causal=True: expected no grid and no class token, found one; use causal=False for images")
 
 
-class Place(TypedDict, total=False):
+class ImageTokens(TypedDict, total=False):
     """Where an attention's tokens come from: the (height, width) of an image's tokens, and its class tokens."""
 
     grid: tuple[int, int] | None
     prefix: int
 
 
-def gated(attention: HeadAttention, grc: GRC, length: int, **where: Unpack[Place]) -> GatedCacheAttention:
+def gated(attention: HeadAttention, grc: GRC, length: int, **where: Unpack[ImageTokens]) -> GatedCacheAttention:
     """Put a gated cache around an attention; `length` is the number of slots that "auto" stands for."""
     if grc.length == "auto":
         grc = replace(grc, length=length)

@@ -13,7 +13,7 @@ from mnemos.types import InputError
 from .batch import IGNORE
 from .generated import Draw, GeneratedTask
 
-Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
+TokensAndTargets = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @register
@@ -83,7 +83,7 @@ class RecallConfig(DataConfig):
         train = self.curriculum if self.shortest else None
         return GeneratedTask(self.draw, vocabulary, self.length, self.rows, self.seed, train)
 
-    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+    def draw(self, random: np.random.Generator, rows: int) -> TokensAndTargets:
         """Draw inputs and targets, [rows, T] each, at the full distance."""
         return self._draw(random, rows, None)
 
@@ -96,13 +96,13 @@ class RecallConfig(DataConfig):
         longest = self.shortest * (self.distance / self.shortest) ** (update / self.grow)
         return replace(self, distance=int(longest)).draw_near
 
-    def draw_near(self, random: np.random.Generator, rows: int) -> Rows:
+    def draw_near(self, random: np.random.Generator, rows: int) -> TokensAndTargets:
         """Draw inputs and targets, [rows, T] each, at log-uniform distances from `shortest` to `distance`."""
         # Log-uniform over [shortest, distance + 1), then rounded down.
         drawn = self.shortest * ((self.distance + 1) / self.shortest) ** random.random((rows, 1))
         return self._draw(random, rows, np.minimum(drawn.astype(np.int64), self.distance))
 
-    def _draw(self, random: np.random.Generator, rows: int, distance: NDArray[np.int64] | None) -> Rows:
+    def _draw(self, random: np.random.Generator, rows: int, distance: NDArray[np.int64] | None) -> TokensAndTargets:
         # Sorting random numbers yields a random order: one sort draws distinct keys, another the queried ones.
         keys = 1 + np.argsort(random.random((rows, self.symbols)), axis=1)[:, : self.pairs]
         values = self.symbols + random.integers(1, self.symbols, (rows, self.pairs), endpoint=True)

@@ -14,7 +14,7 @@ from mnemos.memory.gated_cache import caches
 from mnemos.modes import evaluating
 from mnemos.types import State
 
-from .metrics import evaluate
+from .scores import evaluate
 
 CONTROLS = {
     "emptied": "caches set to zero (caches per stream: before each segment)",

@@ -11,7 +11,7 @@ from mnemos.types import JSONObject
 
 from .markup import count, duration, escape, listed, memory, missing, operations, table
 from .names import shortened
-from .provenance import flat
+from .origins import flat
 from .results import Cached, Comparison, Row, RunRecord
 from .style import VARIANTS
 

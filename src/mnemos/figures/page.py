@@ -16,7 +16,7 @@ from . import (
     examples,
     gates,
     image_grids,
-    provenance,
+    origins,
     slot_attention,
     table,
 )
@@ -37,7 +37,7 @@ SECTIONS = (
     ("slots", "What the slots hold", cache_slots.section),
     ("write-attention", "What the slots attend to", slot_attention.section),
     ("costs", "What it costs", costs.section),
-    ("provenance", "Provenance", provenance.section),
+    ("provenance", "Provenance", origins.section),
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from .differences import Difference, difference, effect
 from .markup import decimal, listed, plural
-from .provenance import command
+from .origins import command
 from .results import Comparison, Control, Row
 from .roles import memory, role
 

@@ -65,7 +65,7 @@ def most_saved(run: Callable[[], object]) -> int:
     sizes: dict[int, int] = {}
     most = total = 0
 
-    class Held:
+    class Saved:
         def __init__(self, x: Tensor) -> None:
             nonlocal most, total
             self.x, self.key = x, x.untyped_storage().data_ptr()
@@ -81,7 +81,7 @@ def most_saved(run: Callable[[], object]) -> int:
             if not held[self.key]:
                 total -= sizes.pop(self.key, 0)
 
-    with saved_tensors_hooks(Held, lambda h: h.x):
+    with saved_tensors_hooks(Saved, lambda h: h.x):
         run()
     gc.collect()
     return most

@@ -25,7 +25,7 @@ from mnemos import generators
 from mnemos.data.batch import each, row_count
 from mnemos.data.metrics import MAJORITY
 from mnemos.data.task import Task
-from mnemos.evaluate.metrics import CountedElsewhere, evaluate, metrics_text
+from mnemos.evaluate.scores import CountedElsewhere, evaluate, metrics_text
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint, devices

@@ -16,8 +16,8 @@ from mnemos.config import ModelConfig, from_dict
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
-from mnemos.evaluate.metrics import evaluate, metrics_text
 from mnemos.evaluate.probe import probe
+from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches

@@ -36,7 +36,7 @@ NAMES = ("Transformer", "Transformer-XL", "Memformer")
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryUse:
     """Bytes for a batch at one memory size: the state between calls, and the peak of the process during a call."""
 
     state: int
@@ -116,7 +116,7 @@ def sequence_flops(name: str, length: int) -> int:
     return forward_flops(_built(name, MEMORY), _tokens(1, length), segment=0 if name == "Transformer" else SEGMENT)
 
 
-def memory_of(name: str, size: int) -> Held:
+def memory_of(name: str, size: int) -> MemoryUse:
     """The bytes for a batch whose memory is full."""
     model = _built(name, size)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def memory_of(name: str, size: int) -> Held:
         state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream in every row of the batch
         inputs = _tokens(BATCH, SEGMENT)
         peak = peak_of(lambda: model(inputs, state))
-    return Held(sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)), peak)
+    return MemoryUse(sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)), peak)
 
 
 def _built(name: str, memory: int) -> nn.Module:
@@ -139,7 +139,7 @@ def _tokens(rows: int, length: int) -> torch.Tensor:
     return torch.arange(length).remainder(256).expand(rows, -1).contiguous()
 
 
-def _lay_out(figure: "Figure", flops: dict[str, list[int]], held: dict[str, list[Held]]) -> None:
+def _lay_out(figure: "Figure", flops: dict[str, list[int]], held: dict[str, list[MemoryUse]]) -> None:
     left = figure.add_axes((0.06, 0.13, 0.42, 0.68))
     for i, name in enumerate(NAMES):
         left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=variant_colour(i), marker=MARKERS[i], markersize=5)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from mnemos.data.text import TextConfig
-from mnemos.recipes.text import text_memformer
+from mnemos.recipes.text_recipes import text_memformer
 from mnemos.train.recipe import Recipe
 
 from ..reproduce import Options

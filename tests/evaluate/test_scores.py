@@ -16,7 +16,7 @@ from mnemos.data.metrics import (
     right_predictions,
 )
 from mnemos.data.task import Task
-from mnemos.evaluate.metrics import CountedElsewhere, evaluate
+from mnemos.evaluate.scores import CountedElsewhere, evaluate
 from mnemos.types import InputError
 
 
