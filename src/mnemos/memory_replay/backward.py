@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos._compat import share_buffers
 
 
-class _Joint(torch.autograd.Function):
+class _LossAndState(torch.autograd.Function):
     """weight · loss, whose backward also passes to the state the gradient that later steps computed for it.
 
     One root, so that one backward pass does both (two would be refused by DistributedDataParallel), and the carried
@@ -27,7 +27,9 @@ class _Joint(torch.autograd.Function):
         return None, None, grads[0] * ctx.weight, *ctx.carried
 
 
-def joint(weight: float, loss: Tensor, state: list[object], carried: list[Tensor | None], every: bool) -> Tensor | None:
+def backward_root(
+    weight: float, loss: Tensor, state: list[object], carried: list[Tensor | None], every: bool
+) -> Tensor | None:
     """The root of a step's backward pass; None if nothing in it requires gradient.
 
     every: a part of the state that no gradient came back for gets zeros, so that every parameter takes part.
@@ -39,7 +41,7 @@ def joint(weight: float, loss: Tensor, state: list[object], carried: list[Tensor
             gradients.append(torch.zeros_like(x) if gradient is None else gradient)
     if not outgoing and not loss.requires_grad:
         return None
-    root: Tensor = _Joint.apply(weight, gradients, loss, *outgoing)
+    root: Tensor = _LossAndState.apply(weight, gradients, loss, *outgoing)
     return root
 
 

@@ -14,8 +14,8 @@ from mnemos._compat import pytree
 from mnemos.types import AuxiliaryLosses, InputError, State, collect_auxiliary_losses, reset
 
 from . import arguments, state_checks
-from .backward import Gradients, broadcast_buffers, joint, suspension, without_autocast
-from .moments import Buffers, Moment, Shelf, Store, compact
+from .backward import Gradients, backward_root, broadcast_buffers, suspension, without_autocast
+from .stored_states import Buffers, StatePool, StepStart, Store, compact
 
 Segment = TypeVar("Segment")
 
@@ -168,7 +168,7 @@ class _ReplayPasses:
         if not self.fresh:
             state_checks.check_leaves(self.given, 0)
         self.given = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in self.given]
-        self.start = self.end = Moment(_detached(self.given), structure, generators.take(), self.buffers.taken())
+        self.start = self.end = StepStart(_detached(self.given), structure, generators.take(), self.buffers.taken())
         self.structure = None if self.fresh else structure  # of every state, except a first state of None
         # One tensor each: many small ones between large ones that are freed would fragment the heap.
         self.losses: Tensor | None = None
@@ -197,29 +197,29 @@ class _ReplayPasses:
         start = None if self.fresh else pytree.tree_unflatten(gradients, self.start.structure)
         return ReplayResult(loss, losses, end, start)
 
-    def put(self, moment: Moment) -> None:
-        """Restore the generators and buffers of a moment."""
-        generators.put(moment.generators)
-        self.buffers.put(moment.buffers)
+    def put(self, saved: StepStart) -> None:
+        """Restore the generators and buffers that a step starts from."""
+        generators.put(saved.generators)
+        self.buffers.put(saved.buffers)
 
-    def _sweep(self, start: int, stop: int, moment: Moment, later: _Later | None) -> _Later:
-        """Replay the steps stop − 1 … start, with their backward passes, from the moment before `start`."""
+    def _sweep(self, start: int, stop: int, saved: StepStart, later: _Later | None) -> _Later:
+        """Replay the steps stop − 1 … start, with their backward passes. saved: what step `start` starts from."""
         if stop - start == 1:
-            return self._replay(start, moment, later)
+            return self._replay(start, saved, later)
         width = -(-(stop - start) // self.kept)
         starts = range(start, stop, width)
-        kept = self._forward(moment, starts)
+        kept = self._forward(saved, starts)
         for first in reversed(starts):
             later = self._sweep(first, min(first + width, stop), kept.pop(), later)
         assert later is not None
         return later
 
     @torch.no_grad()
-    def _forward(self, moment: Moment, starts: range) -> list[Moment]:
-        """The moments before the steps `starts`; the given moment is before the first of them."""
-        self.put(moment)
-        kept, leaves, structure = [moment], Store.fetch(moment.leaves), moment.structure
-        state, shelf = pytree.tree_unflatten(leaves, structure), self.store.shelf(len(starts) - 1)
+    def _forward(self, saved: StepStart, starts: range) -> list[StepStart]:
+        """What each of the steps `starts` starts from; `saved` is that of the first of them."""
+        self.put(saved)
+        kept, leaves, structure = [saved], Store.fetch(saved.leaves), saved.structure
+        state, pool = pytree.tree_unflatten(leaves, structure), self.store.pool(len(starts) - 1)
         for t in range(starts[0], starts[-1]):
             versions, incoming = state_checks.versions_of(leaves), leaves
             state = self._reset(t, state)
@@ -234,28 +234,28 @@ class _ReplayPasses:
                 leaves = _detached(leaves)  # a step may enable gradient inside
                 state = pytree.tree_unflatten(leaves, structure)
             if t + 1 in starts:
-                kept.append(self._moment(leaves, structure, kept[-1], incoming, shelf))
+                kept.append(self._saved_start(leaves, structure, kept[-1], incoming, pool))
         return kept
 
-    def _moment(
-        self, leaves: list[object], structure: object, before: Moment, incoming: list[object], shelf: Shelf | None
-    ) -> Moment:
-        return Moment(
-            self.store.keep(compact(leaves, incoming, shelf)),
+    def _saved_start(
+        self, leaves: list[object], structure: object, before: StepStart, incoming: list[object], pool: StatePool | None
+    ) -> StepStart:
+        return StepStart(
+            self.store.keep(compact(leaves, incoming, pool)),
             structure,
             generators.take(before.generators),
             self.buffers.taken(before.buffers),
         )
 
-    def _replay(self, t: int, moment: Moment, later: _Later | None) -> _Later:
+    def _replay(self, t: int, saved: StepStart, later: _Later | None) -> _Later:
         """Run one step with its graph, and its backward pass."""
-        self.put(moment)
+        self.put(saved)
         torch.clear_autocast_cache()  # PyTorch 2.9 reuses weights that were cast without gradient
-        leaves = self._incoming(t, moment)
+        leaves = self._incoming(t, saved)
         final = self.last and t == self.first
         reduced = self.suspended is not None and final
         with self.suspended() if self.suspended is not None and not final else nullcontext():
-            state = self._reset(t, pytree.tree_unflatten(leaves, moment.structure))
+            state = self._reset(t, pytree.tree_unflatten(leaves, saved.structure))
             versions, given = state_checks.versions_of(leaves), pytree.tree_leaves(state)
             loss, state = self._called(t, self.step, state)
             outgoing, structure = self._leaves(t, state, leaves)
@@ -264,17 +264,17 @@ class _ReplayPasses:
             self.losses = self._noted(self.losses, t, loss)
             if later is None:
                 later = _Later([], [None] * len(outgoing), [])
-                self.end = Moment(
+                self.end = StepStart(
                     compact(_detached(outgoing), leaves),
                     structure,
-                    generators.take(moment.generators),
-                    self.buffers.taken(moment.buffers),
+                    generators.take(saved.generators),
+                    self.buffers.taken(saved.buffers),
                 )
             elif self.verify:
                 self._compare(t, loss.detach(), outgoing, later)
             if t == self.first:
                 self.compared.settle()  # before the last gradients are added and reduced
-            root = joint(self.weights[t], loss, outgoing, later.gradients, reduced)
+            root = backward_root(self.weights[t], loss, outgoing, later.gradients, reduced)
             del loss, state, outgoing, given
             if root is not None:
                 self.differentiated = True
@@ -286,9 +286,9 @@ class _ReplayPasses:
                 )
         torch.clear_autocast_cache()
         gradients = [x.grad if isinstance(x, Tensor) and x.requires_grad else None for x in leaves]
-        return _Later(_detached(leaves), gradients, moment.buffers)
+        return _Later(_detached(leaves), gradients, saved.buffers)
 
-    def _incoming(self, t: int, moment: Moment) -> list[object]:
+    def _incoming(self, t: int, saved: StepStart) -> list[object]:
         """The leaves that step t starts from; floating ones require gradient."""
         if t == 0:
             views = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in self.given]
@@ -296,7 +296,7 @@ class _ReplayPasses:
                 if isinstance(x, Tensor) and x.requires_grad:
                     x.retain_grad()
         else:
-            views = Store.fetch(moment.leaves)
+            views = Store.fetch(saved.leaves)
         if t == self.first and t > 0:
             return views
         wanted = [state_checks.differentiable(x) and not x.requires_grad for x in views]

@@ -18,7 +18,7 @@ from mnemos.types import InputError
 
 
 @dataclass(slots=True)
-class Moment:
+class StepStart:
     """Everything that a step starts from. `leaves` of the state are read with `Store.fetch`."""
 
     leaves: "Kept"
@@ -112,8 +112,8 @@ def _same(a: object, b: object) -> bool:
     return _kind(a) == _kind(b) and torch.equal(a, b)
 
 
-def compact(leaves: list[object], incoming: list[object], shelf: "Shelf | None" = None) -> list[object]:
-    """Leaves that keep no other memory alive: a view of an activation is copied, to the shelf if there is one.
+def compact(leaves: list[object], incoming: list[object], pool: "StatePool | None" = None) -> list[object]:
+    """Leaves that keep no other memory alive: a view of an activation is copied, to the pool if there is one.
 
     A view of a storage that the incoming state shares is not copied: such a memory is a growing buffer.
     """
@@ -125,14 +125,14 @@ def compact(leaves: list[object], incoming: list[object], shelf: "Shelf | None" 
         storage = x.untyped_storage()
         if storage.data_ptr() in shared:
             return x
-        if shelf is not None and shelf.suits(x):
-            return shelf.put(place, x)
+        if pool is not None and pool.suits(x):
+            return pool.put(place, x)
         return x if storage.nbytes() <= x.numel() * x.element_size() else x.clone()
 
     return [small(place, x) for place, x in enumerate(leaves)]
 
 
-class Shelf:
+class StatePool:
     """Memory for the states of one pass, allocated at once.
 
     Many small tensors that stay, allocated between large ones that are freed, would fragment the host's heap. Pages
@@ -141,7 +141,7 @@ class Shelf:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._rooms: dict[int, list[Tensor]] = {}  # by the leaf's index in the state: the free tensors
+        self._free: dict[int, list[Tensor]] = {}  # by the leaf's index in the state: the free tensors
 
     @staticmethod
     def suits(x: Tensor) -> bool:
@@ -149,16 +149,16 @@ class Shelf:
         return type(x) is Tensor and x.device.type == "cpu" and torch.empty_like(x, device="meta").is_contiguous()
 
     def put(self, place: int, x: Tensor) -> Tensor:
-        """A copy of x: on the shelf if it is like the first tensor of its index, else a clone (a state that grows)."""
-        if place not in self._rooms:
+        """A copy of x: in the pool if it is like the first tensor of its index, else a clone (a state that grows)."""
+        if place not in self._free:
             # Aligned as separate tensors are: otherwise products may round differently.
             numbers = -(-x.numel() * x.element_size() // _LINE) * _LINE // x.element_size()
             rows = x.new_empty(self._count, numbers)[:, : x.numel()]
-            self._rooms[place] = list(rows.view(self._count, *x.shape).unbind())
-        room = self._rooms[place]
-        if not room or _kind(room[-1]) != _kind(x):
+            self._free[place] = list(rows.view(self._count, *x.shape).unbind())
+        free = self._free[place]
+        if not free or _kind(free[-1]) != _kind(x):
             return x.clone()
-        return room.pop().copy_(x)
+        return free.pop().copy_(x)
 
 
 class Store:
@@ -176,9 +176,9 @@ class Store:
             self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
         self._count = 0
 
-    def shelf(self, count: int) -> Shelf | None:
+    def pool(self, count: int) -> StatePool | None:
         """Memory for `count` states; None if they are stored in files."""
-        return Shelf(count) if self._folder is None else None
+        return StatePool(count) if self._folder is None else None
 
     def keep(self, leaves: list[object]) -> "Kept":
         """Store the leaves of a state."""
