@@ -229,7 +229,7 @@ def prepare(moment: str, number: int) -> None:
     """Arrange for the signal: `number` says at which update, or which call."""
     import safetensors.torch
 
-    from mnemos.evaluate import metrics
+    from mnemos.evaluate import scores
     from mnemos.train import checkpoint, learner, loop, run
 
     if moment == "mid-update":  # gradients are there, the step is not
@@ -272,7 +272,7 @@ def prepare(moment: str, number: int) -> None:
         before(learner.Learner, "_check_finite", ask)
     elif moment == "SIGTERM-looking":
         looks = iter(range(1, 10**6))
-        before(metrics, "to_model", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
+        before(scores, "to_model", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
     else:
         raise ValueError(moment)
 
