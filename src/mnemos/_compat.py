@@ -233,7 +233,7 @@ class Moving(nn.Module):
         """Called after the parameters and buffers were replaced by `fn` of them."""
 
 
-def end_workers(batches: Any) -> None:
+def end_workers(batches: object) -> None:
     """Stop the worker processes of a DataLoader's iterator. Fallback: they stop when the iterator is collected."""
     end = getattr(batches, "_shutdown_workers", None)
     if end is not None:

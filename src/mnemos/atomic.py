@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 
 @contextlib.contextmanager
@@ -51,6 +50,6 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     """Replace a file's contents by indented JSON: see `replacing`. Values that JSON does not know become strings."""
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")

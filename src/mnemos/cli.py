@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from . import registry
 from .errors import InputError
@@ -40,8 +40,11 @@ Fields are settings of the recipe, for example --model.dim 128 --train.steps 500
 class _Parser(argparse.ArgumentParser):
     """An argparse parser that raises InputError with a one-line message."""
 
-    def __init__(self, verb: str, about: str, **options: Any) -> None:
-        super().__init__(f"mnemos {verb}", description=about, allow_abbrev=False, **options)
+    def __init__(
+        self, verb: str, about: str, usage: str | None = None, epilog: str | None = None, add_help: bool = True
+    ) -> None:
+        name = f"mnemos {verb}"
+        super().__init__(name, usage, about, epilog, allow_abbrev=False, add_help=add_help)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{self.prog}: {message}; see {self.prog} --help")

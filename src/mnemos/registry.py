@@ -21,7 +21,7 @@ import ast
 import difflib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -86,7 +86,7 @@ def register(cls: _Class) -> _Class:
     return cls
 
 
-def add(kind: str, name: str, value: Any) -> None:
+def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
     """Register a class or function of a kind under a name. `register` and `recipe` call this function.
 
     The same class or function may be registered again, for example when a module is reloaded. Raises InputError if the

@@ -4,7 +4,7 @@ import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -253,9 +253,9 @@ def _lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[
         raise InputError(f"expected one cache length for each of {len(stages)} stages, found {len(wanted)}: {wanted}")
     lengths = []
     for key, (site, _, place) in zip(keys, placed, strict=True):
-        length: Any = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
-        if length == "auto":
-            length = place.slots
+        given = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
+        length = place.slots if given == "auto" else given
+        assert length is not None  # every host that is placed has slots
         if place.limit is not None and length > place.limit:
             raise InputError(
                 f"{site.name}: expected {place.limit} slots at most, one per token, found {length}; lower GRC(length=)"

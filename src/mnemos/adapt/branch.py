@@ -1,7 +1,6 @@
 """The cached branch in a model that `cache` was called on: the child `grc` of a host's attention."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ class HostBranch(GatedBranch):
         self.valid: Tensor | None = None  # the mask of this forward, from a host that passes it to another module
         self.register_load_state_dict_pre_hook(_keep_own)
         self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
-        self.observer: Callable[[HostBranch, Tensor, Tensor], Any] | None = (
+        self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = (
             None  # called with the branch, y and lift(o_mem)
         )
 
@@ -107,7 +106,7 @@ class HostBranch(GatedBranch):
         return f"host={self.host.name!r}, {super().extra_repr()}"
 
 
-def _keep_own(branch: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+def _keep_own(branch: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Keep the branch's values if a checkpoint has none, as one of the host alone; strict=True must accept it."""
     assert isinstance(branch, HostBranch)
     branch.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix

@@ -1,6 +1,7 @@
 """Run a model on an example input, to find the sizes of each attention's input."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def tokens_seen(model: nn.Module, sites: list[Site], example: object) -> dict[st
         return {}
     seen: dict[str, Seen] = {}
 
-    def watch(name: str, batch_first: bool) -> Any:
+    def watch(name: str, batch_first: bool) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() == 3), None)
             if x is not None:

@@ -20,7 +20,7 @@ _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their hand
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
 
 
-def attach(module: Any, branch: HostBranch) -> None:
+def attach(module: nn.Module, branch: HostBranch) -> None:
     """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix its output in."""
     carrier = module
     if branch.host.carrier:
@@ -32,7 +32,7 @@ def attach(module: Any, branch: HostBranch) -> None:
     carrier.grc = branch
 
 
-def attach_root(model: Any, branches: Sequence[StoredCache]) -> None:
+def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
     """Begin and end the forwards of all branches with the model's own forward."""
     setattr(model, ROSTER, branches)
     remember(model, model.register_forward_pre_hook(_begin))
@@ -99,25 +99,25 @@ def _mix_input(carrier: Any, args: tuple) -> tuple:
     return branch(args[1], args[0], mask), *args[1:]
 
 
-def _begin(model: Any, args: tuple) -> None:
+def _begin(model: nn.Module, args: tuple) -> None:
     if model.training:
         begin_forward(getattr(model, ROSTER))
 
 
-def _end(model: Any, args: tuple, output: Any) -> None:
+def _end(model: nn.Module, args: tuple, output: object) -> None:
     found: list[GatedCache] = getattr(model, ROSTER)
     if model.training and found[0].writes and not found[0].complete and not recomputing():
         end_forward(found)
 
 
-def _fail(model: Any, args: tuple, output: Any) -> None:
+def _fail(model: nn.Module, args: tuple, output: object) -> None:
     """End a forward that raised: it commits nothing, and parts of the model may be called by themselves again."""
     found: list[GatedCache] = getattr(model, ROSTER)
     if model.training and not found[0].complete and not recomputing():
         promote(found)
 
 
-def _all_or_none(model: Any, incompatible: Any) -> None:
+def _all_or_none(model: nn.Module, incompatible: Any) -> None:
     """Report missing keys if a checkpoint has some of the branches: a checkpoint of the host alone has none."""
     found = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
     if any(branch.kept is None for branch in found):

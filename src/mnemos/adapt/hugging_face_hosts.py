@@ -1,5 +1,6 @@
 """Adapters for Hugging Face: ViT, DeiT, Swin, PVT, PVT v2, BERT, RoBERTa, BigBird, Reformer, Marian and BART."""
 
+from collections.abc import Callable
 from typing import Any
 
 from .host import AttentionInput, Call, Host, Site, argument, tokens_in, valid_tokens
@@ -97,7 +98,7 @@ def _marian(site: Site) -> str | None:
     return _DECODER if site.module.is_decoder or site.module.is_causal else None
 
 
-def _linear_host(kind: str, place: Any) -> Host:
+def _linear_host(kind: str, place: Callable[[Site, int | None], AttentionInput]) -> Host:
     return Host(
         kind,
         ("hidden_states", "attention_mask"),

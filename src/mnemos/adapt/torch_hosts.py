@@ -1,7 +1,5 @@
 """The adapter for `torch.nn.MultiheadAttention`, in encoder layers or alone."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +8,7 @@ from mnemos.types import InputError
 from .host import Call, Host, Site, argument, hides_the_future
 
 
-def _call(module: Any, args: tuple, kwargs: dict) -> Call:
+def _call(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
     query, key = (argument(args, kwargs, i, name) for i, name in enumerate(("query", "key")))
     if key is not query:
         raise InputError(

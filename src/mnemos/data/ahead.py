@@ -59,14 +59,14 @@ class _CallsAsDataset:
     def __init__(self, make: Callable[[Any], object]) -> None:
         self.make = make
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> object:
         try:
             return self.make(key)
         except InputError as error:
             return error
 
 
-def _unchanged(value: object) -> Any:
+def _unchanged(value: object) -> object:
     return value
 
 

@@ -1,7 +1,7 @@
 """The common `Batch`, and functions of batches: any pytree of tensors whose first axis is the row (one per sample)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from mnemos.types import leaves, map_state
 
 IGNORE = -100  # a target with this value is not counted by losses and metrics
+
+
+B = TypeVar("B")  # a batch of any type
 
 
 class Batch(NamedTuple):
@@ -27,24 +30,24 @@ class Batch(NamedTuple):
     reset: Tensor | None = None
 
 
-def each(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def each(batch: B, function: Callable[[Tensor], Tensor]) -> B:
     """Apply a function to every tensor of a batch; other leaves are unchanged."""
     return map_state(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: B, device: torch.device) -> B:
     """Copy the batch to a device."""
     return each(batch, lambda x: x.to(device, non_blocking=True))
 
 
-def to_model(batch: Any, model: nn.Module) -> Any:
+def to_model(batch: B, model: nn.Module) -> B:
     """The batch on the model's device, its floats in the dtype of the model's parameters."""
     parameter = next(model.parameters())
     dtype = parameter.dtype
     return each(to_device(batch, parameter.device), lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
-def row_count(batch: Any) -> int:
+def row_count(batch: object) -> int:
     """The number of rows B: the first axis of the batch's first tensor."""
     return leaves(batch)[0].shape[0]
 

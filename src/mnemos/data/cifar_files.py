@@ -11,7 +11,7 @@ import pickle
 import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -162,7 +162,10 @@ def _unpacked(archive: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
         raise InputError(f"{archive}: expected a tar file, but it is damaged ({error}); fetch the file again") from None
 
 
-def _parse_official(files: dict[str, bytes], where: str, variant: Variant, parse: Any) -> Images:
+_Parse = Callable[[bytes, str, Variant], tuple[NDArray[np.uint8], NDArray[np.uint8]]]  # pixels and labels
+
+
+def _parse_official(files: dict[str, bytes], where: str, variant: Variant, parse: _Parse) -> Images:
     about = OFFICIAL[variant]
     *batches, test, names = about.binary if parse is _parse_binary else about.python
     parts = [parse(files[name], f"{where}: {name}", variant) for name in batches]
@@ -196,7 +199,7 @@ def _parse_python(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np
 
 
 def _images_and_labels(
-    pixels: NDArray[np.uint8], labels: NDArray[Any], where: str, variant: Variant
+    pixels: NDArray[np.uint8], labels: NDArray[np.integer], where: str, variant: Variant
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     classes = OFFICIAL[variant].classes
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= classes:
@@ -218,7 +221,7 @@ def _class_names(data: bytes, parse: object, where: str, variant: Variant) -> tu
 class _SafeUnpickler(pickle.Unpickler):
     """Load arrays and plain values only: an ordinary unpickler can run any code."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Allow the NumPy and codecs names that CIFAR's pickles use; reject all others."""
         if (module, name) == ("numpy", "ndarray"):
             return np.ndarray

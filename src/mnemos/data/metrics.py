@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.types import InputError, likelihood_of
+from mnemos.types import InputError, JSONObject, likelihood_of
 
-from .batch import IGNORE, counted
+from .batch import IGNORE, Batch, counted
 
 Sums = Callable[[nn.Module, Any, Any], Sequence[Tensor]]
 Collect = Callable[[nn.Module, Any, Any], list[Any]]
@@ -44,7 +44,7 @@ class Metric:
         """The value in the metric's printed form, with its name."""
         return self.form.format(name=self.name, value=value)
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JSONObject:
         """The metric's entry in result.json."""
         return {"higher_is_better": self.higher_is_better, "about": self.about}
 
@@ -83,7 +83,7 @@ def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sum
     return {m.sums: m.width for m in found if m.sums is not None}
 
 
-def called(function: Sums, width: int, model: nn.Module, outputs: Any, batch: Any) -> Sequence[Tensor]:
+def called(function: Sums, width: int, model: nn.Module, outputs: object, batch: object) -> Sequence[Tensor]:
     """What a `sums` function returns for a batch. Raises InputError unless it is `width` sums."""
     found = function(model, outputs, batch)
     if len(found) != width:
@@ -108,7 +108,7 @@ def values(
     return found
 
 
-def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tensor:
+def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> Tensor:
     """The sum of −log p(target) over the counted targets, in nats.
 
     If the model has a `likelihood`, it is likelihood.loss(outputs, targets, mask). Otherwise the outputs are logits
@@ -123,7 +123,7 @@ def negative_log_likelihood(model: nn.Module, outputs: Any, batch: Any) -> Tenso
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
-def right_predictions(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """(right predictions, counted targets). The prediction is the class of the greatest logit.
 
     For targets that are probabilities, it must be the most probable class. If the model has a `likelihood`, the pair is
@@ -137,7 +137,7 @@ def right_predictions(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tenso
     return (outputs.argmax(-1) == targets).sum(), counted(targets)  # IGNORE is negative, so no prediction equals it
 
 
-def right_in_top_five(model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+def right_in_top_five(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """(targets [B] that are among the five most probable classes, counted targets)."""
     top = outputs.topk(min(5, outputs.shape[-1])).indices
     return (top == batch.targets[:, None]).any(-1).sum(), counted(batch.targets)
@@ -170,7 +170,7 @@ def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
     return tuple(found)
 
 
-def description(result: Mapping[str, Any], metric: str, where: str) -> dict[str, Any]:
+def description(result: JSONObject, metric: str, where: str) -> JSONObject:
     """The entry of a metric in a result.json: {"higher_is_better", "about"}. where: the file, which errors name.
 
     Versions before the entry "metrics" had only metrics of this module. Raises InputError for any other metric without

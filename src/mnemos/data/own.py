@@ -31,7 +31,7 @@ from .task import Split, Task
 Loss = Callable[[Any, Any], Tensor]
 
 
-def as_batch(found: Any) -> Batch:
+def as_batch(found: object) -> Batch:
     """A `Batch` of (inputs, targets) or {"inputs", "targets", "mask", "reset"}, with arrays as tensors."""
     if isinstance(found, Mapping) and {"inputs", "targets"} <= set(found) <= set(Batch._fields):
         found = Batch(**found)
@@ -97,9 +97,9 @@ class OwnTask(Task):
         """Updates per epoch; 0 where the number is not known."""
         return self._train.epoch(batch_size)
 
-    def forward(self, model: Any, batch: Batch, state: State) -> tuple[Any, State]:
+    def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Any, State]:
         """(outputs, state); the state is None for a model without one."""
-        options: dict[str, Any] = {"mask": batch.mask} if "mask" in self._accepts else {}
+        options: dict[str, object] = {"mask": batch.mask} if "mask" in self._accepts else {}
         if "state" in self._accepts:
             options["state"] = state
         inputs = batch.inputs
@@ -116,7 +116,7 @@ class OwnTask(Task):
             )
         return found
 
-    def loss(self, model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, outputs: object, batch: Batch) -> Tensor:
         """The caller's loss summed over rows, or the cross-entropy summed over targets."""
         if self._loss is None:
             if likelihood_of(model) is None:
@@ -130,7 +130,7 @@ class OwnTask(Task):
             )
         return found.sum() if found.dim() else found * row_count(batch)
 
-    def _check_logits(self, outputs: Any, targets: Tensor) -> None:
+    def _check_logits(self, outputs: object, targets: Tensor) -> None:
         """Raise InputError unless the outputs are logits of the targets; the first time, check the targets too.
 
         Later targets are checked before they are copied to the model's device, where reading them would wait for it.
@@ -261,7 +261,7 @@ class BatchSource:
 
     workers = 0
 
-    def __init__(self, batches: Iterable[Any]) -> None:
+    def __init__(self, batches: Iterable[object]) -> None:
         if isinstance(batches, Iterator):
             raise InputError(
                 f"expected data that can be iterated again, found a {type(batches).__name__} that ends; give a list, "
@@ -274,10 +274,10 @@ class BatchSource:
             self.length = 0
         self.batch_size: int = getattr(batches, "batch_size", None) or 0
         self.rows = self.length * self.batch_size
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[object] | None = None
         self._generators: generators.Snapshot = {}
         self._place = self._pass = self._seed = -1
-        self._last: Any = None
+        self._last: object = None
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the passes of `seed`, one after the other."""
@@ -305,7 +305,7 @@ class BatchSource:
         """Drop the iterator."""
         self._iterator, self._place, self._pass = None, -1, -1
 
-    def _draw(self) -> Any:
+    def _draw(self) -> object:
         with generators.kept():
             for _ in range(2):
                 if self._iterator is None:

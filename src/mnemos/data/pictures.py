@@ -6,7 +6,7 @@ import mmap
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,12 @@ _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey, 16 bits
 class Pictures(Protocol):
     """N images with C channels for a model that reads `size` × `size` pixels, and their labels [N]."""
 
-    labels: NDArray[Any]
     stored: bool  # whether all images are stored at that size
+
+    @property
+    def labels(self) -> NDArray[np.integer]:
+        """The class of each image, [N]."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -42,7 +46,7 @@ class Pictures(Protocol):
 class ArrayPictures:
     """Pictures from arrays: pixels [N, H, W, C] uint8, labels [N]. For `centre` see `fit`."""
 
-    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[Any], size: int, centre: float) -> None:
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.integer], size: int, centre: float) -> None:
         self.pixels, self.labels, self.size, self.centre = pixels, labels, size, centre
         self.stored = pixels.shape[1:3] == (size, size)
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mnemos.config import DataConfig
 from mnemos.registry import register
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .batch import Batch
 from .buckets import Order
@@ -118,7 +118,7 @@ class PixelTask(LanguageTask):
         """The model's inputs that continue the first bytes [B, m] of pictures; [B, 1 + m] with a start token."""
         return F.pad(tokens, (1, 0), value=START) if self.start else tokens
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """Write generated images and completions of half images: samples.safetensors and samples.json."""
         write_pictures(model, self, folder)
         return {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mnemos.config import DataConfig
 from mnemos.registry import register
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .audio import Recordings, read_recordings, recording_files
 from .batch import IGNORE, Batch
@@ -204,7 +204,7 @@ class SpokenTask(Task):
         """Raise InputError for frames, masks or targets that are not what is promised."""
         check_frames(batch, where, self.config.bands, self.vocab_size, self.max_length)
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """Some strings of the split: what was said, and what the model heard."""
         heard = transcriptions(model, self._some(split), self.names)
         about = {

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from mnemos.types import InputError, State, leaves
+from mnemos.types import InputError, JSONObject, State, leaves
 
 from .batch import Batch, counted, each, pieces, row_count
 from .metrics import ACCURACY, Metric, negative_log_likelihood
@@ -91,7 +91,7 @@ class Task:
 
     # Model and loss.
 
-    def forward(self, model: Any, batch: Any, state: State) -> tuple[Any, State]:
+    def forward(self, model: nn.Module, batch: Any, state: State) -> tuple[Any, State]:
         """Run the model on a batch: (outputs, new state)."""
         return model(batch.inputs, state, mask=batch.mask)
 
@@ -134,7 +134,7 @@ class Task:
 
     # Results of a trained model beside its metrics.
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> dict[str, Any]:
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """Write files (images, transcriptions, …) to a finished run's folder; returns entries for its result.json.
 
         Reports show an entry that is a list of records {field: text} as a table if "examples" describes it:

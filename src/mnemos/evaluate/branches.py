@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mnemos.adapt.branch import HostBranch
 from mnemos.attention.gated import GatedCacheAttention
 from mnemos.attention.gated_branch import GatedBranch
-from mnemos.types import JSONObject
+from mnemos.types import JSON, JSONObject
 
 from .places import Places
 
@@ -124,6 +124,6 @@ def _share_per_picture(maps: Tensor) -> float | None:
     return float(within / total) if total > 0 else None
 
 
-def rounded(values: Tensor) -> Any:
+def rounded(values: Tensor) -> JSON:
     """The values as nested lists, rounded to four decimals."""
     return values.double().mul(1e4).round().div(1e4).tolist()

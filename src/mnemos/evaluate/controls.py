@@ -24,7 +24,7 @@ CONTROLS = {
 
 
 def controls(
-    model: nn.Module, batches: Callable[[], Iterable[Any]], task: Task = SUPERVISED
+    model: nn.Module, batches: Callable[[], Iterable[object]], task: Task = SUPERVISED
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model with gated caches under each control: {"emptied": {"loss", …}, "exchanged": …, "closed": …}.
 
@@ -51,7 +51,7 @@ class _ControlledTask(Task):
     def __init__(self, task: Task, control: str) -> None:
         self.task, self.control, self.metrics = task, control, task.metrics
 
-    def forward(self, model: Any, batch: Any, state: State) -> tuple[Any, State]:
+    def forward(self, model: nn.Module, batch: object, state: State) -> tuple[Any, State]:
         def change(node: State) -> State:
             if not isinstance(node, Walk) or self.control == "closed":
                 return node
@@ -61,16 +61,16 @@ class _ControlledTask(Task):
         state = pytree.tree_map(change, state, is_leaf=lambda node: isinstance(node, Walk))
         return self.task.forward(model, batch, state)
 
-    def advance(self, model: Any, batch: Any, state: State) -> State:
+    def advance(self, model: nn.Module, batch: object, state: State) -> State:
         return self.forward(model, batch, state)[1]
 
-    def loss(self, model: nn.Module, outputs: Any, batch: Any) -> Tensor:
+    def loss(self, model: nn.Module, outputs: object, batch: object) -> Tensor:
         return self.task.loss(model, outputs, batch)
 
-    def count(self, batch: Any) -> int:
+    def count(self, batch: object) -> int:
         return self.task.count(batch)
 
-    def resets(self, batch: Any) -> Tensor | None:
+    def resets(self, batch: object) -> Tensor | None:
         return self.task.resets(batch)
 
 

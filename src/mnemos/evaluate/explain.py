@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from mnemos.atomic import write_json
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.data.augment import normalise
+from mnemos.data.task import Task
 from mnemos.modes import evaluating
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
@@ -41,7 +42,7 @@ BATCH = 32
 
 
 @torch.no_grad()
-def explain(model: nn.Module, task: Any, folder: Path) -> JSONObject | None:
+def explain(model: nn.Module, task: Task, folder: Path) -> JSONObject | None:
     """Write explain.json and explain.safetensors to a run folder. Returns the contents of explain.json.
 
     Returns None, and writes nothing, for a model without gated caches. For a task without pictures only the costs are
@@ -115,7 +116,7 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> JSONObject | None:
     }
 
 
-def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Any) -> dict[str, tuple[int, int]]:
+def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Task) -> dict[str, tuple[int, int]]:
     """The (rows, tokens) of each layer's first call for one sample."""
     found: dict[str, tuple[int, int]] = {}
     handles = [
@@ -146,7 +147,7 @@ def _record_pictures(
     calls = first_calls(model, observed, inputs)
     known: dict[str, Places] = {}
     for name, layer in observed.items():
-        place: Any = "the model did not call it" if name not in calls else None
+        place: Places | str | None = "the model did not call it" if name not in calls else None
         if place is None:
             rows, tokens = calls[name].o_self.shape[0] // len(index), calls[name].o_self.shape[1]
             place = places(model, name, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
@@ -248,7 +249,7 @@ def _smaller(pictures: Tensor, most: int) -> Tensor:
     return small.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def _choose_pictures(task: Any) -> tuple[list[int], list[int], Tensor]:
+def _choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
     """Choose pictures of the test split from as many classes as possible: returns indices, labels and inputs."""
     found: dict[int, list[tuple[int, Tensor]]] = {}
     start = 0

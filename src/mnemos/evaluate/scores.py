@@ -1,14 +1,14 @@
 """Loss and metrics of a model on a split. Every counted target has the same weight."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.data.batch import to_model
-from mnemos.data.metrics import CorpusMetric, called, sum_functions, values
+from mnemos.data.metrics import Collect, CorpusMetric, called, sum_functions, values
 from mnemos.data.task import SUPERVISED, Task
 from mnemos.modes import evaluating
 from mnemos.types import Advances, InputError, State
@@ -18,16 +18,16 @@ from mnemos.types import reset as make_fresh
 class CountedElsewhere:
     """A batch that another process counts. This process runs it because all processes must run the model together."""
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: object) -> None:
         self.batch = batch
 
 
 def evaluate(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     task: Task = SUPERVISED,
     total: Callable[[Tensor], Tensor] | None = None,
-    gather: Callable[[Any], list[Any]] = lambda value: [value],
+    gather: Callable[[object], list[Any]] = lambda value: [value],
 ) -> dict[str, float]:
     """Evaluate a model on batches: {"loss", each of the task's metrics, "count"}.
 
@@ -45,13 +45,13 @@ def evaluate(
     corpus = {metric.collect: None for metric in task.metrics if isinstance(metric, CorpusMetric)}
     loss, count = 0.0, 0
     sums = {function: [0.0] * width for function, width in functions.items()}
-    records: dict[Any, list[list[Any]]] = {collect: [] for collect in corpus}
+    records: dict[Collect, list[list[Any]]] = {collect: [] for collect in corpus}
     # A corpus metric collects from every segment, as it does with several processes.
     advances = total is None and isinstance(model, Advances) and not corpus
     with torch.no_grad(), evaluating(model):
         for given in batches:
             counted_here = not isinstance(given, CountedElsewhere)
-            batch = to_model(given if counted_here else given.batch, model)
+            batch = to_model(given.batch if isinstance(given, CountedElsewhere) else given, model)
             resets = task.resets(batch)
             if resets is None or bool(resets.all()):  # no row continues; the number of rows may have changed
                 state = None
@@ -83,7 +83,7 @@ def evaluate(
     return {name: scores[name] for name in dict.fromkeys(order)} | {"count": int(found[1])}
 
 
-def metrics_text(task: Task, score: dict[str, Any]) -> str:
+def metrics_text(task: Task, score: Mapping[str, float]) -> str:
     """The metrics of an evaluation as one line of text, without the loss."""
     return "  ".join(m.text(score[m.name]) for m in task.metrics if m.name in score and m.name != "loss")
 

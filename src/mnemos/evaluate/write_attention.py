@@ -21,13 +21,13 @@ weight on itself decides its kind in a segment:
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.atomic import write_json
+from mnemos.data.task import Task
 from mnemos.models.memformer import Memformer
 from mnemos.modes import evaluating
 from mnemos.types import JSONObject
@@ -39,7 +39,7 @@ SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
 
 
 @torch.no_grad()
-def record_write_attention(model: nn.Module, task: object, folder: Path) -> JSONObject | None:
+def record_write_attention(model: nn.Module, task: Task, folder: Path) -> JSONObject | None:
     """Write write_attention.json to a run folder. Returns its contents; None for a model that writes no slots.
 
     The result is deterministic and the model is unchanged. Cost: encoder and writer on at most 8 · 64 segments.
@@ -74,7 +74,7 @@ def record_write_attention(model: nn.Module, task: object, folder: Path) -> JSON
     return found
 
 
-def documents(task: Any, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
+def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
     """The first `segments` segments of up to `rows` documents of the test split: (tokens, valid) [B, S·length].
 
     In a task that carries no state, each row is a document.

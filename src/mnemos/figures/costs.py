@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -189,7 +188,7 @@ def _evaluation(comparison: Comparison, row: Row) -> float:
     return float(np.mean(medians)) if medians else math.nan
 
 
-def _ratio(comparison: Comparison, row: Row, baseline: Row | None, measure: Any) -> str:
+def _ratio(comparison: Comparison, row: Row, baseline: Row | None, measure: Callable[[Comparison, Row], float]) -> str:
     return "–" if baseline is None else _times(measure(comparison, row) / measure(comparison, baseline))
 
 

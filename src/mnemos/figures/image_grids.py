@@ -4,7 +4,6 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -118,7 +117,7 @@ def read_written(folder: Path) -> Written | None:
     from safetensors.numpy import load_file
 
     try:
-        about: Any = json.loads(path.read_text(encoding="utf-8"))
+        about = json.loads(path.read_text(encoding="utf-8"))
         found = load_file(folder / "samples.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_REMEDY}") from None

@@ -22,7 +22,7 @@ def read_write_attention(folder: Path) -> WriteAttention | None:
     if not path.is_file():
         return None
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a JSON file, found {error}; {_REMEDY}") from None
     where = str(path)

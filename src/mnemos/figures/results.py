@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -115,7 +114,7 @@ class RunRecord:
     write_attention: WriteAttention | None = None
 
     @property
-    def seed(self) -> Any:
+    def seed(self) -> object:
         """The seed from the result, the recipe or the provenance, in this order; "?" if none has it."""
         training = self.recipe.get("train")
         for place in (self.result, training if isinstance(training, dict) else None, self.provenance):
@@ -125,7 +124,7 @@ class RunRecord:
 
     def tested(self, metric: str, control: str | None = None) -> float:
         """The test metric, or the same under a control ("emptied", …); NaN if it was not measured."""
-        part: Any = self.result or {}
+        part: object = self.result or {}
         for key in ("test",) if control is None else ("controls", control):
             part = part.get(key) if isinstance(part, dict) else None
         value = part.get(metric) if isinstance(part, dict) else None

@@ -13,6 +13,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # (light, dark). The variants' six keep a distance of ΔE 14 and more under simulated deuteranopia and protanopia.
 VARIANTS = (
@@ -136,7 +137,7 @@ def panel(
     return _for_the_page(written.getvalue(), slug, label or title)
 
 
-def raster(size: tuple[float, float], dpi: int, draw: Callable[[Any], None], style: dict[Any, Any]) -> bytes:
+def raster(size: tuple[float, float], dpi: int, draw: Callable[["Figure"], None], style: dict[Any, Any]) -> bytes:
     """A PNG of `size` inches: `draw(figure)` lays out and draws it, on white, in the light palette."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mnemos.atomic import write_bytes
 
@@ -15,6 +15,7 @@ from .style import MARKERS, layer, nothing, raster, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _TYPE = {
     "font.size": 13.0,
@@ -36,7 +37,7 @@ def picture(folder: Path, out_png: Path) -> Path:
     return out_png
 
 
-def _lay_out(figure: Any, comparison: Comparison) -> None:
+def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.68))
     name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)

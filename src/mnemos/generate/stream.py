@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -222,5 +221,5 @@ def _fingerprint(model: nn.Module) -> str:
 
 def _signature(model: nn.Module) -> str:
     """What a stream's file records of its model: its configuration, or its class if it has none."""
-    config: Any = getattr(model, "config", None)
+    config: object = getattr(model, "config", None)
     return json.dumps(to_dict(config)) if config is not None else type(model).__qualname__

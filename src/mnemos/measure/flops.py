@@ -93,7 +93,9 @@ class _Unpadded(TorchFunctionMode):
         super().__init__()
         self.before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # padded tensor: its width before
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if func is F.scaled_dot_product_attention and args[0] in self.before and args[1] in self.before:
             args = (*(x[..., : self.before[x]] for x in args[:2]), *args[2:])
         kwargs = kwargs or {}
@@ -128,7 +130,7 @@ def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, 
     return task_flops(model, SUPERVISED, Batch(inputs, inputs, mask), segment)
 
 
-def task_flops(model: nn.Module, task: Task, example: Any, segment: int = 0) -> int:
+def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
     """`forward_flops` of the forward that a task makes of a batch, for example `task.example()`."""
 
     def forward() -> None:

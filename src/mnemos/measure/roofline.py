@@ -57,7 +57,7 @@ class _Recorder(DispatchMode):
             **{k: shape_wrapper(f) for k, f in COUNTED.items()},
         }
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         packet = operator_of(func)
         if packet not in self.formulas:
@@ -73,7 +73,7 @@ class _Recorder(DispatchMode):
         return out
 
 
-def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+def _moved(func: Any, args: tuple, kwargs: dict, out: object) -> int:
     """Bytes read and written: every input, every output, and again every input that is written in place."""
     packet = operator_of(func)
     if packet in _FREE:

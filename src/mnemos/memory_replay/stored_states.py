@@ -41,7 +41,7 @@ class Buffers:
 
     def __init__(self, module: nn.Module | None) -> None:
         # Per holder of tensors: what errors call it, the live mapping, and a copy of the mapping at the start.
-        self._holders: list[tuple[str, MutableMapping[str, Any], dict[str, Any]]] = []
+        self._holders: list[tuple[str, MutableMapping[str, Any], dict[str, object]]] = []
         for prefix, part in module.named_modules() if module is not None else ():
             for kind, holder in (("buffer", buffers_of(part)), ("attribute", vars(part))):
                 self._holders.append((f"{kind} {prefix}.".replace(" .", " "), holder, dict(holder)))

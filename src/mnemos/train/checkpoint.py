@@ -23,12 +23,12 @@ FORMAT = "mnemos checkpoint 1"
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 
 
-def encode(value: Any) -> tuple[dict[str, Tensor], str]:
+def encode(value: object) -> tuple[dict[str, Tensor], str]:
     """Convert a nested value to (tensors by path, JSON of the rest). Raises TypeError for types it cannot store."""
     tensors: dict[str, Tensor] = {}
-    seen: dict[tuple[Any, ...], str] = {}
+    seen: dict[tuple[object, ...], str] = {}
 
-    def walk(value: Any, path: str) -> Any:
+    def walk(value: Any, path: str) -> object:
         if isinstance(value, Tensor):
             # A tensor with two names (tied weights) is written once.
             same = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else (path,)
@@ -59,7 +59,7 @@ def encode(value: Any) -> tuple[dict[str, Tensor], str]:
 def decode(tensors: dict[str, Tensor], text: str) -> Any:
     """The inverse of `encode`: the nested value."""
 
-    def walk(value: object) -> Any:
+    def walk(value: object) -> object:
         if not isinstance(value, dict):
             return value
         ((kind, content),) = value.items()

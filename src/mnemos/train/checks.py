@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mnemos.config import ModelConfig
 from mnemos.data.metrics import LOSS, Metric, SumMetric
 from mnemos.data.task import Task
 from mnemos.types import Declared, InputError
@@ -68,7 +69,7 @@ def _check_split(train: TrainConfig, processes: int) -> None:
 
 def check_task(recipe: Recipe, task: Task) -> None:
     """Raise InputError if the model's inputs, sizes or rollout do not fit the task's data, or metrics share names."""
-    model: Any = recipe.model
+    model = recipe.model
     _check_inputs(recipe, task)
     _check_metrics(task.metrics)
     _check_rollout(recipe.train.rollout, task)
@@ -109,7 +110,7 @@ def check_state(model: object, task: Task) -> None:
         )
 
 
-def _check_size(model: Any, name: str, size: int) -> None:
+def _check_size(model: ModelConfig, name: str, size: int) -> None:
     """Compare one of the task's sizes with the field of that name of the model, or of the model's head."""
     owner: Any = model if hasattr(model, name) else getattr(model, "head", None)
     found = getattr(owner, name, None)
@@ -152,7 +153,7 @@ def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
 
 def _check_inputs(recipe: Recipe, task: Task) -> None:
     """Raise InputError if the model takes another kind of input (tokens, images, frames, …) than the task gives."""
-    model: Any = recipe.model
+    model = recipe.model
     if model.inputs not in (task.inputs, ANY):
         layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
         raise InputError(

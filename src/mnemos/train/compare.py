@@ -8,8 +8,8 @@ import statistics
 import sys
 import threading
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from mnemos.atomic import write_json
 from mnemos.config import from_dict, to_dict
@@ -137,7 +137,7 @@ def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
         )
 
 
-def _join(child: Any) -> bool:
+def _join(child: BaseProcess) -> bool:
     """Start a process and wait for its end, passing SIGINT and SIGTERM on. Returns whether it was interrupted."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         child.start()
@@ -145,7 +145,7 @@ def _join(child: Any) -> bool:
         return child.exitcode == 130
     signalled = []
 
-    def pass_on(*_: Any) -> None:
+    def pass_on(*_: object) -> None:
         signalled.append(True)
         if child.pid is not None:
             child.terminate()

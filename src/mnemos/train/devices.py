@@ -6,7 +6,7 @@ import atexit
 import logging
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,8 +15,14 @@ from mnemos.types import Advances, InputError
 
 from .recipe import TrainConfig
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 if TYPE_CHECKING:  # importing it takes longer than a small run
     from lightning_fabric import Fabric
+
+
+T = TypeVar("T")
 
 
 def connect(config: TrainConfig) -> Fabric:
@@ -64,7 +70,7 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _shard(module: nn.Module, mesh: Any) -> nn.Module:
+def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Apply FSDP2: each block of the model is gathered when it runs, the other parameters for the whole forward.
 
     FSDP2 needs every process to use the same parameters in an update. Use DDP if the rows decide which gates run (a
@@ -92,11 +98,11 @@ def _hush() -> None:
         warnings.filterwarnings("ignore", message)
 
 
-def gather(fabric: Fabric, value: object) -> list[Any]:
+def gather(fabric: Fabric, value: T) -> list[T]:
     """The values of all processes in the order of their ranks, on every process."""
     if fabric.world_size == 1:
         return [value]
-    everyone: list[Any] = [None] * fabric.world_size
+    everyone = [value] * fabric.world_size
     torch.distributed.all_gather_object(everyone, value)
     return everyone
 

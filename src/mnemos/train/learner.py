@@ -133,7 +133,7 @@ class Learner:
         """Pass the validation loss of an evaluation to the plateau schedule."""
         self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
 
-    def _micro_batches(self, batch: object) -> list[Any]:
+    def _micro_batches(self, batch: object) -> list[object]:
         """This process's share of the batch's rows, in order, split into `accumulate` micro-batches."""
         parts, found = self.fabric.world_size * self.recipe.train.accumulate, row_count(batch)
         if found % parts or (self.task.carries_state and found != self.recipe.train.batch_size):

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -191,7 +191,7 @@ class _Session:
             device = self.fabric.device
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
-        def gather(value: object) -> list[Any]:
+        def gather(value: object) -> list[object]:
             return devices.gather(self.fabric, value)
 
         with generators.kept(), self.fabric.autocast():
@@ -199,7 +199,7 @@ class _Session:
             found = evaluate(self.learner.model, self._shares(split), self.task, several, gather)
         return {key: value for key, value in found.items() if key != "count"}
 
-    def _shares(self, split: Literal["valid", "test"]) -> Iterator[Any]:
+    def _shares(self, split: Literal["valid", "test"]) -> Iterator[object]:
         """This process's rows of every batch, in the segments of the rollout."""
         rank, world = self.fabric.global_rank, self.fabric.world_size
         batches = self.task.batches(split, self.recipe.train.batch_size)

@@ -3,8 +3,9 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+Item = TypeVar("Item")  # a batch of any type
 INTERVAL = 10.0  # seconds between two lines of a log
 
 
@@ -20,7 +21,9 @@ class NoProgress:
     def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
         """Show that update `step` is done. update: {"loss", "lr", …} of it."""
 
-    def evaluation(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+    def evaluation(
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
+    ) -> Iterator[Item]:
         """Yield the batches of a split and show the progress: count(batch) targets of `size` per batch."""
         yield from batches
 
@@ -49,7 +52,9 @@ class LogProgress(NoProgress):
             f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
         )
 
-    def evaluation(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+    def evaluation(
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
+    ) -> Iterator[Item]:
         """Yield the batches and print the targets done and the time left, at most once per `INTERVAL`."""
         last_line = began = time.monotonic()
         done = 0
@@ -99,7 +104,9 @@ class BarProgress(NoProgress):
         facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
-    def evaluation(self, split: str, size: int, batches: Iterable[Any], count: Callable[[Any], int]) -> Iterator[Any]:
+    def evaluation(
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
+    ) -> Iterator[Item]:
         """Yield the batches and show a second bar, which is removed after the last batch."""
         task = self.bar.add_task(f"{self.name} evaluating {split}", total=size, facts="")
         try:

@@ -5,12 +5,12 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, mapped, to_dict
 from mnemos.memory.grc import GRC
-from mnemos.types import InputError
+from mnemos.types import JSON, InputError
 
 OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
 # Fields of models that depend on the data. A recipe may leave them 0; a run then fills them in from its data.
@@ -215,6 +215,6 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 
-def as_json(recipe: object) -> Any:
+def as_json(recipe: object) -> JSON:
     """A recipe, or the dictionary of one, in the form of recipe.json, for comparison with that of a run's folder."""
     return json.loads(json.dumps(to_dict(recipe)))

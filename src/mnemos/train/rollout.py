@@ -56,11 +56,11 @@ class ModelWithLoss(nn.Module):
         self._skips = alone and isinstance(model, Advances)
         self._functions = sum_functions(task.metrics, training=True)
 
-    def reads(self, batch: Any) -> bool:
+    def reads(self, batch: object) -> bool:
         """Whether a batch takes the model's whole forward, and not `advance`."""
         return not self._skips or self.task.count(batch) > 0
 
-    def forward(self, batches: Sequence[Any], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
+    def forward(self, batches: Sequence[object], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
         """(loss, sums) of successive batches; the new state is written to `carry.state`.
 
         loss: weight × Σ losses + auxiliary × Σ auxiliary losses, a scalar. sums, without gradient: [auxiliary × Σ
@@ -118,11 +118,11 @@ class RolloutGradients:
         self._verify = HALF if config.precision.endswith("mixed") else True
         self._stores = any(True for _ in model.buffers())
 
-    def forwards(self, micro_batches: Sequence[Sequence[Any]]) -> int:
+    def forwards(self, micro_batches: Sequence[Sequence[object]]) -> int:
         """The number of whole forwards of an update on this process; at least 1."""
         return max(1, sum(self._with_loss.reads(batch) for steps in micro_batches for batch in steps))
 
-    def batches(self, update: int, config: TrainConfig) -> list[Any]:
+    def batches(self, update: int, config: TrainConfig) -> list[object]:
         """The batches of update number `update` (from 0), one per segment, in order."""
         if self._config.segment_length:
             batch = self._task.train_batch(update, config.batch_size, config.seed)
@@ -135,7 +135,7 @@ class RolloutGradients:
         return accumulate_caches(self._model) if self._caches and self._splits else contextlib.nullcontext()
 
     def backward(
-        self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
+        self, batches: list[object], state: State, weights: tuple[float, float], last: bool
     ) -> tuple[Tensor, State]:
         """Add the gradients of a micro-batch's segments; `weights` are those of the losses and auxiliary losses.
 
@@ -155,11 +155,11 @@ class RolloutGradients:
         # Contiguous, because a checkpoint restores contiguous tensors, and kernels may round other strides differently.
         return sums, map_state(lambda leaf: leaf.detach().contiguous(), state)
 
-    def _without_gradient_sync(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
+    def _without_gradient_sync(self, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
         return self._fabric.no_backward_sync(self._wrapped, enabled=enabled)
 
     def _through_time(
-        self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
+        self, batches: list[object], state: State, weights: tuple[float, float], last: bool
     ) -> tuple[Tensor, State]:
         """Plain back-propagation through time: one graph per `horizon` segments."""
         horizon = self._config.horizon or len(batches)
@@ -175,19 +175,19 @@ class RolloutGradients:
         return torch.stack(found).sum(0), state
 
     def _replayed(
-        self, batches: list[Any], state: State, weights: tuple[float, float], last: bool
+        self, batches: list[object], state: State, weights: tuple[float, float], last: bool
     ) -> tuple[Tensor, State]:
         """Memory replay: the graph of one segment at a time."""
         found = []
 
-        def step(batch: Any, state: State) -> tuple[Tensor, State]:
+        def step(batch: object, state: State) -> tuple[Tensor, State]:
             carry = Carry(state, *weights, visible=torch.is_grad_enabled())
             loss, sums, *_ = self._wrapped([batch], carry)
             if torch.is_grad_enabled():  # replay runs each segment exactly once with gradient
                 found.append(sums)
             return loss, carry.state
 
-        def advance(batch: Any, state: State) -> State:
+        def advance(batch: object, state: State) -> State:
             carry = Carry(state)
             self._wrapped([batch], carry, advance=True)
             return carry.state

@@ -11,8 +11,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,7 +34,7 @@ class RunFolder:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
         self._lock = _lock(folder)
-        self._metrics: Any = None
+        self._metrics: FileIO | None = None
 
     @classmethod
     def start(cls, folder: str | Path, recipe: Recipe, device: str) -> "RunFolder":
@@ -161,7 +161,7 @@ def differing(left: object, right: object, where: str = "") -> str | None:
     return None if left == right else f"{where} ({left!r}, not {right!r})"
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> JSONObject:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

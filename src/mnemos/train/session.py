@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -96,7 +96,7 @@ def train_and_assess(
     recipe = complete(recipe, task)
 
     @functools.cache
-    def first() -> Any:
+    def first() -> object:
         return next(_batches(recipe, task, "valid", NoProgress()))
 
     # The probe runs the model on one process; with several processes all would have to run it together.
@@ -152,7 +152,7 @@ def assess(
     return result
 
 
-def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], display: NoProgress) -> Iterator[Any]:
+def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], display: NoProgress) -> Iterator[object]:
     """The batches of a split, in the segments of the recipe's rollout."""
     batches = task.batches(split, recipe.train.batch_size)
     for batch in display.evaluation(split, task.size(split), batches, task.count):

@@ -27,6 +27,7 @@ from .tables import PAPER, commands
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The families of Figure 1, and the depths of the small PVTs that form our curve.
 FAMILIES = {"PVT": ("PVT-Tiny", "PVT-Small", "PVT-Medium"), "PVTv2": ("PVTv2-B2", "PVTv2-B3", "PVTv2-B4")}
@@ -176,7 +177,7 @@ def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
     return curve[-1][1]
 
 
-def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figure: Any) -> None:
+def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figure: "Figure") -> None:
     titles = ("The paper: ImageNet-1k top-1, %", "Here: test accuracy, %")
     units = ("10⁹ multiply-adds, counted here", "10⁶ multiply-adds")
     for i, (curves, title, unit) in enumerate(zip(panels, titles, units, strict=True)):
@@ -201,11 +202,11 @@ def _size(found: Explained) -> tuple[float, float]:
     return 10.0, 10.0 * _BOX[2] / across * down / _BOX[3]
 
 
-def _maps(figure: Any, found: Explained, chosen: list[Cached], called: dict[str, str]) -> None:
+def _maps(figure: "Figure", found: Explained, chosen: list[Cached], called: dict[str, str]) -> None:
     attention_maps.draw(figure.add_axes(_BOX), found, chosen, called)
 
 
-def _shares(drawn: Sequence[tuple[str, Explained]], figure: Any) -> None:
+def _shares(drawn: Sequence[tuple[str, Explained]], figure: "Figure") -> None:
     width = 0.92 / len(drawn)
     for i, (name, found) in enumerate(drawn):
         axes: Axes = figure.add_axes((0.06 + i * width, 0.14, width - 0.05, 0.74))

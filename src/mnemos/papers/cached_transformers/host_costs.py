@@ -5,7 +5,7 @@ G is 10⁹ multiply-adds per sample; the paper calls them FLOPs.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from mnemos import registry
 from mnemos.adapt.attach import cache, uncache
 from mnemos.measure.flops import flops_by_operation
 from mnemos.memory.grc import GRC
+from mnemos.models.vision.image import ImageConfig
 from mnemos.ops.gated_cache.cost import paper_flops
 
 # The paper's names, and the recipes of the same models at their real size; "-cached" selects the cached variant.
@@ -45,7 +46,7 @@ class Cost(NamedTuple):
     papers: float
 
 
-def config(name: str) -> Any:
+def config(name: str) -> ImageConfig:
     """The configuration of one of the paper's models, without a cache."""
     return replace(registry.load("recipe", RECIPES[name])().model, cache=None)
 

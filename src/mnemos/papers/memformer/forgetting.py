@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ STARTS = {
     "across": math.radians(90),
     "opposite": math.radians(175),
 }  # from the terminal state
-_LINES: dict[str, Any] = {"near": ":", "across": "--", "opposite": "-"}
+_LINES: dict[str, Literal[":", "--", "-"]] = {"near": ":", "across": "--", "opposite": "-"}
 
 
 def figure4(claim: Claim, options: Options) -> Finding:

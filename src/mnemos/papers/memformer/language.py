@@ -1,8 +1,8 @@
 """Table 2: language modelling with Memformer and Transformer-XL, and the cost of inference."""
 
 import statistics
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,8 @@ def _inference() -> Table:
         ["", "ms per generated token", "ms per read token", "GFLOP per segment", "state MiB", "maximum state MiB"],
     )
     tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
-    runs, found = {}, {}
+    runs: dict[str, Callable[[], object]] = {}
+    found = {}
     for name, row in COMPARED.items():
         torch.manual_seed(0)
         model = language_variant(row, PAPER)[0].build().eval()
@@ -111,8 +112,9 @@ def _generate(model: nn.Module, tokens: Tensor, state: State) -> int:
 
 
 @torch.inference_mode()
-def _read(model: nn.Module, tokens: Tensor, state: State) -> Any:
-    return model(tokens, state)
+def _read(model: nn.Module, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    logits, state = model(tokens, state)
+    return logits, state
 
 
 def _perplexities(found: Finding, claim: Claim, options: Options) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from mnemos.measure.peak import peak_of
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import TransformerConfig
-from mnemos.types import leaves, select
+from mnemos.types import State, leaves, select
 
 from ..claim import Claim
 from ..drawing import png
@@ -120,7 +120,7 @@ def memory_of(name: str, size: int) -> MemoryUse:
     """The bytes for a batch whose memory is full."""
     model = _built(name, size)
     with torch.no_grad():
-        state: Any = None
+        state: State = None
         for _ in range(-(-size // SEGMENT) if name == "Transformer-XL" else 1):
             _, state = model(_tokens(1, SEGMENT), state)
         state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream in every row of the batch

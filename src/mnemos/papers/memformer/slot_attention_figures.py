@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mnemos.evaluate.write_attention import KINDS, record_write_attention
 from mnemos.figures import report
@@ -33,6 +33,7 @@ from .text_runs import small, source
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STEPS = 1000
 COLUMNS = 100  # characters per line in figure7.png
@@ -117,7 +118,7 @@ def _write_attention(run: Path) -> WriteAttention:
     return found
 
 
-def _panels(figure: Any, found: WriteAttention) -> None:
+def _panels(figure: "Figure", found: WriteAttention) -> None:
     """Draw the shares and each example, two panels per row."""
     from matplotlib.lines import Line2D
 
@@ -141,7 +142,7 @@ def _panels(figure: Any, found: WriteAttention) -> None:
     figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.05, 1.0), ncol=3, frameon=False, fontsize=12)
 
 
-def _texts(figure: Any, slots: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
+def _texts(figure: "Figure", slots: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
     part = 1 / len(slots)
     for i, one in enumerate(slots):
         axes = figure.add_axes((0.02, 1 - (i + 1) * part, 0.96, part))

@@ -12,6 +12,7 @@ from mnemos.data.metrics import perplexity
 from mnemos.figures import report
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
+from mnemos.types import JSONObject
 
 from ..claim import Values
 from ..findings import Finding, spread
@@ -23,7 +24,7 @@ from ..small_runs import caution, runs
 class Trained:
     """Trained models of a table: rows of the comparison by the paper's names, and one perplexity per seed."""
 
-    rows: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, JSONObject]
     perplexities: Mapping[str, list[float]]
 
     def perplexity(self, name: str) -> str:
