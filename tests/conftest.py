@@ -1,5 +1,6 @@
 """What the tests of several rooms are given. Stand-ins that more than one room's tests use lie beside this file."""
 
+import gc
 from collections import defaultdict
 
 import processes
@@ -20,17 +21,20 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Which of a test's parametrised cases run.
 
-    By default enough that every pair of parameters' values meets (see `pairwise`), with `--exhaustive` all. With
-    `--cases` the first of these, the last, and evenly between them, so that `make check` is quick.
+    By default enough that every pair of parameters' values meets (see `pairwise`), or of a test marked `each_value`
+    every value; none that is marked `exhaustive`. With `--exhaustive` all. With `--cases` the first of these, the last,
+    and evenly between them, so that `make check` is quick.
     """
     most = config.getoption("cases")
     if most is not None and most < 1:
         raise pytest.UsageError(f"--cases must be 1 or more, found {most}")
+    every = config.getoption("exhaustive")
     tests = defaultdict(list)
     for item in items:
-        tests[item.nodeid.partition("[")[0]].append(item)
-    if not config.getoption("exhaustive"):
-        tests = {name: [cases[i] for i in cover([_values(case) for case in cases])] for name, cases in tests.items()}
+        if every or item.get_closest_marker("exhaustive") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    if not every:
+        tests = {name: _covering(cases) for name, cases in tests.items()}
     if most is not None:
         step = max(1, most - 1)
         tests = {
@@ -39,6 +43,11 @@ def pytest_collection_modifyitems(config, items):
     kept = {case for cases in tests.values() for case in cases}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _covering(cases: list) -> list:
+    pairs = cases[0].get_closest_marker("each_value") is None
+    return [cases[number] for number in cover([_values(case) for case in cases], pairs)]
 
 
 def _values(item) -> list[tuple]:
@@ -60,7 +69,11 @@ def exhaustive(request) -> bool:
 
 
 def pytest_collection_finish(session):
-    """Start the server of processes beforehand, where a test will need one."""
+    """Start the server of processes beforehand, where a test will need one.
+
+    What is alive by now stays so: the garbage collector does not search it after each of some thousand tests.
+    """
+    gc.freeze()
     if any("slow" in item.keywords or "forks" in item.fixturenames for item in session.items):
         processes.serve()
 

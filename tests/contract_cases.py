@@ -59,13 +59,21 @@ def _buildable(attention: str, cache: str, causal: bool, exhaustive: bool) -> bo
     return usual and causal in ATTENTIONS[attention].causal_modes
 
 
-def over_layers(where: Callable[[torch.nn.Module], bool] = lambda layer: True, modes: tuple[bool, ...] = (True,)):
-    """A test of `layer` over all layers `where` this holds, in training mode or not, or both."""
+def over_layers(
+    where: Callable[[torch.nn.Module], bool] = lambda layer: True,
+    modes: tuple[bool, ...] = (True,),
+    apart: bool = False,
+):
+    """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
+
+    apart: by default every attention without a cache, and every cache beside softmax attention alone.
+    """
 
     def cases(exhaustive: bool) -> list:
         def allowed(attention: str, cache: str, causal: bool, training: bool) -> bool:
             case = attention, cache, causal
-            return _buildable(*case, exhaustive) and where(declared(*case))
+            usual = exhaustive or not apart or not cache or attention == "softmax"
+            return usual and _buildable(*case, exhaustive) and where(declared(*case))
 
         axes = ATTENTIONS, CACHES, (False, True), modes
         found = filter(None, (c if allowed(*c) else None for c in itertools.product(*axes)))

@@ -1,20 +1,25 @@
 """Fewer combinations of settings with the same pairs: faults mostly need one setting, or two that meet."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 
-def cover(cases: Sequence[Iterable[Hashable]]) -> list[int]:
-    """Numbers of cases, each a collection of values, that hold every value and every pair that any case holds.
+def cover(cases: Sequence[Iterable[Hashable]], pairs: bool = True) -> list[int]:
+    """Numbers of cases, each a collection of values, that hold every value, and every pair, that any case holds.
 
-    Greedy: each next case is the first of those with the most pairs that are still missing.
+    Greedy: each next case has the most values or pairs that are still missing; of several such cases it is the first
+    of those whose values were used the least.
     """
-    pairs = [{frozenset(p) for p in itertools.combinations(values, 2)} | {*values} for values in map(list, cases)]
-    missing, kept = set().union(*pairs), []
+    cases = [list(values) for values in cases]
+    sets = [{*values, *(itertools.combinations(values, 2) if pairs else ())} for values in cases]
+    missing, kept, used = set().union(*sets), [], Counter()
     while missing:
-        best = max(range(len(pairs)), key=lambda number: len(pairs[number] & missing))
-        missing -= pairs[best]
+        new = [len(part & missing) for part in sets]
+        best = min(range(len(sets)), key=lambda i: (-new[i], sum(used[value] for value in cases[i])))
+        missing -= sets[best]
+        used.update(cases[best])
         kept.append(best)
     return sorted(kept)
 

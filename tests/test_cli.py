@@ -271,7 +271,7 @@ def test_report_and_eval_of_the_comparison(comparison, capsys):
 @pytest.mark.slow
 def test_an_interrupted_run_exits_130_and_goes_on_exactly(tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    fields = [*QUICK, *RARELY, "--train.steps", "200", "--train.log-every", "1"]
+    fields = [*QUICK, *RARELY, "--train.steps", "100", "--train.log-every", "1"]
     assert main(["train", "demo-cached", "--out", str(whole), *fields]) == 0
     process = mnemos("train", "demo-cached", "--out", str(stopped), *fields)
     metrics = stopped / "metrics.jsonl"
@@ -315,17 +315,17 @@ def test_help_is_quick():
 @pytest.mark.parametrize(
     ("moment", "number", "to_group"),
     [
-        ("starting", signal.SIGINT, True),
+        pytest.param("starting", signal.SIGINT, True, marks=pytest.mark.exhaustive),
         ("training", signal.SIGINT, True),
-        ("training", signal.SIGINT, False),
-        ("training", signal.SIGTERM, False),
+        pytest.param("training", signal.SIGINT, False, marks=pytest.mark.exhaustive),
+        pytest.param("training", signal.SIGTERM, False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
     forked_comparisons, tmp_path, moment, number, to_group
 ):
     folder = tmp_path / "run"
-    fields = [*QUICK, *RARELY, "--train.steps", "200"]
+    fields = [*QUICK, *RARELY, "--train.steps", "100"]
     command = ["compare", "demo", "demo-wider", "--out", str(folder), *fields]
     process = mnemos(*command)
     metrics = folder / "demo/seed-0/metrics.jsonl"

@@ -231,7 +231,9 @@ def test_bf16_autocast_stays_close(layer):
 
 
 @pytest.mark.slow
-@over_layers(lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer))
+@over_layers(
+    lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer), apart=True
+)
 def test_compiled_equals_eager(layer):
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager")

@@ -16,6 +16,13 @@ def test_every_pair_of_a_product_is_kept_in_few_cases():
     assert len(kept) <= 15 < 12 * 6, "at least 12: the two longest lists' pairs"
 
 
+def test_every_value_is_kept_and_those_of_the_shorter_list_take_turns():
+    cases = list(product("abcdef", "ABC"))
+    kept = [cases[number] for number in cover(cases, pairs=False)]
+    assert sorted(letter for letter, _ in kept) == list("abcdef")
+    assert sorted(other for _, other in kept) == list("AABBCC")
+
+
 def test_two_parameters_and_what_is_no_product_are_kept_whole():
     for cases in (list(product("abc", "ABCD")), ["aA", "bB", "cC"], ["a", "b"], ["aAx"]):
         assert cover(cases) == list(range(len(cases)))

@@ -21,14 +21,10 @@ RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "said"), RUNNABLE, ids=range(len(RUNNABLE)))
 def test_an_example_prints_what_it_says(code, said, tmp_path):
-    done = processes.run(_example, code, cwd=tmp_path)
+    done = processes.run(exec, code, {"__name__": "__main__"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     # "..." stands for what differs from run to run, as in a doctest
     assert doctest.OutputChecker().check_output(said, done.stdout, doctest.ELLIPSIS), done.stdout
-
-
-def _example(code: str) -> None:
-    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
 
 
 def test_there_are_examples_and_no_placeholder_is_left():

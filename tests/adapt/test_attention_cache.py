@@ -198,7 +198,9 @@ def test_recomputation_and_micro_batches(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [name if name == "pvt2" else pytest.param(name, marks=pytest.mark.exhaustive) for name in CONFIGS]
+)
 def test_compiled_equals_eager(name):
     model = build(name)
     torch._dynamo.reset()

@@ -62,6 +62,7 @@ def train_alike(models: list[nn.Module], name: str, steps: int = 3) -> None:
     assert not same(contents(models[0]), [torch.zeros_like(c) for c in contents(models[0])])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_gradient_checkpointing_of_hugging_face_commits_once(name, reentrant):
@@ -101,6 +102,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [model.get_submodule(name.rpartition(".")[0]) for name in names]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["torch_encoder", "torch_padded", "timm_vit", "timm_swin", "hf_pvt", "hf_pvt2"])
@@ -208,6 +210,7 @@ def test_micro_batches_that_are_recomputed_count_once(name):
         close(b, a)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", ZOO)
 def test_evaluation_and_probes_write_nothing(name, preset):

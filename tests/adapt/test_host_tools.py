@@ -33,6 +33,7 @@ def pickled(model: nn.Module) -> nn.Module:
     return pickle.loads(pickle.dumps(model))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", [copy.deepcopy, pickled])
 @pytest.mark.parametrize("name", ZOO)
 def test_a_copy_is_whole_and_commits_into_itself(name, how):
@@ -237,8 +238,8 @@ def test_an_exported_model_is_the_model():
     ("name", "preset", "layers"),
     [
         ("torch_padded", "mnemos", "layers"),
-        ("timm_vit", "official", "blocks"),
-        ("hf_pvt", "mnemos", ""),
+        pytest.param("timm_vit", "official", "blocks", marks=pytest.mark.exhaustive),
+        pytest.param("hf_pvt", "mnemos", "", marks=pytest.mark.exhaustive),
         ("hf_bert", "paper", "encoder.layer"),
     ],
 )

@@ -21,6 +21,7 @@ def closed(model: torch.nn.Module) -> None:
             branch.cache.normal_()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", ZOO)
 def test_with_the_gate_closed_the_host_is_what_it_was(name, preset):
@@ -71,6 +72,7 @@ def test_the_gate_opens_to_the_cache_and_a_move_of_the_model_moves_it(name):
         assert (found[0] - run(host.double().train(training), inputs)).abs().max() > 1e-3
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", ZOO)
 def test_training_reaches_every_parameter_and_fills_every_cache(name, preset):
@@ -112,6 +114,7 @@ def test_the_hosts_own_checkpoint_still_loads(name):
     loss(model, example(name)).backward()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("name", ZOO)
 def test_a_cached_checkpoint_loads_before_the_first_forward(name, assign):
@@ -157,6 +160,7 @@ def passes(model: torch.nn.Module, inputs) -> torch.Tensor:
         return run(model.eval(), inputs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", ZOO)
 def test_uncache_leaves_nothing_behind(name, preset):

@@ -172,6 +172,7 @@ def test_parameters_are_counted(name):
         assert one.name in dict(model.named_modules())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", ["timm_vit", "timm_swin", "timm_pvt2", "hf_pvt", "hf_swin"])
 def test_flops_are_counted(name, preset):

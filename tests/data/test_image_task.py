@@ -163,7 +163,9 @@ def test_no_process_is_left_behind(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["", "raise KeyError", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("", marks=pytest.mark.exhaustive), "raise KeyError", "os.kill(os.getpid(), 9)"]
+)
 def test_processes_end_with_the_program(folder, end):
     program = f"""
 import multiprocessing, os

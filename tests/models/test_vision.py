@@ -111,6 +111,7 @@ def test_pvt_tiny_is_hugging_faces():
         torch.testing.assert_close(ours(x)[0], other(x).logits, rtol=0, atol=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("preset", [None, "paper", "official", "mnemos"])
 def test_small_images_with_and_without_a_cache(name, preset, tmp_path):

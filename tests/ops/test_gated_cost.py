@@ -42,6 +42,7 @@ def shape_of(layer: GatedCacheAttention, tokens: int, grid: tuple[int, int] | No
     return Shape(tokens, layer.cache.shape[0], D, layer.cache_dim, HEADS, grid_tokens=area, lifts=False)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("switches", SWITCHES, ids=IDS)
 @pytest.mark.parametrize("length", [TM, T])
 def test_the_formula_counts_what_our_own_layer_multiplies(switches, length):
@@ -87,6 +88,7 @@ def test_the_formula_counts_what_a_host_gains(switches):
 
 
 @pytest.mark.slow
+@pytest.mark.each_value
 @pytest.mark.parametrize("preset", ["paper", "mnemos", "official"])
 @pytest.mark.parametrize("name", ["vit", "pvt", "pvt2", "swin"])
 def test_the_formula_counts_what_image_models_gain(name, preset):

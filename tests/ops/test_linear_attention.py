@@ -52,6 +52,7 @@ def test_bidirectional_equals_the_equations(t, n, masked, poisoned):
     compare((y, *new), expected, (q, k, v, *state))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("t", [1, 40])
 @pytest.mark.parametrize("causal", [True, False])

@@ -66,6 +66,7 @@ def off_sums(state, s, z):
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(sums, (s, z), strict=True))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("length", [LONG, 1000])
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 def test_a_long_sequence_in_chunks(scale, length, backend):

@@ -65,6 +65,7 @@ def kernel(request, monkeypatch):
     return Kernel(name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("t", [1, 66])
 def test_padding_may_hold_anything(t, kernel):
     q, k, v, s, z = kernel.inputs(2, t, 3, 5, 17)
@@ -78,6 +79,7 @@ def test_padding_may_hold_anything(t, kernel):
         assert not gradient[~mask].any()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("t", [1, 40])
 def test_a_row_without_a_valid_key_and_a_query_without_features(t, kernel):
     q, k, v, s, z = kernel.inputs(2, t, 2, 8, 8)

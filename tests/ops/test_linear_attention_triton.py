@@ -34,9 +34,10 @@ needs_gpu = pytest.mark.skipif(not (GPU and INSTALLED), reason="needs a GPU")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED or backend.runs_here(), reason="the tests run here themselves")
-def test_in_the_interpreter():
+def test_in_the_interpreter(exhaustive):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "triton"]
     command += [__file__, str(Path(__file__).with_name("test_linear_attention_kernels.py"))]
+    command += ["--exhaustive"] * exhaustive
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
@@ -69,6 +70,7 @@ SHAPES += [(2, 4, 1, 1, 1), (1, 67, 2, 70, 6)]
 
 
 @needs_triton
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "masked"), [("elu", False), ("relu", True)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_equations(shape, masked, name, parts, poisoned):
@@ -79,6 +81,7 @@ def test_equals_the_equations(shape, masked, name, parts, poisoned):
 
 
 @needs_triton
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [(1, 200, 1, 40, 24), (1, 70, 1, 128, 96), (1, 40, 1, 256, 5), (1, 40, 1, 3, 256)])
 def test_equals_chunked_where_the_equations_take_long(shape, parts, poisoned):
     given = inputs(*shape)
@@ -89,6 +92,7 @@ def test_equals_chunked_where_the_equations_take_long(shape, parts, poisoned):
 
 
 @needs_triton
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 37, 3, 5, 4), (1, 70, 2, 32, 48), (2, 1, 3, 16, 9)], ids=str)
 def test_half_precision(shape, dtype, parts, poisoned):
@@ -109,6 +113,7 @@ def test_half_precision(shape, dtype, parts, poisoned):
 
 
 @needs_triton
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("t", [1, 40])
 def test_a_nan_that_is_not_masked_is_not_hidden(t, name):
@@ -134,6 +139,7 @@ def test_elu_plus_one_does_not_cancel():
 
 
 @needs_triton
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [[5, 0, 70, 1, 33], [0], [40]], ids=str)
 def test_packed_sequences(lengths, dtype, poisoned):
@@ -162,7 +168,7 @@ def test_offsets_beyond_the_tokens_touch_nothing_else():
 
 
 @needs_triton
-@pytest.mark.parametrize("t", [0, 1, 40])
+@pytest.mark.parametrize("t", [pytest.param(0, marks=pytest.mark.exhaustive), 1, 40])
 def test_opcheck(t, monkeypatch):
     monkeypatch.setattr(launch, "to_fill", lambda _: 4)
     monkeypatch.setattr(launch, "SHORTEST_PART", 16)

@@ -118,14 +118,14 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def started(name: str, photos, out, steps: int, batch: int) -> dict:
-    """A few updates of a recipe on a folder of photos; all else is the recipe's own."""
+def started(name: str, photos, out, steps: int, batch: int, side: int) -> dict:
+    """A few updates of a recipe on a folder of photos of side × side pixels; all else is the recipe's own."""
     torch.set_num_threads(1)
     recipe = load(name)
     recipe = dataclasses.replace(
         recipe,
-        model=dataclasses.replace(recipe.model, classes=0),  # as many as the folder has
-        data=dataclasses.replace(recipe.data, folder=str(photos), workers=0, held_out=0.1),
+        model=dataclasses.replace(recipe.model, classes=0, image=side),  # as many classes as the folder has
+        data=dataclasses.replace(recipe.data, folder=str(photos), workers=0, held_out=0.1, size=side),
         train=dataclasses.replace(recipe.train, steps=steps, batch_size=batch, accelerator="cpu"),
     )
     result = run(recipe, out, quiet=True)
@@ -146,12 +146,12 @@ def started(name: str, photos, out, steps: int, batch: int) -> dict:
     ],
 )
 def test_imagenet_recipes_start_on_photos(name, photos, tmp_path):
-    started(name, photos, tmp_path / "run", steps=2, batch=2)
+    started(name, photos, tmp_path / "run", steps=2, batch=2, side=64)  # at 224 the same takes four times as long
 
 
 @pytest.mark.parametrize("variant", ["", "-cached", "-attention-cache"])
 def test_photos_of_any_kind(variant, photos, tmp_path):
-    result = started(f"photos-vit{variant}", photos, tmp_path / "run", steps=3, batch=4)
+    result = started(f"photos-vit{variant}", photos, tmp_path / "run", steps=3, batch=4, side=64)
     assert ("controls" in result) == (variant == "-cached")
     if variant:
         model = load(f"photos-vit{variant}").model
@@ -159,7 +159,7 @@ def test_photos_of_any_kind(variant, photos, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits-vit", "digits-pvt-cached", "digits-swin", "digits-vit-attention-cache"])
+@pytest.mark.parametrize("name", ["digits-pvt-cached", "digits-swin", "digits-vit-attention-cache"])
 def test_small_recipes_learn(name, tmp_path):
     torch.set_num_threads(1)
     recipe = load(name)

@@ -247,7 +247,7 @@ def test_two_processes_train_as_one(tmp_path):
 @pytest.mark.slow
 def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
     """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
-    asked = recipe(data={"workers": 2}, steps=400, log_every=5, eval_every=400, checkpoint_every=400)
+    asked = recipe(data={"workers": 2}, steps=200, log_every=5, eval_every=200, checkpoint_every=200)
     process = processes.Process(work, str(tmp_path / "run"), asked)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -259,8 +259,8 @@ def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
     assert done.stderr == ""
     stopped = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert len(stopped) == 1
-    assert 0 < stopped[0] < 400
+    assert 0 < stopped[0] < 200
     train(asked, tmp_path / "run", resume=True, quiet=True)
-    alone = recipe(steps=400, log_every=5, eval_every=400, checkpoint_every=400)
+    alone = recipe(steps=200, log_every=5, eval_every=200, checkpoint_every=200)
     train(alone, tmp_path / "alone", quiet=True)
     assert lines(tmp_path / "run", "train") == lines(tmp_path / "alone", "train")

@@ -70,7 +70,9 @@ def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: fl
         assert line.get("tokens") == same.get("tokens")
 
 
-@pytest.mark.parametrize(("language", "torchrun"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("language", "torchrun"), [pytest.param(True, False, marks=pytest.mark.exhaustive), (False, True)]
+)
 def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, torchrun):
     data = {} if language else {"ignored": 3, "corpus": True}
     model = {**STILL, "auxiliary": 0.3}
@@ -102,7 +104,13 @@ ROLLOUTS = [
 
 @pytest.mark.parametrize(
     ("strategy", "rows", "rollout", "accumulate"),
-    [*(("ddp", *case) for case in ROLLOUTS), ("fsdp", *ROLLOUTS[0]), ("fsdp", *ROLLOUTS[2])],
+    [
+        ("ddp", *ROLLOUTS[0]),
+        pytest.param("ddp", *ROLLOUTS[1], marks=pytest.mark.exhaustive),
+        ("ddp", *ROLLOUTS[2]),
+        pytest.param("fsdp", *ROLLOUTS[0], marks=pytest.mark.exhaustive),
+        ("fsdp", *ROLLOUTS[2]),
+    ],
 )
 def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy, rows, rollout, accumulate):
     model = {**STILL, "late": strategy == "ddp", "cached": rows, "advances": not rows}
@@ -116,7 +124,7 @@ def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy,
     agree(tmp_path / "two", tmp_path / "one", *((1e-12, 1e-6) if strategy == "ddp" else (2e-6, 1e-5)))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.exhaustive), "fsdp"])
 def test_two_processes_resume_exactly(tmp_path, strategy):
     toys = Toys(True, {"late": strategy == "ddp"}, train={"devices": 2, "strategy": strategy})
     code, said = launch(tmp_path / "whole", toys)

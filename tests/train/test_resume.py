@@ -25,8 +25,8 @@ PLATEAU = Toys(
 
 
 def moments(*pairs, fast):
-    """One of each kind is quick to run; the others are for the whole suite."""
-    return [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs]
+    """One of each kind runs by default; the others are for the exhaustive suite."""
+    return [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in pairs]
 
 
 # (moment, number): the n-th update, or the n-th call. Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12.
@@ -160,7 +160,7 @@ def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, mome
 
 
 @pytest.mark.parametrize(
-    "precision", ["16-mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16-mixed", "64-true"))]
+    "precision", ["16-mixed", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("bf16-mixed", "64-true"))]
 )
 def test_every_precision(run_apart, tmp_path, precision):
     toys = Toys(language=True, train={"precision": precision})

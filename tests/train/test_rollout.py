@@ -45,6 +45,7 @@ def close(ours, theirs, tolerance):
 KINDS = [(True, {"segment_length": 5}), (False, {"segments": 4})]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("rows", "reading"), KINDS)
 @pytest.mark.parametrize("horizon", [0, 2])
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -314,7 +315,12 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
-    "rollout", [{}, {"horizon": 2}, {"horizon": 1}, {"replay": False}, {"replay": False, "horizon": 2}]
+    "rollout",
+    [
+        {"horizon": 2},
+        {"replay": False, "horizon": 2},
+        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ({}, {"horizon": 1}, {"replay": False})),
+    ],
 )
 def test_gradients_are_reduced_once_an_update(rollout):
     recipe = toys(True, None, "32-true", 2, segment_length=4, **rollout).recipe()
@@ -333,7 +339,9 @@ def test_gradients_are_reduced_once_an_update(rollout):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
-@pytest.mark.parametrize("horizon", [0, 1, 2])
+@pytest.mark.parametrize(
+    "horizon", [pytest.param(0, marks=pytest.mark.exhaustive), 1, pytest.param(2, marks=pytest.mark.exhaustive)]
+)
 def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon):
     """A writer's weights are in no step's own loss; DDP has to wait for their gradient all the same."""
     original = Toy.forward

@@ -150,7 +150,9 @@ def test_the_settings_are_in_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("toys_", "moment", "number"),
     [
-        (toys(True, {"cached": True}, "32-true", 2, segment_length=5), "mid-update", 6),
+        pytest.param(
+            toys(True, {"cached": True}, "32-true", 2, segment_length=5), "mid-update", 6, marks=pytest.mark.exhaustive
+        ),
         (toys(False, {"cached": True}, "32-true", 2, segments=3, horizon=2), "mid-update", 6),
         (toys(False, None, "16-mixed", 1, segments=3), "SIGTERM", 7),
     ],
