@@ -108,7 +108,7 @@ def test_a_task_is_read_in_rollouts(tmp_path, capsys):
     assert said in (tmp_path / "run/report.html").read_text()
     assert main(["eval", run]) == 0
     capsys.readouterr()
-    text = ["train", "text", "--data.path", __file__, "--out", str(tmp_path / "other")]
+    text = ["train", "text", "--data.path", __file__, "--data.held_out", "0.3", "--out", str(tmp_path / "other")]
     assert "train.rollout.segments for" in refused(capsys, *text, "--train.rollout.segment_length", "16")
 
 

@@ -67,4 +67,4 @@ def test_tasks_that_are_no_images_are_refused():
     with pytest.raises(InputError, match=r"data.images: .*'digits'.*data.images.layout image"):
         PixelsConfig(DigitsConfig()).build()
     with pytest.raises(InputError, match=r"data.images: .*'text'.*mnist, cifar or photos"):
-        PixelsConfig(TextConfig(__file__)).build()
+        PixelsConfig(TextConfig(__file__, held_out=0.4)).build()

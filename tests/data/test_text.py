@@ -6,16 +6,18 @@ import pytest
 
 from mnemos import config
 from mnemos.data.text import TextConfig, read_documents
+from mnemos.data.text_files import find_text
 from mnemos.types import InputError
 
-BOOKS = Path(__file__).parents[2] / "../shared/data/books/train"
+SHARED = Path(__file__).parents[2] / "../shared/data"
+BOOKS = SHARED / "books/train"
 
 
 def write(folder, count=40):
     for i in range(count):
         file = folder / f"part{i % 3}" / f"{i:02d}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(bytes([65 + i]) * (10 + i))
+        file.write_bytes(bytes([65 + i]) * (300 + i))
     return folder
 
 
@@ -38,7 +40,7 @@ def test_a_folder(tmp_path):
     assert (task.vocab_size, task.max_length, task.carries_state) == (256, 8, True)
     valid, test = texts(task, "valid"), texts(task, "test")
     assert (len(valid), len(test)) == (4, 4)
-    everything = {bytes([65 + i]) * (10 + i) for i in range(40)}
+    everything = {bytes([65 + i]) * (300 + i) for i in range(40)}
     assert valid | test < everything
     assert not valid & test
     assert task.size("train") == sum(map(len, everything - valid - test))
@@ -54,32 +56,88 @@ def test_documents_have_names_and_need_not_be_unpacked(tmp_path):
     (tmp_path / ".hidden").write_bytes(b"x")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "x").write_bytes(b"x")
-    found = read_documents(tmp_path)
+    found = read_documents(find_text(tmp_path))
     assert {name: data.tobytes() for name, data in found.items()} == {"a": b"plain", "b.gz": b"packed"}
-    assert list(read_documents(tmp_path / "b.gz")) == ["b.gz"]
+    assert list(read_documents(find_text(tmp_path / "b.gz"))) == ["b.gz"]
 
 
 def test_one_document_is_cut(tmp_path):
-    data = bytes(np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8))
+    data = bytes(np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8))
     (tmp_path / "one").write_bytes(data)
     task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
-    assert [task.size(split) for split in ("train", "valid", "test")] == [800, 100, 100]
-    assert (texts(task, "valid"), texts(task, "test")) == ({data[800:900]}, {data[900:]})
+    assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
+    assert (texts(task, "valid"), texts(task, "test")) == ({data[8000:9000]}, {data[9000:]})
 
 
 def test_a_long_document_goes_on_afresh(tmp_path):
-    data = bytes(np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8))
+    data = bytes(np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8))
     (tmp_path / "one").write_bytes(data)
-    task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1, longest=70).build()
-    assert texts(task, "valid") == {data[800:870], data[870:900]}
-    assert task.size("train") == 800
+    task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1, longest=700).build()
+    assert texts(task, "valid") == {data[8000:8700], data[8700:9000]}
+    assert task.size("train") == 8000
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
-def test_a_very_short_document_is_cut_all_the_same(tmp_path, size):
-    (tmp_path / "one").write_bytes(b"abcde"[:size])
-    task = TextConfig(str(tmp_path), held_out=0.49).build()
-    assert sum(task.size(split) for split in ("train", "valid", "test")) == size
+def corpus(folder: Path, *names: str) -> Path:
+    """A folder of texts, each of its own byte; pictures and the like hold what such files hold."""
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        picture = name.endswith((".jpg", ".png"))
+        (folder / name).write_bytes(b"\xff\xd8\0\0" * 300 if picture else bytes([65 + i]) * 2000)
+    return folder
+
+
+BESIDE = ("README.md", "SHA256SUMS", "LICENSE", "BOOKS-LICENSE.txt", "a.sha256", "cover.jpg")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train.txt", "dev.txt", "test.txt"),
+        ("train/a.txt", "validation/b.txt", "test/c.txt"),
+    ],
+)
+def test_the_splits_of_a_folder_are_the_splits(tmp_path, names):
+    folder = corpus(tmp_path, *names, "notes.txt", *BESIDE)
+    task = TextConfig(str(folder), segment=64).build()
+    assert texts(task, "valid") == {b"B" * 2000}
+    assert texts(task, "test") == {b"C" * 2000}
+    assert task.size("train") == 2000
+    assert [line.split()[-1] for line in task.about[:3]] == [*names]
+    assert "2,000 bytes" in task.about[0]
+    assert "README.md" in task.about[3]
+    assert [file.relative_to(folder).as_posix() for file in TextConfig(str(folder)).files()] == sorted(names)
+
+
+def test_a_split_that_is_missing_is_a_share_of_train(tmp_path):
+    folder = corpus(tmp_path / "one", "wiki.train.tokens", "wiki.valid.tokens", "README.md")
+    (folder / "wiki.train.tokens").write_bytes(b"a" * 18_000 + b"b" * 2_000)
+    task = TextConfig(str(folder), held_out=0.1).build()
+    assert (task.size("train"), texts(task, "valid"), texts(task, "test")) == (18_000, {b"B" * 2000}, {b"b" * 2000})
+    assert "test   1 file, 2,000 bytes, a share of train: wiki.train.tokens" in task.about
+    names = "train/a", "train/b", "train/c", "test/d"
+    task = TextConfig(str(corpus(tmp_path / "many", *names))).build()
+    assert (task.size("train"), texts(task, "test")) == (4000, {b"D" * 2000})
+    assert texts(task, "valid") < {b"A" * 2000, b"B" * 2000, b"C" * 2000}
+
+
+def test_what_lies_beside_texts_is_not_text(tmp_path):
+    folder = corpus(tmp_path, "a.txt", "b.md", "part/c", "part/README.md", *BESIDE)
+    chosen = lambda pattern: [file.relative_to(folder).as_posix() for file in find_text(folder, pattern).read]  # noqa: E731
+    assert chosen(None) == ["a.txt", "b.md", "part/README.md", "part/c"]
+    assert chosen("*.MD c") == ["README.md", "b.md", "part/README.md", "part/c"]
+    # A test folder of a program's source, or a file about trains, is not a split.
+    folder = corpus(tmp_path / "code", "src/train.py", "train.md", "test/check.py")
+    assert find_text(folder).given == {}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
+def test_splits_of_real_corpora():
+    task = TextConfig(str(SHARED / "wikitext-2")).build()
+    assert task.size("valid") == 1_121_681
+    assert task.size("train") + task.size("test") == 10_797_148
+    files = TextConfig(str(SHARED / "books")).files()
+    assert [file.parent.name for file in files] == ["train"] * 9 + ["valid"]
 
 
 def test_the_standard_library():
@@ -87,7 +145,7 @@ def test_the_standard_library():
     sizes = [task.size(split) for split in ("train", "valid", "test")]
     assert sizes[0] > 5e6
     assert min(sizes) > 1e4
-    names = list(read_documents(None))
+    names = list(read_documents(find_text(None)))
     assert "argparse.py" in names
     assert names == sorted(names)
     assert not [
@@ -111,11 +169,17 @@ def test_real_books():
     ("files", "change", "words"),
     [
         (None, {}, "text: .*data.path"),
-        ({}, {}, "found 0 files"),
+        ({}, {}, "found 0 files and none with text"),
         ({"a": b"", "b": b""}, {}, "found 2 files"),
         ({"a": b"ab"}, {}, "a: .*3 bytes.*found 2"),
+        ({"a": b"ab" * 9000}, {}, "valid split of at least 1,000 bytes.*found 900; .*data.held_out"),
+        ({"train.txt": b"a" * 9999, "test.txt": b"a" * 999}, {"held_out": 0.2}, "test split .*found 999; add text to"),
+        ({"train.txt": b"a", "val.txt": b"a", "dev.txt": b"a"}, {}, "one valid split, found dev.txt and val.txt"),
+        ({"a.jpg": b"\xff\0", "b.jpg": b"\xff\0"}, {}, "2 pictures among 2 files; .*photos-vit"),
+        ({"train/a.jpg": b"\xff\0", "val/b.txt": b"b"}, {}, "train: .*train split, found 1 pictures"),
+        ({"a.txt": b"a"}, {"pattern": "*.md"}, "1 files and none with text; .*data.pattern"),
         ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, r"a.gz: .*gzip.*offset \d+"),
-        ({"a": b"abc"}, {"segment": 0}, "data.segment .*found 0"),
+        ({"a": b"abc" * 9999}, {"segment": 0}, "data.segment .*found 0"),
         ({"a": b"abc"}, {"longest": 0}, "data.longest .*found 0"),
         ({"a": b"abc"}, {"held_out": 0.5}, "data.held_out .*found 0.5"),
     ],
@@ -125,6 +189,7 @@ def test_wrong_text(tmp_path, files, change, words):
     if files is not None:
         folder.mkdir()
         for name, data in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
     with pytest.raises(InputError, match=words) as error:
         TextConfig(str(folder), **change).build()

@@ -136,7 +136,7 @@ def _listops(folder: Path) -> DataConfig:
 def _text(folder: Path) -> DataConfig:
     folder.mkdir()
     for i in range(4):
-        (folder / f"{i}.txt").write_text(f"text {i} " * 40)
+        (folder / f"{i}.txt").write_text(f"text {i} " * 200)
     (folder / ".hidden").write_text("not read")
     return TextConfig(path=str(folder), segment=16)
 

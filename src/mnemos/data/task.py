@@ -45,6 +45,7 @@ class Task:
     metrics: comparisons and reports use the first. reference: scores in the first metric to compare with, by name.
     carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
     max_length: the greatest T of any batch; 0 for inputs without an axis T.
+    about: lines that are printed before training, such as which files each split has.
     """
 
     inputs: str = "tokens"
@@ -54,6 +55,7 @@ class Task:
     vocab_size: int = 0
     classes: int = 0
     max_length: int = 0
+    about: Sequence[str] = ()
     reference: Mapping[str, float] = MappingProxyType({})
 
     @property

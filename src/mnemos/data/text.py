@@ -1,10 +1,8 @@
 """Language modelling of text as bytes: any file or folder, or the source of the Python standard library."""
 
 import hashlib
-import os
 import re
-import sysconfig
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,23 +19,31 @@ from mnemos.types import InputError
 
 from .files import read_bytes
 from .segments import SegmentedTask
-from .task import Sampling
+from .task import Sampling, Split
+from .text_files import TextFiles, find_text, nothing_found
 from .token_task import sampling_generator, sampling_options
 
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
+SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
 Document = NDArray[np.uint8]
+_ORDER: tuple[Split, ...] = ("train", "valid", "test")
+_NAMED = 4  # files at most that a line names
 
 
 @register
 @dataclass(frozen=True)
 class TextConfig(DataConfig):
-    """Language modelling over bytes. Each file is a document; empty files are ignored.
+    """Language modelling over bytes. Each file is a document; empty files are ignored, and files may be gzipped.
 
-    `path` is a file, or a folder whose files at any depth are read; hidden files are ignored, and files may be gzipped.
-    None means the *.py files of the Python standard library; their text depends on the version of Python.
-    The validation and the test split take a share `held_out` of the documents each, and at least one. The hashes of
-    their names decide which, so a document usually keeps its split when others are added or removed. If there are
-    fewer than three documents, each is cut in three, and the splits take shares of its end.
+    `path` is a file or a folder. None means the *.py files of the Python standard library; their text depends on the
+    version of Python.
+    A folder gives the splits itself by folders train, valid (validation, val, dev) and test, or by official names such
+    as wiki.train.tokens and wiki.valid.tokens, or train.txt and test.txt. Other files beside them are left out.
+    Of any other folder, every file at any depth that is text is read, except hidden files, licences, checksums and a
+    README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
+    A split that the folder does not give takes a share `held_out` of the documents, and at least one: of those of
+    train, or of all where the folder gives no split. The hashes of the documents' names decide which, so a document
+    usually keeps its split when others are added or removed. Where there is no document to spare, each is cut, and the
+    held-out splits take shares of its end.
     A document longer than `longest` bytes is divided into several documents, each with a new state. Otherwise one long
     file would occupy one row of an evaluation while the other rows wait. The start token is byte 0, which does not
     occur in text. `segment` is T.
@@ -49,21 +55,37 @@ class TextConfig(DataConfig):
     segment: int = 512
     held_out: float = 0.05
     longest: int = 65_536
+    pattern: str | None = None
 
     def files(self) -> list[Path]:
         """The documents' files, including empty ones."""
-        return document_files(self.path)
+        return find_text(self.path, self.pattern).read
 
     def build(self) -> "TextTask":
-        """The task, with 256 tokens and T = `segment`. Raises InputError for missing files and wrong settings."""
+        """The task, with 256 tokens and T = `segment`.
+
+        Raises InputError for missing files, wrong settings, and a held-out split with fewer than 1,000 bytes.
+        """
         if not 0 < self.held_out < 0.5:
             raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
-        documents = read_documents(self.path)
-        train, valid, test = (_split_documents if len(documents) > 2 else _split_each)(documents, self.held_out)
         if self.longest < 1:
             raise InputError(f"data.longest must be at least 1 byte, found {self.longest}")
-        train, valid, test = ([part for text in texts for part in self._parts(text)] for texts in (train, valid, test))
-        return TextTask(train, valid, test, vocab_size=256, segment=self.segment)
+        found = find_text(self.path, self.pattern)
+        splits = split_documents(found, self.held_out)
+        for split in _ORDER[1:]:
+            self._check_size(found, split, _bytes(splits[split]))
+        train, valid, test = ([part for text in splits[s].values() for part in self._parts(text)] for s in _ORDER)
+        task = TextTask(train, valid, test, vocab_size=256, segment=self.segment)
+        task.about = tuple(_about(found, splits))
+        return task
+
+    def _check_size(self, found: TextFiles, split: Split, size: int) -> None:
+        if size < SCORED:
+            fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
+            raise InputError(
+                f"{found.folder}: expected a {split} split of at least {SCORED:,} bytes, because a smaller one cannot "
+                f"be scored, found {size:,}; {fix}"
+            )
 
     def _parts(self, text: Document) -> Iterator[Document]:
         return (text[start : start + self.longest] for start in range(0, len(text), self.longest))
@@ -96,63 +118,79 @@ class TextTask(SegmentedTask):
 _WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
 
 
-def read_documents(path: str | Path | None) -> dict[str, Document]:
-    """The documents at `path` as {name: bytes [n]}, sorted by name; None means the standard library.
+def read_documents(found: TextFiles) -> dict[str, Document]:
+    """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
 
-    Empty files are ignored. Raises InputError if the path does not exist or holds no text.
+    Raises InputError if there is no text.
     """
-    files, folder = document_files(path), _folder(path)
-    documents = {}
-    for file in files:
-        data = np.frombuffer(read_bytes(file), np.uint8)
-        if len(data):
-            documents[file.relative_to(folder).as_posix() if file != folder else file.name] = data
+    documents = {found.name(file): np.frombuffer(read_bytes(file), np.uint8) for file in found.read}
     if not documents:
-        raise InputError(f"{folder}: expected text, found {len(files)} files with 0 bytes; check data.path")
-    return dict(sorted(documents.items()))
+        raise nothing_found(found.folder, found.left_out)
+    if not any(map(len, documents.values())):
+        raise InputError(f"{found.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
+    return {name: text for name, text in sorted(documents.items()) if len(text)}
 
 
-def document_files(path: str | Path | None) -> list[Path]:
-    """The files at `path`, or of the standard library. Raises InputError if the path does not exist."""
-    folder = _folder(path)
-    if path is None:
-        return sorted(file for file in _files(folder, LEFT_OUT) if file.suffix == ".py")
-    if not folder.exists():
-        raise InputError(f"{folder}: expected a file or a folder of text, but the path does not exist; check data.path")
-    return [folder] if folder.is_file() else sorted(_files(folder))
+def split_documents(found: TextFiles, share: float) -> dict[Split, dict[str, Document]]:
+    """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others."""
+    documents = read_documents(found)
+    splits = {
+        split: {name: documents[name] for name in map(found.name, files) if name in documents}
+        for split, files in found.given.items()
+    }
+    missing: list[Split] = [split for split in _ORDER[1:] if split not in splits]
+    if missing:
+        whole = splits.get("train", documents)
+        splits |= (_share_of_documents if len(whole) > len(missing) else _share_of_each)(whole, share, missing)
+    return splits
 
 
-def _folder(path: str | Path | None) -> Path:
-    return Path(sysconfig.get_path("stdlib") if path is None else path)
-
-
-def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
-        yield from (Path(here, name) for name in names if not name.startswith("."))
-
-
-def _split_documents(
-    documents: dict[str, Document], share: float
-) -> tuple[list[Document], list[Document], list[Document]]:
-    """Divide the documents between train, valid and test."""
+def _share_of_documents(
+    documents: dict[str, Document], share: float, held_out: Sequence[Split]
+) -> dict[Split, dict[str, Document]]:
+    """Divide the documents between train and the held-out splits."""
     ranked = sorted(documents, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
-    held = max(1, min(round(share * len(ranked)), (len(ranked) - 1) // 2))
-    valid, test = set(ranked[:held]), set(ranked[held : 2 * held])
-    return (
-        [text for name, text in documents.items() if name not in valid | test],
-        [text for name, text in documents.items() if name in valid],
-        [text for name, text in documents.items() if name in test],
-    )
+    held = max(1, min(round(share * len(ranked)), (len(ranked) - 1) // len(held_out)))
+    split_of = {name: held_out[i // held] for i, name in enumerate(ranked[: held * len(held_out)])}
+    return {
+        split: {name: text for name, text in documents.items() if split_of.get(name, "train") == split}
+        for split in ("train", *held_out)
+    }
 
 
-def _split_each(documents: dict[str, Document], share: float) -> tuple[list[Document], list[Document], list[Document]]:
-    """Divide each document: its beginning for train, then two shares of its end for valid and test."""
-    parts = []
+def _share_of_each(
+    documents: dict[str, Document], share: float, held_out: Sequence[Split]
+) -> dict[Split, dict[str, Document]]:
+    """Divide each document: its beginning for train, then a share of its end for each held-out split."""
+    parts: dict[Split, dict[str, Document]] = {split: {} for split in ("train", *held_out)}
     for name, text in documents.items():
-        held = max(1, min(round(share * len(text)), (len(text) - 1) // 2))
-        if len(text) < 3:
-            raise InputError(f"{name}: expected at least 3 bytes, one per split, found {len(text)}; add text")
-        parts.append((text[: -2 * held], text[-2 * held : -held], text[-held:]))
-    train, valid, test = zip(*parts, strict=True)
-    return list(train), list(valid), list(test)
+        held = max(1, min(round(share * len(text)), (len(text) - 1) // len(held_out)))
+        if len(text) <= len(held_out):
+            needs = len(held_out) + 1
+            raise InputError(f"{name}: expected at least {needs} bytes, one per split, found {len(text)}; add text")
+        first = len(text) - held * len(held_out)
+        parts["train"][name] = text[:first]
+        for i, split in enumerate(held_out):
+            parts[split][name] = text[first + i * held :][:held]
+    return parts
+
+
+def _about(found: TextFiles, splits: dict[Split, dict[str, Document]]) -> Iterator[str]:
+    """Lines that say what each split holds, with sizes, and what is left out."""
+    for split in _ORDER:
+        documents, given = splits[split], split in found.given
+        source = "" if given else ", a share of train" if found.given else ", a share of the files"
+        files = f"{len(documents):,} file{'s' if len(documents) != 1 else ''}"
+        what = f"{files}, {_bytes(documents):,} bytes{'' if split == 'train' else source}"
+        yield f"{split:5}  {what}: {_listed(list(documents))}"
+    if found.left_out:
+        yield f"left out: {_listed([found.name(file) for file in found.left_out])}"
+
+
+def _bytes(documents: dict[str, Document]) -> int:
+    return sum(map(len, documents.values()))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -67,7 +67,8 @@ def train(
     resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged, and its
     weights are loaded into a given `model`.
     on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes a
-    line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print no progress.
+    line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print neither
+    progress nor what the splits hold (`Task.about`).
 
     With several devices and without torchrun, the other processes run this program from its start.
     Raises InputError if recipe, data, machine or folder do not fit, TrainingFailed if a loss or gradient is not finite
@@ -90,6 +91,9 @@ def train(
             if model is not None and (found := checkpoint.newest(Path(folder) / "checkpoints")):
                 load_model_state(model, found[1]["model"])
             return result
+        if run is not None and not quiet:
+            for line in task.about:
+                print(f"{recipe.name}: {line}", flush=True)
         learner = Learner(fabric, recipe, task, model)
         if saved is not None:
             learner.restore(saved)

@@ -1,0 +1,174 @@
+"""Which files of a folder are text, and which splits the folder gives them: by its folders, or by official names."""
+
+import gzip
+import os
+import re
+import sysconfig
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from mnemos.types import InputError
+
+from .folders import ENDINGS
+from .task import Split
+
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
+_SPLITS: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+_WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(_SPLITS)})(?![a-z0-9])")
+# Files that lie beside a corpus and are not part of it.
+_BESIDE = re.compile(
+    r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^(md5|sha\d+)(sums?)?(\.txt)?$|\.(md5|sha\d+|sum|sig|asc)$",
+    re.IGNORECASE,
+)
+_HEAD = 8192  # bytes: a file with a zero byte among its first ones is binary, as git and grep decide
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The files of a corpus, sorted.
+
+    given: the splits that the folder gives; {} if it gives none. undivided: the files of a folder without splits.
+    left_out: the other files that are not hidden.
+    """
+
+    folder: Path
+    given: dict[Split, list[Path]]
+    undivided: list[Path]
+    left_out: list[Path]
+
+    @property
+    def read(self) -> list[Path]:
+        """All files that are read, sorted."""
+        return sorted([*self.undivided, *(file for files in self.given.values() for file in files)])
+
+    def name(self, file: Path) -> str:
+        """A file's path in the folder."""
+        return file.name if file == self.folder else file.relative_to(self.folder).as_posix()
+
+
+def find_text(path: str | Path | None, pattern: str | None = None) -> TextFiles:
+    """The files at `path`, a file or a folder; None means the *.py files of the standard library.
+
+    A folder gives the splits in one of two ways. (1) A folder `train` with a folder for validation (valid, validation,
+    val or dev), for test, or both beside it: each folder is a split, and files beside them are left out. (2) A file
+    such as wiki.train.tokens or train.txt with one of validation or test that has the same name but for that word: all
+    such files are splits, and other files are left out. In any other folder, files at any depth are undivided.
+    pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one. None
+    reads every file whose content is text, except licences, checksums and a README at the top of the folder.
+    Names count without .gz. Hidden files and folders are ignored.
+    Raises InputError if the path does not exist, a split's folder holds no text, or a split has two folders or files.
+    """
+    if path is None:
+        folder = Path(sysconfig.get_path("stdlib"))
+        found = sorted(file for file in _files(folder, LEFT_OUT) if file.suffix == ".py")
+        return TextFiles(folder, {}, found, [])
+    folder = Path(path)
+    if not folder.exists():
+        raise InputError(f"{folder}: expected a file or a folder of text, but the path does not exist; check data.path")
+    if folder.is_file():
+        return TextFiles(folder, {}, [folder], [])
+    every = sorted(_files(folder))
+    given = _split_folders(folder, every, pattern) or _split_names(folder, every)
+    undivided = [] if given else _chosen(folder, every, pattern)
+    taken = {*undivided, *(file for files in given.values() for file in files)}
+    return TextFiles(folder, given, undivided, [file for file in every if file not in taken])
+
+
+def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
+    """The error for a folder whose files hold no text."""
+    pictures = sum(file.suffix.lower() in ENDINGS for file in files)
+    said = f"{len(files)} files and none with text; check data.path and data.pattern"
+    if pictures:
+        said = f"{pictures} pictures among {len(files)} files; use a recipe for pictures, such as photos-vit"
+    return InputError(f"{folder}: expected {what}, found {said}")
+
+
+def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        yield from (Path(here, name) for name in names if not name.startswith("."))
+
+
+def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None) -> dict[Split, list[Path]]:
+    """The files of each split's folder; {} unless there is a folder train and another split's."""
+    found: dict[Split, Path] = {}
+    below = sorted(here for here in folder.iterdir() if here.is_dir() and here.name.lower() in _SPLITS)
+    for here in below:
+        split = _SPLITS[here.name.lower()]
+        if split in found:
+            raise _two(folder, split, found[split].name, here.name)
+        found[split] = here
+    if "train" not in found or len(found) < 2:
+        return {}
+    given: dict[Split, list[Path]] = {}
+    for split, here in found.items():
+        inside = [file for file in every if here in file.parents]
+        given[split] = _chosen(here, inside, pattern)
+        if not given[split]:
+            raise nothing_found(here, inside, f"text for the {split} split")
+    return given
+
+
+def _split_names(folder: Path, every: Sequence[Path]) -> dict[Split, list[Path]]:
+    """The files in the folder itself whose names differ by the split alone; {} without train and another split."""
+    groups: dict[tuple[str, str], dict[Split, Path]] = {}
+    for file in every:
+        words = list(_WORD.finditer(_plain(file))) if file.parent == folder else []
+        if len(words) != 1:
+            continue
+        start, end = words[0].span()
+        split, name = _SPLITS[words[0].group()], _plain(file)
+        group = groups.setdefault((name[:start], name[end:]), {})
+        if split in group:
+            raise _two(folder, split, group[split].name, file.name)
+        group[split] = file
+    given: dict[Split, list[Path]] = {}
+    for group in groups.values():
+        if "train" in group and len(group) > 1:
+            for split, file in group.items():
+                given.setdefault(split, []).append(file)
+    return given
+
+
+def _plain(file: Path) -> str:
+    return file.name.lower().removesuffix(".gz")
+
+
+def _two(folder: Path, split: str, first: str, second: str) -> InputError:
+    return InputError(f"{folder}: expected one {split} split, found {first} and {second}; keep one of them")
+
+
+def _chosen(folder: Path, files: Sequence[Path], pattern: str | None) -> list[Path]:
+    """The files that match the pattern; without one, those that are text."""
+    if pattern is not None:
+        patterns = pattern.lower().split()
+        return [file for file in files if any(fnmatchcase(_plain(file), one) for one in patterns)]
+    return [file for file in files if not _beside(folder, file) and _is_text(file)]
+
+
+def _beside(folder: Path, file: Path) -> bool:
+    """Whether a file describes the corpus: a licence, checksums, or a README at the top."""
+    readme = file.parent == folder and file.name.lower().split(".")[0] == "readme"
+    return readme or _BESIDE.search(_plain(file)) is not None
+
+
+def _is_text(file: Path) -> bool:
+    """Whether the beginning of a file, decompressed, has no zero byte. Unreadable files count: reading them raises."""
+    try:
+        with open(file, "rb") as opened:
+            packed = opened.read(2) == b"\x1f\x8b"
+        with gzip.open(file) if packed else open(file, "rb") as opened:
+            return b"\0" not in opened.read(_HEAD)
+    except (OSError, EOFError, zlib.error):
+        return True
