@@ -125,8 +125,8 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     [
         (lambda: model(num_heads=3), "num_heads may be 1, 2, 4"),
         (lambda: model(layers=0), "layers: .* found 0"),
-        (lambda: model(norm="sandwich"), "'pre', 'post'"),
-        (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean', 'last'"),
+        (lambda: model(norm="sandwich"), "'pre' or 'post'"),
+        (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean' or 'last'"),
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),
         (lambda: model()(ids()[:, :0]), "at least 1"),
         (lambda: model()(ids(), model().initial_state(3)), "a state of 2 rows"),
