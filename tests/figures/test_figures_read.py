@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from synthetic_runs import write_comparison, write_run
 
-from mnemos.figures.read import read
+from mnemos.figures.read import read, read_tasks
 from mnemos.figures.read_metrics import read_metrics
 from mnemos.train.compare import summarise
 from mnemos.types import InputError
@@ -193,6 +193,26 @@ def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
     tested = [json.loads((f / "result.json").read_text())["test"]["accuracy"] for f in folders[:2]]
     assert comparison.rows[0].mean == pytest.approx(np.mean(tested))
     assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
+
+
+@pytest.mark.parametrize("change", ["data", "files", "metric"])
+def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
+    """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
+    runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
+    for run in runs:
+        recipe, about = (json.loads((run / f"{name}.json").read_text()) for name in ("recipe", "run"))
+        data = {"is": "text", "path": run.name, "held_out": 0.1 if (change, run.name) == ("data", "b") else 0.2}
+        about["data"] = {"sha256": "1" if (change, run.name) == ("files", "b") else "2"}
+        (run / "recipe.json").write_text(json.dumps(recipe | {"data": data}))
+        (run / "run.json").write_text(json.dumps(about))
+    if change == "metric":
+        found = json.loads((runs[1] / "result.json").read_text())
+        (runs[1] / "result.json").write_text(json.dumps(found | {"metric": "loss"}))
+    found = read_tasks(runs)
+    assert [[run.label for run in one.all_runs()] for one in found] == [["a", "c", "d"], ["b"]]
+    with pytest.raises(InputError, match=r"runs of one task, found 2: .*: .* and "):
+        read(runs)
+    assert len(read_tasks([runs[0], *runs[2:]])) == 1
 
 
 def test_runs_without_accuracy_are_compared_by_loss(run):

@@ -119,6 +119,24 @@ def test_a_run_beside_a_comparison_is_an_arm_of_its_own(tmp_path):
     assert path.read_text().count('<th scope="row"><code>demo-0</code>') == 1
 
 
+def test_runs_of_different_tasks_are_side_by_side_and_not_ranked(tmp_path):
+    folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), variants=("demo", "demo-wider"))
+    other = write_run(tmp_path / "pixels", "demo-cached")
+    recipe = json.loads((other / "recipe.json").read_text())
+    (other / "recipe.json").write_text(json.dumps(recipe | {"name": "pixels", "data": {"is": "mnist"}}))
+    page = report([folder, other]).read_text()
+    parsed = Parsed(page)
+    text = re.sub(r"\s+", " ", " ".join(parsed.text))
+    assert "2 tasks" in text
+    assert "data.is: listops and mnist" in text
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert {r[1:] for r in parsed.references if r.startswith("#")} <= set(parsed.ids)
+    first, second = (page.index(f'id="task-{i}-task"') for i in (1, 2))
+    assert "pixels" not in page[first:second]
+    assert "demo" not in re.sub("<pre>.*?</pre>", "", page[second:], flags=re.S).replace("demo-cached", "")
+    assert page.count("Validation accuracy") >= 2
+
+
 def test_unfinished_run_says_what_is_missing(tmp_path):
     records = [
         {"kind": "train", "step": 1, "loss": float("nan")},

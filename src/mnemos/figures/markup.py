@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -59,6 +60,12 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind
         f"<table{_class(kind)}><caption>{prose(caption)}</caption>\n"
         f"<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
     )
+
+
+def own_ids(text: str, slug: str) -> str:
+    """HTML or SVG whose ids, and the references to them, begin with `slug`; the same text may be in a page twice."""
+    text = re.sub(r'\bid="', f'id="{slug}-', text)
+    return text.replace("url(#", f"url(#{slug}-").replace('href="#', f'href="#{slug}-')
 
 
 def _class(kind: str) -> str:

@@ -20,10 +20,12 @@ from . import (
     slot_attention,
     table,
 )
-from .markup import escape, listed, paragraph, plural
-from .read import read
+from .markup import escape, listed, own_ids, paragraph, plural
+from .read import read_tasks
 from .results import Comparison
 from .style import style_sheet
+from .table import side_by_side
+from .tasks import differences
 from .verdict import verdict
 
 SECTIONS = (
@@ -44,59 +46,89 @@ SECTIONS = (
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write one self-contained HTML report of runs and return its path.
 
-    folders: run folders (recipe.json, metrics.jsonl, …) and at most one comparison folder (comparison.json).
+    folders: run folders (recipe.json, metrics.jsonl, …) and comparison folders (comparison.json). Runs whose data,
+    splits or metrics differ are not ranked: one table has all of them side by side, and each task has its own part.
     out: the file to write; by default report.html in the folder of the comparison, otherwise of the first run.
     The file is replaced atomically, and the same input gives the same bytes. Takes a few seconds.
     Raises InputError, with file and line, for input that is missing or malformed.
     """
     folders = [Path(folder) for folder in folders]
-    comparison = read(folders)
+    comparisons = read_tasks(folders)
     if out is None:
         out = next((f for f in folders if (f / "comparison.json").is_file()), folders[0]) / "report.html"
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, assemble(comparison))
+    write_text(out, assemble(comparisons))
     return out
 
 
-def assemble(comparison: Comparison) -> str:
-    """The report as HTML."""
-    title = _title(comparison)
+def assemble(comparisons: Sequence[Comparison]) -> str:
+    """The report as HTML, with a part for each task."""
+    title = _title(comparisons)
     style = style_sheet() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    made = ((slug, name, make(comparison)) for slug, name, make in SECTIONS)
-    # A section without content is left out, so that a report shows only what applies to its runs.
-    body = "\n".join(
-        f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>' for slug, name, text in made if text
-    )
-    lead = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(verdict(comparison)))
+    if len(comparisons) == 1:
+        lead, body = _lead(comparisons[0]), _sections(comparisons[0])
+    else:
+        lead = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(_apart(comparisons)))
+        parts = [_section("tasks", "All runs", side_by_side(comparisons))]
+        for i, one in enumerate(comparisons):
+            part = _section("task", _title([one]), _lead(one)) + "\n" + _sections(one)
+            parts.append(own_ids(part, f"task-{i + 1}"))
+        body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head>\n<body><main>\n"
-        f"<header><h1>{escape(title)}</h1>\n{paragraph(_byline(comparison), 'byline')}</header>\n"
+        f"<header><h1>{escape(title)}</h1>\n{paragraph(_byline(comparisons), 'byline')}</header>\n"
         f'<section id="verdict" class="abstract"><h2>In short</h2>\n{lead}</section>\n{body}\n'
         "</main></body></html>\n"
     )
 
 
+def _sections(comparison: Comparison) -> str:
+    """The sections of one task. One without content is left out, so that a report shows only what its runs have."""
+    made = ((slug, name, make(comparison)) for slug, name, make in SECTIONS)
+    return "\n".join(_section(slug, name, text) for slug, name, text in made if text)
+
+
+def _section(slug: str, name: str, text: str) -> str:
+    return f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
+
+
+def _lead(comparison: Comparison) -> str:
+    return "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(verdict(comparison)))
+
+
+def _apart(comparisons: Sequence[Comparison]) -> list[str]:
+    """Why runs of several tasks are not ranked."""
+    return [
+        f"These runs have {len(comparisons)} tasks, so they are shown side by side and not ranked: "
+        "a number of one task says nothing about a number of another.",
+        f"The tasks differ in data, splits or metric: {differences(comparisons)}. Each task has its own part below, "
+        "with its own axes.",
+    ]
+
+
 _NAMED = 6  # variants at most that a title names
 
 
-def _title(comparison: Comparison) -> str:
-    tasks = dict.fromkeys(str(t) for run in comparison.all_runs() if (t := _field(run.recipe, "data", "is")))
+def _title(comparisons: Sequence[Comparison]) -> str:
+    runs = [run for one in comparisons for run in one.all_runs()]
+    tasks = dict.fromkeys(str(t) for run in runs if (t := _field(run.recipe, "data", "is")))
     where = f" on {listed(list(tasks))}" if tasks else ""
-    variants = comparison.variants
+    variants = list(dict.fromkeys(name for one in comparisons for name in one.variants))
     return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 
 
-def _byline(comparison: Comparison) -> str:
+def _byline(comparisons: Sequence[Comparison]) -> str:
     """One line: the number of runs, their updates, when they finished and at which commit."""
-    runs = comparison.all_runs()
-    parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in comparison.rows), "run")]
+    runs = [run for one in comparisons for run in one.all_runs()]
+    rows = [row for one in comparisons for row in one.rows]
+    parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in rows), "run")]
     steps = list(dict.fromkeys(int(n) for run in runs if (n := _field(run.result, "steps"))))
     parts += [f"{steps[0]:,} updates each"] if len(steps) == 1 else []
-    about = [run.provenance for run in runs if run.provenance] or [comparison.provenance]
+    about = [run.provenance for run in runs if run.provenance] or [one.provenance for one in comparisons]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []
     commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))

@@ -16,25 +16,44 @@ from .read_explained import read_explained
 from .read_metrics import number, read_metrics
 from .read_write_attention import read_write_attention
 from .results import Comparison, Control, Row, RunRecord, spread
+from .tasks import TaskKey, differences, grouped, task_key
 
 COSTS = ("parameters", "flops", "seconds", "peak_bytes")
 
 
 def read(folders: Sequence[Path]) -> Comparison:
-    """One comparison from any number of run folders and at most one comparison folder.
+    """The comparison of runs of one task, as `read_tasks` reads it. Raises InputError if there are several tasks."""
+    found = read_tasks(folders)
+    if len(found) > 1:
+        raise InputError(
+            f"expected runs of one task, found {len(found)}: {differences(found)}; name the runs of one of them"
+        )
+    return found[0]
 
-    Runs that are not part of the comparison become additional variants. Runs whose recipes differ only in the seed
-    are one variant, and its numbers are computed from their results. Raises InputError.
+
+def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
+    """One comparison for each task (`tasks.task_key`) of any number of run folders and comparison folders.
+
+    Runs that are not part of a comparison of their task become additional variants of it. Runs whose recipes differ
+    only in the seed are one variant, and its numbers are computed from their results. Raises InputError, also for two
+    comparisons of one task.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
-    comparison: Comparison | None = None
+    comparisons: list[Comparison] = []
+    keys: list[TaskKey | None] = []
     runs: list[RunRecord] = []
     for folder in dict.fromkeys(Path(f).resolve() for f in folders):
         if (folder / "comparison.json").is_file():
-            if comparison is not None:
-                raise InputError(f"{folder}: expected one comparison, found a second; make a report for each")
-            comparison = read_comparison(folder)
+            found = read_comparison(folder)
+            members = found.all_runs()
+            key = task_key(members[0], found.metric) if members else None
+            if key is not None and key in keys:
+                raise InputError(
+                    f"{folder}: expected one comparison of this task, found a second; make a report for each"
+                )
+            comparisons.append(found)
+            keys.append(key)
         elif (folder / "recipe.json").is_file():
             runs.append(read_run(folder, folder.name))
         else:
@@ -42,10 +61,10 @@ def read(folders: Sequence[Path]) -> Comparison:
                 f"{folder}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
                 f"found {'neither file' if folder.is_dir() else 'no such folder'}; name the folder that a run wrote"
             )
-    if comparison is None:
-        return compare(runs)
-    known = {run.folder for run in comparison.all_runs()}
-    return _joined(comparison, [run for run in runs if run.folder not in known])
+    known = {run.folder for comparison in comparisons for run in comparison.all_runs()}
+    groups = grouped([run for run in runs if run.folder not in known], keys)
+    joined = [_joined(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
+    return [*joined, *(compare(extra) for extra in groups[len(comparisons) :])]
 
 
 def read_run(folder: Path, label: str) -> RunRecord:
@@ -118,11 +137,10 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
-    """A comparison computed from runs: by the first metric of their task, or by the loss if their tasks differ."""
+    """A comparison computed from runs of one task: by its first metric, or by the loss if a result lacks that."""
     if metric is None:
         finished = [run for run in runs if run.result]
-        metrics = {(run.result or {}).get("metric", "loss") for run in finished}
-        metric = metrics.pop() if len(metrics) == 1 else "loss"
+        metric = next(((run.result or {}).get("metric", "loss") for run in finished), "loss")
         if not all(math.isfinite(run.tested(metric)) for run in finished):
             metric = "loss"
     described = _described(runs, metric)
@@ -143,7 +161,7 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
         kinds = dict.fromkeys(kind for run in members for kind in (run.result or {}).get("controls") or {})
         controls += [Control(name, kind, *spread([run.tested(metric, kind) for run in members])) for kind in kinds]
     majority = spread([number((run.result or {}).get("majority"), run.label, "majority") for run in runs])[0]
-    judged = all((run.result or {}).get("metric", metric) == metric for run in runs)
+    judged = all((run.result or {}).get("metric", metric) == metric for run in runs)  # not by the loss instead
     return Comparison(
         metric=metric,
         higher_is_better=described.get("higher_is_better") is True,

@@ -154,14 +154,13 @@ def raster(size: tuple[float, float], dpi: int, draw: Callable[["Figure"], None]
 
 def _for_the_page(svg: str, slug: str, label: str) -> str:
     """matplotlib's SVG as an HTML element: no prolog, unique ids, the page's colours and font, fewer digits."""
-    from .markup import escape
+    from .markup import escape, own_ids
 
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.S)
     svg = svg.replace("xlink:href=", "href=")
-    svg = re.sub(r'\bid="', f'id="{slug}-', svg)
-    svg = svg.replace("url(#", f"url(#{slug}-").replace('href="#', f'href="#{slug}-')
+    svg = own_ids(svg, slug)
     # Three decimals are a thousandth of a point; in tags alone, for what a panel says keeps its digits.
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d\d)\d+", r"\1", tag.group()), svg)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px", svg)

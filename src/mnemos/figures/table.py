@@ -1,6 +1,7 @@
 """The comparison in numbers: every variant's metric and cost, the controls, and one dot per seed."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ from mnemos.types import JSONObject
 
 from .differences import effect
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
+from .origins import flat
 from .read_metrics import number
 from .results import Comparison, spread
 from .style import INK, MUTED, RULE, VARIANTS, panel, variant_colour
@@ -53,6 +55,21 @@ def _variants(comparison: Comparison) -> str:
         f"{comparison.source}."
     )
     return table(caption, head, rows)
+
+
+def side_by_side(comparisons: Sequence[Comparison]) -> str:
+    """One table of the variants of several tasks, each with the metric of its task."""
+    rows = []
+    for one in comparisons:
+        task = next((str(flat(run.recipe).get("data.is", "–")) for run in one.all_runs()), "–")
+        for row in one.rows:
+            found = [row.name, task, one.metric, mean_and_spread(row), str(row.seeds), count(row.parameters)]
+            rows.append([escape(cell) for cell in found])
+    caption = (
+        "All variants, mean ± sample standard deviation over seeds of their task's metric on its test split. Rows of "
+        "different tasks cannot be compared. From the runs' result.json."
+    )
+    return table(caption, ["variant", "task", "test metric", "value", "seeds", "parameters"], rows, "runs")
 
 
 def _epoch(comparison: Comparison, name: str) -> float:
