@@ -11,6 +11,7 @@ from mnemos import GRC, InputError
 from mnemos.adapt import HostBranch
 from mnemos.adapt.host import AttentionInput, Host, tokens_in
 from mnemos.memory.gated_cache import hold_caches
+from mnemos.ops.gated_cache import Windows
 from mnemos.ops.gated_cache.reference import (
     reference_attend,
     reference_mix,
@@ -58,8 +59,37 @@ def halfway(tokens: Tensor, place: float) -> Tensor:
     return (1 - (place - low)) * tokens[low] + (place - low) * tokens[high]
 
 
+def in_windows(windows: Windows) -> list[int | None]:
+    """For each token in the order of windows: its place in the grid, found step by step; None for padding."""
+    (rows, columns), (height, width) = windows.grid, windows.window
+    down, across = -(-rows // height) * height, -(-columns // width) * width
+    found: list[int | None] = []
+    for top in range(0, down, height):
+        for left in range(0, across, width):
+            for i in range(top, top + height):
+                for j in range(left, left + width):
+                    if windows.pads_first:  # the padded grid is rolled
+                        y, x = (i + windows.shift[0]) % down, (j + windows.shift[1]) % across
+                        found.append(y * columns + x if y < rows and x < columns else None)
+                    elif i < rows and j < columns:
+                        found.append((i + windows.shift[0]) % rows * columns + (j + windows.shift[1]) % columns)
+                    else:
+                        found.append(None)
+    return found
+
+
 def slots_of(branch: HostBranch, tokens: Tensor) -> Tensor:
     """Valid tokens [n, Dm] to [Tm, Dm]."""
+    if branch.windows is not None:
+        places = in_windows(branch.windows)
+        tokens = torch.stack([tokens[places.index(i)] for i in range(len(tokens)) if i in places])
+    if branch.pool > 1:
+        (rows, columns), side = branch.grid, branch.pool
+        squares: dict[tuple[int, int], list[Tensor]] = {}
+        for i in range(rows):
+            for j in range(columns):
+                squares.setdefault((i // side, j // side), []).append(tokens[i * columns + j])
+        return torch.stack([sum(squares[key]) / len(squares[key]) for key in sorted(squares)])
     length, n = branch.cache.shape[0], len(tokens)
     if branch.grc.resample == "nearest":
         return reference_resample(tokens, length)
@@ -77,13 +107,15 @@ def convolved(branch: HostBranch, x: Tensor) -> Tensor:
     assert branch.convolution is not None
     assert branch.grid is not None
     (rows, columns), each = branch.grid, branch.dim // branch.cache_dim
-    image = x[branch.prefix :].reshape(rows, columns, -1)
+    places = in_windows(branch.windows) if branch.windows is not None else list(range(rows * columns))
+    tokens = x[branch.prefix :]
+    image = torch.stack([tokens[places.index(i)] for i in range(rows * columns)]).reshape(rows, columns, -1)
     taps = {}
     for a in range(3):
         for b in range(3):
             blocks = branch.convolution.weight[:, :, a, b].split(each)  # each of outputs of one group
             taps[a - 1, b - 1] = torch.block_diag(*blocks)
-    out = [torch.zeros(branch.dim, dtype=x.dtype) for _ in range(branch.prefix)]
+    zero, out = torch.zeros(branch.dim, dtype=x.dtype), []
     for i in range(rows):
         for j in range(columns):
             seen = [
@@ -92,7 +124,7 @@ def convolved(branch: HostBranch, x: Tensor) -> Tensor:
                 if 0 <= i + a < rows and 0 <= j + b < columns
             ]
             out.append(branch.convolution.bias + sum(seen))
-    return torch.stack(out)
+    return torch.stack([zero] * branch.prefix + [zero if i is None else out[i] for i in places])
 
 
 def remembered(branch: HostBranch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,6 +191,19 @@ CASES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any], AttentionInput
         {"preset": "paper", "length": 6, "resample": "grid"},
         AttentionInput(prefix=1, grid=(3, 5)),
     ),
+    "pooled": (SIZES, 16, {"preset": "paper", "length": 6}, AttentionInput(prefix=1, grid=(3, 5), pool=2)),
+    "pooled across windows": (
+        SQUARE,
+        24,  # six windows of 2 x 2
+        {"preset": "paper", "length": 2, "convolution": True},
+        AttentionInput(grid=(3, 5), pool=4, windows=Windows((3, 5), (2, 2), (1, 1))),
+    ),
+    "across padded windows": (
+        SQUARE,
+        24,
+        {"preset": "official", "length": 15},
+        AttentionInput(grid=(3, 5), windows=Windows((3, 5), (2, 2), (1, 1), pads_first=True)),
+    ),
     "output, frozen": (SIZES, 7, {"preset": "official", "length": 5, "inference": "frozen"}, None),
     "mean, transient": (SIZES, 7, {"preset": "paper", "length": 5, "inference": "transient"}, None),
 }
@@ -183,7 +228,16 @@ def gradients(branch: HostBranch, out: Tensor, x: Tensor, y: Tensor) -> dict[str
     }
 
 
-NO_PADDING = {"grid to grid"}  # a grid is whole
+def call(branch: HostBranch, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """A call with all tokens of a sample in one row, which a cache across windows gets as rows of windows."""
+    if branch.windows is None:
+        return branch(x, y, mask)
+    area = branch.windows.window[0] * branch.windows.window[1]
+    return branch(x.reshape(-1, area, x.shape[2]), y.reshape(-1, area, y.shape[2])).view_as(y)
+
+
+# A grid is whole.
+NO_PADDING = {"grid to grid", "pooled", "pooled across windows", "across padded windows"}
 MASKED = [(case, masked) for case in CASES for masked in (False, True) if not (masked and case in NO_PADDING)]
 
 
@@ -200,7 +254,7 @@ def test_values_and_gradients_of_the_equations_while_the_cache_evolves(case, mas
             branch.train(training)
             torch.testing.assert_close(branch.cache, expected_cache)
             expected, left = oracle(branch, x, y, whole if mask is None else mask, expected_cache)
-            found = branch(x, y, mask)
+            found = call(branch, x, y, mask)
             torch.testing.assert_close(found, expected)
             theirs = gradients(branch, expected, x, y)
             for name, grad in gradients(branch, found, x, y).items():
@@ -210,7 +264,7 @@ def test_values_and_gradients_of_the_equations_while_the_cache_evolves(case, mas
             else:
                 with torch.no_grad():
                     for _ in range(2):  # the second time, what was projected is there
-                        torch.testing.assert_close(branch(x, y, mask), expected)
+                        torch.testing.assert_close(call(branch, x, y, mask), expected)
 
 
 def test_inputs_of_any_layout_are_read_right():

@@ -77,6 +77,7 @@ def test_a_slot_s_centre_is_that_of_the_tokens_that_it_takes():
     torch.testing.assert_close(found.centres(8, "nearest")[0], every)
     torch.testing.assert_close(found.centres(4, "nearest")[0], every[[0, 2, 4, 6]])
     torch.testing.assert_close(found.centres(2, "grid")[0], torch.tensor([[0.5, 0.25], [0.5, 0.75]]))
+    torch.testing.assert_close(found.centres(2, "nearest", 2)[0], torch.tensor([[0.5, 0.25], [0.5, 0.75]]))
     padded = Places((1, 2), 0, torch.tensor([[0, 1], [-1, 1]]))
     assert padded.centres(2, "nearest").isnan().any(-1).tolist() == [[False, False], [True, False]]
 

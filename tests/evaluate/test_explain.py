@@ -59,8 +59,9 @@ def test_a_run_is_explained(config, tmp_path):
         assert (again / file).read_bytes() == (tmp_path / file).read_bytes()
 
 
-def test_tokens_of_training_are_compared_as_the_update_sees_them(tmp_path, monkeypatch):
-    model, task = cached(VIT), photos()
+@pytest.mark.parametrize(("config", "grc", "slots"), [(VIT, {}, 16), (SWIN, {"length": "paper"}, 4)])
+def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, slots, tmp_path, monkeypatch):
+    model, task = cached(config, **grc), photos()
     given = {}
 
     def spy(layer, tokens, slot, image):
@@ -73,7 +74,7 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(tmp_path, monke
     inputs = torch.cat([normalise(task.picture("train", i)[None], *COLOURS) for i in range(task.size("train"))])
     for name, one in seen(model, inputs).items():
         tokens, slot, image = given[layers(model)[name]]
-        assert len(tokens) == 40 * 16
+        assert len(tokens) == 40 * slots
         torch.testing.assert_close(tokens, one.source[image, slot])
 
 

@@ -124,12 +124,13 @@ def test_what_the_batch_shares_is_counted_once():
     assert cost.training_macs(windows, grc, B) == cost.training_macs(shape, grc, 4 * B)
 
 
-@pytest.mark.parametrize(("ratio", "table10"), [(0.125, 0.03), (0.25, 0.06), (0.5, 0.25), (1.0, 1.07)])
-def test_the_papers_convention_gives_its_table_10(ratio, table10):
-    """PVT-Tiny at 224²: stages of 3136, 784, 196 and 50 tokens, 64 to 512 channels, two layers each; 1.90 G without."""
-    stages = [(3136, 64), (784, 128), (196, 320), (50, 512)]
-    added = sum(2 * cost.paper_flops(Shape(t, t, d, int(ratio * d), 1)) for t, d in stages)
-    assert added / 1e9 == pytest.approx(table10, abs=0.0151)
+@pytest.mark.parametrize("branch", ["softmax", "linear"])
+def test_the_papers_convention_leaves_out_the_products_of_attention(branch):
+    shape, grc = Shape(T, TM, D, D // 2, HEADS), GRC(preset="paper", branch=branch).resolved()
+    d = D // 2
+    # Queries and lift for each token, update, keys and values for each slot.
+    expected = B * (T * d * d + T * d * D + 4 * TM * d * d) + 2 * TM * d * d + 2 * TM * d * d
+    assert cost.macs_without_attention(shape, grc, B) == expected < cost.training_macs(shape, grc, B)
 
 
 def test_a_roofline_is_bound_by_the_slower_of_two():

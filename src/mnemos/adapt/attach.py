@@ -59,7 +59,8 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     length of their sequences. The model is run on it once, in eval mode.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
     vision host, the area of Swin's windows, the reduced length of PVT's keys; 64, or the T of the example, where T
-    varies.
+    varies. "paper": in PVT and Swin the grid of a stage, averaged in squares of 4 × 4 tokens in the first stage and of
+    2 × 2 in the second; a cache of Swin then spans all windows of a sample. In other hosts it equals "auto".
 
     Cost: less than a second for 86M parameters. Raises InputError, and leaves the model unchanged, if no attention is
     found, if the model has caches already, if a length does not fit, or if a host's forward has other arguments than
@@ -173,7 +174,8 @@ def _plan(
     for site in chosen:
         found = seen.get(site.name)
         host = hosts.get(site.name) or custom_host(site, found and found.width)
-        placed.append((site, host, host.place(site, found and found.tokens)))
+        place = host.place(site, found and found.tokens)
+        placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
     lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
     return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
 
@@ -254,8 +256,13 @@ def _lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[
     lengths = []
     for key, (site, _, place) in zip(keys, placed, strict=True):
         given = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
-        length = place.slots if given == "auto" else given
-        assert length is not None  # every host that is placed has slots
+        length = place.slots if isinstance(given, str) else given
+        if length is None:
+            raise InputError(
+                f'{site.name}: GRC(length="paper"): expected tokens of a known grid, to average squares of '
+                f"{place.pool} x {place.pool}, found {place.tokens} tokens; use square images, or give GRC(length=) as "
+                "numbers"
+            )
         if place.limit is not None and length > place.limit:
             raise InputError(
                 f"{site.name}: expected {place.limit} slots at most, one per token, found {length}; lower GRC(length=)"
@@ -300,6 +307,8 @@ def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
         plan.place.prefix,
         plan.place.grid,
         plan.place.rows,
+        plan.place.pool,
+        plan.place.windows,
         branch.grc,
         sum(p.numel() for p in branch.parameters()),
     )

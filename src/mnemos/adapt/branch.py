@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.memory.gated_cache import begin_forward, end_forward, promote
 from mnemos.memory.grc import GRC
+from mnemos.ops.gated_cache import pool_grid
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
@@ -21,9 +22,12 @@ class HostBranch(GatedBranch):
         O^h = σ(λ_h)·(lift(o_mem))^h + (1 − σ(λ_h))·y^h        h: groups of D/H channels
 
     x [B, T, D_in] is the attention's input, y [B, T, D] its output; mask [B, T] bool, True = valid. With the gate
-    closed (λ → −∞) the result is y, bit for bit. Cost of a training forward per sample, in multiply-adds: update
-    4·Tm·Dm² (and 2·Tm·Dm² once per batch), keys and values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift
-    T·Dm·D. Frozen (`inference="frozen"`, eval()): only the last three. See mnemos/ops/gated_cache/cost.py.
+    closed (λ → −∞) the result is y, bit for bit. With `place.windows` (Swin, length="paper") x and y are rows of
+    windows, and all windows of a sample write and read one cache.
+
+    Cost of a training forward per sample, in multiply-adds: update 4·Tm·Dm² (and 2·Tm·Dm² once per batch), keys and
+    values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift T·Dm·D. Frozen (`inference="frozen"`, eval()):
+    only the last three. See mnemos/ops/gated_cache/cost.py.
     """
 
     def __init__(self, host: Host, place: AttentionInput, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
@@ -32,7 +36,7 @@ class HostBranch(GatedBranch):
                 'expected GRC(scope="shared"), found scope="stream"; a host passes no state from call to call'
             )
         super().__init__(dim, num_heads, grc, out_dim=out_dim, grid=place.grid, prefix=place.prefix)
-        self.host, self.out_dim = host, out_dim
+        self.host, self.out_dim, self.pool, self.windows = host, out_dim, place.pool, place.windows
         if self.convolution is not None:  # the initial model computes what the host computes
             nn.init.zeros_(self.convolution.weight)
             assert self.convolution.bias is not None
@@ -74,10 +78,36 @@ class HostBranch(GatedBranch):
         """o_mem [B, T, H, Dm/H]."""
         x = x[..., : self.cache_dim]
         query = self.queries(x)
-        if not self.moves:
-            return self.frozen(query)
-        summary, valid = self.summarised(x if self.grc.source == "input" else y[..., : self.cache_dim], mask)
-        return self.read(query, self.current(summary, valid))
+        if self.windows is not None:  # one cache for all windows of a sample: their queries are one row
+            self.windows.check(x)
+            query = query.reshape(-1, self.windows.tokens, *query.shape[2:])
+        if self.moves:
+            summary, valid = self.summarised(x if self.grc.source == "input" else y[..., : self.cache_dim], mask)
+            found = self.read(query, self.current(summary, valid))
+        else:
+            found = self.frozen(query)
+        return found if self.windows is None else found.reshape(*x.shape[:2], *found.shape[2:])
+
+    def summarised(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens that the cache summarises: all but the class tokens, in the grid's order, averaged in squares."""
+        source, mask = super().summarised(source, mask)
+        if self.windows is not None:
+            source = self.windows.to_grid(source)
+        if self.pool > 1:
+            if mask is not None:
+                raise InputError(
+                    'GRC(length="paper"): expected no padding mask, because squares of tokens are averaged, found one; '
+                    "give GRC(length=) as numbers"
+                )
+            assert self.grid is not None  # checked where the slots were counted
+            source = pool_grid(source.to(self.cache.dtype), self.grid, self.pool)
+        return source, mask
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """The positional term [B, T, D], over the whole grid also where it is divided into windows."""
+        if self.windows is None:
+            return super().convolve(x)
+        return self.windows.to_windows(super().convolve(self.windows.to_grid(x)))
 
     def _mixed(self, y: Tensor, o_mem: Tensor) -> Tensor:
         if self.observer is not None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
 
@@ -18,6 +19,9 @@ class AttentionInput(NamedTuple):
     tokens: T of a call, with class tokens (None: it varies, and there is no example). slots: the value of
     length="auto". limit: the largest useful number of slots. grid: (height, width) of the tokens after the first
     `prefix`, which are class tokens. rows: rows of the attention's batch per sample; Swin's windows are rows.
+    With a cache over a sample's whole grid, windows: how the rows of the batch cover it; tokens is then the number of
+    tokens in all windows, and rows 1. pool: the side of the squares of tokens that are averaged to one slot. paper: the
+    input as length="paper" has it, where it differs.
     """
 
     tokens: int | None = None
@@ -26,6 +30,9 @@ class AttentionInput(NamedTuple):
     grid: tuple[int, int] | None = None
     limit: int | None = None
     rows: int = 1
+    pool: int = 1
+    windows: Windows | None = None
+    paper: "AttentionInput | None" = None
 
 
 class Call(NamedTuple):
@@ -47,6 +54,7 @@ class Site(NamedTuple):
     above: tuple[Any, ...]
 
 
+POOLS = (4, 2)  # length="paper": the sides of the squares of tokens per slot in a model's first stages; then 1
 TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
 
 
@@ -55,6 +63,21 @@ def nowhere(site: Site, seen: int | None) -> AttentionInput:
     limit = next((n for m in site.above if (n := _max_positions(m))), None)
     slots = seen or TEXT_SLOTS
     return AttentionInput(tokens=seen, slots=min(slots, limit or slots), limit=limit)
+
+
+def with_paper(place: AttentionInput, stage: int, windows: Windows | None = None) -> AttentionInput:
+    """The input of an attention in stage 0, 1, … of a model with stages, with the one that length="paper" has.
+
+    There the tokens of the first stages are averaged in squares (Cached Transformers, Appendix B: "pooling sizes for
+    the first two blocks are 4 and 2"), and a cache spans the whole grid that the `windows` cover. Its slots are None
+    where the tokens have to be averaged and form no known grid.
+    """
+    pool = POOLS[stage] if stage < len(POOLS) else 1
+    tokens, grid = (place.tokens, place.grid) if windows is None else (windows.tokens, windows.grid)
+    slots = None if pool > 1 or tokens is None else tokens - place.prefix
+    if grid is not None:
+        slots = -(-grid[0] // pool) * -(-grid[1] // pool)
+    return place._replace(paper=AttentionInput(tokens, slots, place.prefix, grid, pool=pool, windows=windows))
 
 
 def _max_positions(module: object) -> int | None:

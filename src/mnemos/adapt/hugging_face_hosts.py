@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from mnemos.ops.gated_cache import Windows
+
 from .host import AttentionInput, Call, Host, Site, argument, tokens_in, valid_tokens
-from .timm_hosts import pyramid, windows
+from .timm_hosts import pyramid, stage_grid, window
 
 _DECODER = "it is in a decoder: a shared cache would show it the future"
 _ACROSS = "it attends across two sequences: a cache needs an input of its own"
@@ -33,11 +35,19 @@ def _patches(site: Site, seen: int | None) -> AttentionInput:
 
 
 def _window(site: Site, seen: int | None) -> AttentionInput:
-    """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window."""
+    """Swin: the layer around the attention divides the grid of the patches, halved in each stage before it."""
     # The table of relative positions has (2w − 1)² rows.
     table = site.module.relative_position_bias.relative_position_bias_table
     side = (round(table.shape[0] ** 0.5) + 1) // 2
-    return AttentionInput(side * side, side * side, 0, (side, side), side * side, windows(site, (side, side)))
+    layer = site.above[-1] if site.above else None
+    if ".layers." not in f".{site.name}":  # a part of a Swin
+        return window(Windows(getattr(layer, "input_resolution", (side, side)), (side, side)), None)
+    image, patch = _sides(_config(site, "image_size")), _sides(_config(site, "patch_size"))
+    stage = _stage(site, "layers")
+    grid = stage_grid((-(-image[0] // patch[0]), -(-image[1] // patch[1])), stage)
+    # A grid of one window is not shifted.
+    shift = 0 if layer is None or min(grid) <= side else int(layer.shift_size)
+    return window(Windows(grid, (side, side), (shift, shift), pads_first=True), stage)
 
 
 def _stage(site: Site, path: str) -> int:
@@ -53,16 +63,18 @@ def _pvt(site: Site, seen: int | None) -> AttentionInput:
     height, width = _sides(_config(site, "image_size"))
     for stride in _config(site, "strides")[: stage + 1]:
         height, width = height // stride, width // stride
-    return pyramid(seen, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
+    return pyramid(seen, stage, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
 
 
 def _pvt_v2(site: Site, seen: int | None) -> AttentionInput:
     """PVT v2: one slot per key."""
+    stage = _stage(site, "layers")
     height, width = _sides(_config(site, "image_size"))
-    for stride in _config(site, "strides")[: _stage(site, "layers") + 1]:
+    for stride in _config(site, "strides")[: stage + 1]:
         height, width = -(-height // stride), -(-width // stride)  # its patches overlap and extend beyond the edge
     module = site.module
-    return pyramid(seen, (height, width), module.spatial_reduction_ratio, keys=49 if module.linear_attention else None)
+    keys = 49 if module.linear_attention else None
+    return pyramid(seen, stage, (height, width), module.spatial_reduction_ratio, keys=keys)
 
 
 def _text(module: object, args: tuple, kwargs: dict) -> Call:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mnemos.memory.grc import GRC
+from mnemos.ops.gated_cache import Windows
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
 
@@ -12,7 +13,8 @@ class Swapped:
 
     length Tm, width D, cache_width Dm, heads H; tokens: T of a call, None if it varies; out_width: D of its output;
     prefix: number of class tokens in front; grid: (height, width) of the other tokens; rows: rows of its batch per
-    sample (Swin: windows); grc: with every switch set.
+    sample (Swin: windows); pool: side of the squares of tokens that are averaged to one slot; windows: those that the
+    cache spans together (length="paper" in Swin: tokens is then the number in all windows); grc: with every switch set.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Swapped:
     prefix: int
     grid: tuple[int, int] | None
     rows: int
+    pool: int
+    windows: Windows | None
     grc: GRC
     parameters: int
 
@@ -33,9 +37,9 @@ class Swapped:
     def shape(self) -> Shape:
         """The sizes for the cost formula; T = Tm where T varies."""
         tokens = self.tokens or self.length
-        grid = tokens - self.prefix if self.grid else 0
+        grid = self.grid[0] * self.grid[1] if self.grid else 0
         sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
-        return Shape(*sizes, rows=self.rows, grid_tokens=grid)
+        return Shape(*sizes, rows=self.rows, grid_tokens=grid, pooled=self.pool > 1)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Report:
         kinds: dict[str, int] = {}
         for one in self.swapped:
             key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
+            key += f", each the mean of {one.pool} x {one.pool} tokens" if one.pool > 1 else ""
+            key += ", across all windows" if one.windows else ""
             kinds[key] = kinds.get(key, 0) + 1
         count = len(self.swapped)
         lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]

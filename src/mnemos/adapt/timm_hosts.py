@@ -2,9 +2,22 @@
 
 import math
 
+from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
-from .host import AttentionInput, Call, Host, Site, argument, hides_the_future, nowhere, tokens_in, valid_tokens
+from .host import (
+    POOLS,
+    AttentionInput,
+    Call,
+    Host,
+    Site,
+    argument,
+    hides_the_future,
+    nowhere,
+    tokens_in,
+    valid_tokens,
+    with_paper,
+)
 
 IMAGE = (224, 224)  # of a model that does not declare it
 
@@ -42,17 +55,32 @@ def _patches(site: Site, seen: int | None) -> AttentionInput:
     return nowhere(site, seen)
 
 
-def windows(site: Site, window: tuple[int, int]) -> int:
-    """The number of windows per sample in the Swin block around an attention, with padded ones; 1 if unknown."""
-    size = getattr(site.above[-1], "input_resolution", None) if site.above else None
-    return -(-size[0] // window[0]) * -(-size[1] // window[1]) if size else 1
+def window(windows: Windows, stage: int | None) -> AttentionInput:
+    """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window.
+
+    windows: how they cover the grid of the stage. stage None: unknown, and so is the paper's length.
+    """
+    area, (down, across) = windows.window[0] * windows.window[1], windows.divided
+    place = AttentionInput(area, area, 0, windows.window, area, down * across)
+    if stage is None:
+        return place._replace(paper=AttentionInput(area, None, pool=POOLS[0]))
+    return with_paper(place, stage, windows)
+
+
+def stage_grid(first: tuple[int, int], stage: int) -> tuple[int, int]:
+    """The grid of stage 0, 1, … of a Swin: each stage merges 2 × 2 tokens, and an odd row or column is padded."""
+    return -(-first[0] // 2**stage), -(-first[1] // 2**stage)
 
 
 def _window(site: Site, _: int | None) -> AttentionInput:
-    """Swin: windows are rows of the batch, so T, and the cache's length, is the area of a window."""
-    height, width = site.module.window_size
-    area = height * width
-    return AttentionInput(area, area, 0, (height, width), area, windows(site, (height, width)))
+    """Swin: the block around the attention divides the grid of the patches, halved in each stage before it."""
+    block, size = site.above[-1] if site.above else None, site.module.window_size
+    model = next((m for m in site.above if hasattr(m, "layers") and hasattr(m, "patch_embed")), None)
+    if model is None:  # a part of a Swin
+        return window(Windows(getattr(block, "input_resolution", size), size), None)
+    stage = next(i for i, s in enumerate(model.layers) if s in site.above)
+    shift = getattr(block, "shift_size", (0, 0))
+    return window(Windows(stage_grid(model.patch_embed.grid_size, stage), size, shift), stage)
 
 
 def _pyramid(site: Site, seen: int | None) -> AttentionInput:
@@ -61,15 +89,15 @@ def _pyramid(site: Site, seen: int | None) -> AttentionInput:
     height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))
     attention = site.module
     reduction = 1 if attention.sr is None else attention.sr.stride[0]
-    return pyramid(seen, (height, width), reduction, keys=None if attention.pool is None else 49)
+    return pyramid(seen, stage, (height, width), reduction, keys=None if attention.pool is None else 49)
 
 
 def pyramid(
-    seen: int | None, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None
+    seen: int | None, stage: int, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None
 ) -> AttentionInput:
     """PVT: `keys` slots, or as many as a convolution of stride `reduction` makes of the tokens.
 
-    The tokens form the `grid` of a stage, unless an example showed another number: then a square, if possible.
+    The tokens form the `grid` of the `stage`, unless an example showed another number: then a square, if possible.
     """
     count = grid[0] * grid[1] if seen is None else seen - prefix
     found: tuple[int, int] | None = grid
@@ -78,7 +106,8 @@ def pyramid(
         found = (side, side) if side * side == count else None
     if keys is None:
         keys = (found[0] // reduction) * (found[1] // reduction) if found else count // reduction**2
-    return AttentionInput(count + prefix, max(1, min(keys, count)), prefix, found, count + prefix)
+    place = AttentionInput(count + prefix, max(1, min(keys, count)), prefix, found, count + prefix)
+    return with_paper(place, stage)
 
 
 HOSTS = (

@@ -225,7 +225,7 @@ class ImageTokens(TypedDict, total=False):
 
 
 def gated(attention: HeadAttention, grc: GRC, length: int, **where: Unpack[ImageTokens]) -> GatedCacheAttention:
-    """Put a gated cache around an attention; `length` is the number of slots that "auto" stands for."""
-    if grc.length == "auto":
+    """Put a gated cache around an attention; `length` is the number of slots that "auto" and "paper" stand for."""
+    if isinstance(grc.length, str):
         grc = replace(grc, length=length)
     return GatedCacheAttention(attention.dim, attention.num_heads, attention, grc, attention.causal, **where)

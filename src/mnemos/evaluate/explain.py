@@ -92,6 +92,8 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> JSONObject | None:
     own = sum(p.numel() for name, p in layer.named_parameters() if not name.startswith("inner."))
     out = getattr(layer, "out_dim", layer.dim)
     grid = layer.grid[0] * layer.grid[1] if layer.grid is not None else 0
+    if getattr(layer, "windows", None) is not None:  # one cache for all windows of a sample
+        rows, tokens = 1, rows * tokens
     shape = Shape(
         tokens,
         layer.cache.shape[0],
@@ -102,6 +104,7 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> JSONObject | None:
         rows,
         grid,
         not hasattr(layer, "inner"),
+        getattr(layer, "pool", 1) > 1,
     )
     return {
         "rows": rows,
@@ -182,7 +185,7 @@ def _compare_slots(
     generator = torch.Generator().manual_seed(0)
     centres, picks = {}, {}
     for name, layer in chosen.items():
-        centres[name] = known[name].centres(layer.cache.shape[0], layer.grc.resample).flatten(0, 1)
+        centres[name] = _centres(layer, known[name]).flatten(0, 1)
         # Padding is left out. Every picture contributes the same number of tokens, at its own random positions.
         real = centres[name].isfinite().all(-1).nonzero().flatten()
         each = min(len(real), max(1, TOKENS // len(index)))
@@ -217,6 +220,13 @@ def _compare_slots(
             "centres": rounded(where),
             "nearest": rounded(held.cosine),
         }
+
+
+def _centres(layer: GatedBranch, place: Places) -> Tensor:
+    """The centres of the tokens that each slot is written from. With length="paper" these are a grid's squares."""
+    if getattr(layer, "windows", None) is not None:
+        place = Places(place.grid, 0, torch.arange(place.grid[0] * place.grid[1])[None])
+    return place.centres(layer.cache.shape[0], layer.grc.resample, getattr(layer, "pool", 1))
 
 
 def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.attention.gated_branch import GatedBranch
-from mnemos.ops.gated_cache import resample
+from mnemos.ops.gated_cache import pool_grid, resample
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,17 @@ class Places:
         picture[:, place[place >= 0]] = found[:, place >= 0]
         return picture.unflatten(1, self.grid)
 
-    def centres(self, length: int, method: str) -> Tensor:
+    def centres(self, length: int, method: str, pool: int = 1) -> Tensor:
         """The centre (y, x) in [0, 1] of the tokens that each of `length` slots is written from: [R, length, 2].
 
         The coordinates are resampled like the tokens: a slot that takes several tokens has their mean position.
-        The centre is NaN if one of the tokens is padding.
+        The centre is NaN if one of the tokens is padding. pool: the side of the squares of tokens that are averaged.
         """
         height, width = self.grid
         y, x = (self.index // width + 0.5) / height, (self.index % width + 0.5) / width
         both = torch.stack([y, x], -1).masked_fill((self.index < 0)[..., None], torch.nan)
+        if pool > 1:
+            both = pool_grid(both, self.grid, pool)
         return resample(both, length, None, method, self.grid)
 
 

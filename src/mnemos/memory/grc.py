@@ -22,7 +22,10 @@ class GRC:
     points of accuracy (log/2026-11-21-first-gate.md).
 
     Attributes:
-        length: slots Tm: one number, one per stage of the model, or "auto", the host's length.
+        length: slots Tm: one number, one per stage of the model, "auto", the host's length, or "paper": one slot per
+            token, but in PVT and Swin the tokens of the first stage are averaged in squares of 4 × 4 and those of the
+            second in squares of 2 × 2 (224²: 196, 196, 196 and 49 slots), and in Swin a cache spans the whole grid of
+            its stage instead of one window.
         ratio: Dm/D, the width of a slot as a share of the model's; Dm is rounded down to a multiple of the heads.
         preset: the values of the switches that are None.
         gate_init: the initial λ; σ(λ) is the share of the cached branch.
@@ -32,14 +35,15 @@ class GRC:
         read: keys and values come from the batch mean of C_t, or from each row's own C_t.
         inference: in eval mode, read the stored cache as it is ("frozen"), or C_t of the row's own tokens.
         lift: how the branch's output goes from Dm/H to D/H channels per head: a projection, or zeros.
-        convolution: add a grouped 3×3 convolution of X, which needs a grid of patches and D % Dm = 0.
+        convolution: add a grouped 3×3 convolution of X, which needs a grid of patches and D % Dm = 0. It is the
+            positional term of the release; the paper adds "positional encodings" to image models without saying how.
         resample: how tokens become slots. "grid" is 2-D and needs a grid of patches.
         branch: the attention over the slots.
         block: with causal attention, the tokens between two updates of the cache; None: Tm.
         write: False: the cache is never written (see `unwritten`).
     """
 
-    length: int | tuple[int, ...] | Literal["auto"] = "auto"
+    length: int | tuple[int, ...] | Literal["auto", "paper"] = "auto"
     ratio: float = 0.5
     preset: Literal["paper", "official", "mnemos"] = "mnemos"
     gate_init: float | None = None
@@ -60,8 +64,10 @@ class GRC:
         if not 0 < self.ratio <= 1:
             raise InputError(f"GRC.ratio: expected above 0 and at most 1, found {self.ratio}; change it")
         lengths = self.length if isinstance(self.length, tuple) else (self.length,)
-        if not lengths or any(length != "auto" and length < 1 for length in lengths):
-            raise InputError(f'GRC.length: expected "auto" or at least 1 slot, found {self.length!r}; change it')
+        if not lengths or any(not isinstance(length, str) and length < 1 for length in lengths):
+            raise InputError(
+                f'GRC.length: expected "auto", "paper" or at least 1 slot, found {self.length!r}; change it'
+            )
         if self.block is not None and self.block < 1:
             raise InputError(f"GRC.block: expected at least 1 token, found {self.block}; use None for as many as slots")
         if self.scope == "stream" and self.read == "mean":

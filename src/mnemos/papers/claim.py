@@ -14,7 +14,8 @@ class Claim:
     """One table or figure of a paper.
 
     about: what it measures. make: "module:function"; the function takes the claim and the options and returns a
-    `Finding`. says: the paper's conclusion. columns: the meaning of the numbers in each row of `values`.
+    `Finding`. says: the paper's conclusion. columns: the meaning of the numbers in each row of `values`. missing: for a
+    claim that is not measured yet, a sentence that says why; its function is then `not_yet`.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Claim:
     says: str
     columns: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)
+    missing: str = ""
 
 
 @dataclass(frozen=True)

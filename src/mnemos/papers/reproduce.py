@@ -57,7 +57,9 @@ def listing() -> str:
     lines = []
     for about in PAPERS.values():
         lines.append(f"{about.name}: {about.title}")
-        lines += [f"  mnemos reproduce {about.name}/{claim.name:10} {claim.about}" for claim in about.claims]
+        for claim in about.claims:
+            later = " (not yet)" if claim.missing else ""
+            lines.append(f"  mnemos reproduce {about.name}/{claim.name:10} {claim.about}{later}")
     return "\n".join(lines)
 
 

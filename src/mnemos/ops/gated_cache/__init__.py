@@ -1,6 +1,7 @@
 """The gated recurrent cache's equations, as functions of tensors."""
 
-from .resampling import places, resample
+from .resampling import places, pool_grid, resample
 from .update import GateWeights, gated_update
+from .windows import Windows
 
-__all__ = ["GateWeights", "gated_update", "places", "resample"]
+__all__ = ["GateWeights", "Windows", "gated_update", "places", "pool_grid", "resample"]

@@ -71,9 +71,10 @@ class Switches(Protocol):
 class Shape(NamedTuple):
     """The sizes of one cached attention: T, Tm, D, Dm, H, D' (None: D).
 
-    rows: rows of its batch per sample (in Swin the number of windows). grid_tokens: T without class tokens if they form
-    a known grid, else 0 (then nothing is convolved). lifts: True in a host, whose output is projected already; False in
-    a layer of mnemos.
+    rows: rows of its batch per sample (in Swin the number of windows; 1 if a cache spans all windows, whose tokens are
+    then T). grid_tokens: T without class tokens and padding if they form a known grid, else 0 (then nothing is
+    convolved). lifts: True in a host, whose output is projected already; False in a layer of mnemos. pooled: the tokens
+    of the grid are averaged to slots.
     """
 
     tokens: int
@@ -85,6 +86,7 @@ class Shape(NamedTuple):
     rows: int = 1
     grid_tokens: int = 0
     lifts: bool = True
+    pooled: bool = False
 
 
 class CostPart(NamedTuple):
@@ -183,13 +185,13 @@ def parameters(shape: Shape, grc: Switches) -> int:
     return gates + reads + kernel + shape.heads
 
 
-def paper_flops(shape: Shape) -> int:
-    """The paper's count for one sample: 9·T·Dm², which equals its Table 10, as rounded there, at every caching ratio.
+def macs_without_attention(shape: Shape, grc: Switches, batch: int = 1) -> int:
+    """Multiply-adds of a training forward of a batch in the paper's convention.
 
-    Its FLOPs are multiply-adds. It does not count the products of queries with keys and of weights with values, and its
-    cache has as many slots as tokens (Tm = T); here PVT's caches have the reduced length of its keys.
+    The paper's FLOPs are multiply-adds, and do not count the products of queries with keys and of weights with values.
     """
-    return 9 * shape.rows * shape.tokens * shape.cache_width**2
+    apart = ("scores and values", "linear attention")
+    return sum(part.macs for part in parts(shape, grc, batch, "training") if part.name not in apart)
 
 
 def _sizes(shape: Shape, grc: Switches, batch: int, mode: Mode) -> _Sizes:
@@ -213,6 +215,8 @@ def _update(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[Cost
     d, tm = shape.cache_width, shape.length
     all_slots = sizes.rows * sizes.slots
     resampled = 0 if shape.tokens == tm else 2 * all_slots
+    if shape.pooled:  # reads every token, writes the slots; its sums are no multiply-adds
+        resampled = sizes.rows * shape.grid_tokens * d + all_slots
     # Sum and σ of two gates, g_r ⊙ C, sum of the candidate, interpolation. C itself is small and not counted.
     elementwise = (4 + 4 + 2 + 3 + 3) * all_slots
     # The forward again without its interpolation; grad ⊙ g_u, (C̃ − C) ⊙ grad, g_r ⊙ C, σ' of both, batch sums.

@@ -79,6 +79,21 @@ def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple
     return small.flatten(2).transpose(1, 2)
 
 
+def pool_grid(tokens: Tensor, grid: tuple[int, int], side: int) -> Tensor:
+    """Average the tokens of each square of a grid, [B, H·W, C] -> [B, ⌈H/side⌉·⌈W/side⌉, C].
+
+    The squares have side × side tokens; those at the lower and the right edge have what is left. Cost O(B·H·W·C).
+    Raises InputError unless the tokens form the grid.
+    """
+    if tokens.shape[1] != grid[0] * grid[1]:
+        raise InputError(
+            f'GRC(length="paper"): expected tokens of the grid {grid} that the cache was built for, found '
+            f"{tokens.shape[1]}; call cache() with an example= of this size"
+        )
+    image = tokens.transpose(1, 2).unflatten(2, grid)
+    return F.avg_pool2d(image, side, ceil_mode=True, count_include_pad=False).flatten(2).transpose(1, 2)
+
+
 def grid_shape(grid: tuple[int, int] | None, length: int) -> tuple[int, int]:
     """The (height, width) of `length` slots in the proportions of a grid. Raises InputError if there is none."""
     if grid is None:

@@ -1,4 +1,4 @@
-"""Costs of the paper's models at their real size, with and without a cache: measured, by formula, and as in the paper.
+"""Costs of the paper's models at their real size, with and without a cache: counted in full and as the paper counts.
 
 G is 10⁹ multiply-adds per sample; the paper calls them FLOPs.
 """
@@ -14,7 +14,6 @@ from mnemos.adapt.attach import cache, uncache
 from mnemos.measure.flops import flops_by_operation
 from mnemos.memory.grc import GRC
 from mnemos.models.vision.image import ImageConfig
-from mnemos.ops.gated_cache.cost import paper_flops
 
 # The paper's names, and the recipes of the same models at their real size; "-cached" selects the cached variant.
 RECIPES = {
@@ -35,8 +34,9 @@ _KEPT: dict[tuple[str, GRC | None], "Cost"] = {}
 class Cost(NamedTuple):
     """The cost of one model: parameters, and G of a forward pass in training and in evaluation.
 
-    added: G that a cache adds to a forward pass in training, by the formula of `ops.gated_cache.cost`. papers: G in the
-    paper's count, without attention products and with 9·T·Dm² per cache.
+    added: G that a cache adds to a forward pass in training, by the formula of `ops.gated_cache.cost`. papers: G of a
+    forward pass in training in the paper's convention, without attention products (of queries with keys, and of weights
+    with values). It counts this library's module, so it may differ from the paper's table.
     """
 
     parameters: int
@@ -57,12 +57,11 @@ def costs(name: str, grcs: Sequence[GRC]) -> list[Cost]:
     if any((name, grc) not in _KEPT for grc in wanted):
         made = config(name)
         model, x = made.build(), torch.zeros(1, made.channels, made.image, made.image)
-        host = _count(model, x)
-        _KEPT[name, None] = base = Cost(_parameters(model), *host[:2], 0.0, host[2])
+        training, inference, papers = _count(model, x)
+        _KEPT[name, None] = Cost(_parameters(model), training, inference, 0.0, papers)
         for grc in grcs:
             report = cache(model.host, grc)
-            training, inference, _ = _count(model, x)
-            papers = base.papers + sum(paper_flops(one.shape) for one in report.swapped) / 1e9
+            training, inference, papers = _count(model, x)
             _KEPT[name, grc] = Cost(_parameters(model), training, inference, report.flops / 2e9, papers)
             uncache(model.host)
     return [_KEPT[name, grc] for grc in wanted]

@@ -8,8 +8,9 @@ from mnemos.memory.grc import GRC
 from mnemos.memory.token_cache import AttentionCache
 from mnemos.train.recipe import Recipe
 
-# Tables 1 and 8: half of the channels are cached, and there are as many slots as the host has tokens.
-PAPER_CACHE = GRC(preset="paper", ratio=0.5, length="auto")
+# Tables 1 and 8: half of the channels are cached, there is a slot per token, or per square of tokens in the first two
+# stages of PVT and Swin, and a positional term is added.
+PAPER_CACHE = GRC(preset="paper", ratio=0.5, length="paper", convolution=True)
 
 
 def cached(base: Recipe, cache: GRC | None = None) -> Recipe:

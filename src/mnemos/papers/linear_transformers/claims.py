@@ -21,6 +21,14 @@ LINEAR_TRANSFORMERS = Paper(
             "Linear attention converges smoothly to the loss of softmax; LSH does not reach it.",
         ),
         Claim(
+            "figure3",
+            "MNIST images: unconditional samples and completions",
+            "mnemos.papers.not_yet:not_yet",
+            "Samples have sharp boundaries and no noise; completions keep the stroke's style and width.",
+            missing="A model of the paper's size is not trained; mnemos sample RUN draws samples and completions of "
+            "a smaller run (docs/mnist.png).",
+        ),
+        Claim(
             "table1",
             "MNIST byte by byte: bits/dim and images per second",
             f"{_HERE}.generation:table1",
