@@ -144,6 +144,11 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["train", "demo", "--optim.name", "sgd"], "'adamw'"),
         (["train", "demo-cached", "--model.cache.preset", "papre"], "'paper'"),
         (["show", "demo-cached", "--model.cache.ratio", "2"], "ratio"),
+        (["show", "demo", "--model.cache.length", "8"], "demo has no cache: add --model.cache mnemos"),
+        (["show", "demo", "--model.cache", "papre"], "found 'papre'; known: paper, official, mnemos, none"),
+        (["train", "nowhere.json"], "nowhere.json: expected a recipe as JSON, found no such file"),
+        (["compare", "demo", "--vary", "model.dim", "8"], "two recipes, found 1"),
+        (["compare", "demo", "--vary", "train.steps", "8,9"], "equal train settings"),
         (["train", "--resume", "nowhere"], "no recipe.json"),
         (["train", "demo", "--resume", "nowhere"], "--resume RUN alone"),
         (["train", "--resume", __file__], "recipe.json"),
@@ -178,7 +183,54 @@ def test_an_attention_is_chosen_by_name_and_has_its_own_settings(capsys):
     shown = json.loads(capsys.readouterr().out)["model"]["attention"]
     assert (shown["is"], shown["memory"], shown["clamp"]) == ("relative", 7, 0)
     assert main(["train", "demo", "--help"]) == 0
-    assert "--model.attention NAME" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--model.attention NAME" in said
+    assert "--model.cache NAME" in said
+
+
+def test_a_cache_is_added_changed_and_removed_by_name(capsys):
+    def cache(*words: str) -> dict | None:
+        assert main(["show", *words]) == 0
+        return json.loads(capsys.readouterr().out)["model"]["cache"]
+
+    added = cache("demo", "--model.cache", "paper", "--model.cache.length", "8")
+    assert (added["preset"], added["length"], added["gate_init"]) == ("paper", 8, None)
+    changed = cache("text-cached", "--model.cache.ratio", "0.25", "--model.cache=official")
+    assert (changed["preset"], changed["length"], changed["scope"], changed["ratio"]) == (
+        "official",
+        32,
+        "stream",
+        0.25,
+    )
+    assert cache("demo-cached", "--model.cache", "none") is None
+    assert cache("mnist-vit", "--model.cache", "mnemos")["preset"] == "mnemos"
+
+
+def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
+    assert main(["show", "demo-cached", "--train.steps", "7"]) == 0
+    file = tmp_path / "mine.json"
+    shown = json.loads(capsys.readouterr().out)
+    file.write_text(json.dumps(shown))
+    assert main(["show", str(file), "--model.dim", "32"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again == {**shown, "model": {**shown["model"], "dim": 32}}
+    file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
+    assert main(["show", str(file)]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "mine"
+    file.write_text('{"model":')
+    assert "mine.json: line 1: expected JSON" in refused(capsys, "train", str(file))
+
+
+def test_values_of_a_field_are_compared(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("mnemos.train.compare.compare", lambda recipes, *rest, **switches: seen.append(recipes))
+    words = ["demo-cached", "--vary", "model.cache.length", "8,32", "--baselines", "--train.steps", "5"]
+    assert main(["compare", *words, "--out", str(tmp_path)]) == 0
+    assert main(["compare", "demo", "--vary", "model.cache", "none,paper", "--out", str(tmp_path)]) == 0
+    found = [(recipe.name, getattr(recipe.model.cache, "length", None)) for recipes in seen for recipe in recipes]
+    assert found[:2] == [("demo-cached-length-8", 8), ("demo-cached-length-32", 32)]
+    assert found[2:] == [("demo-cache-none", None), ("demo-cache-paper", "auto")]
+    assert seen[0][1].train.steps == 5
 
 
 def test_help_of_a_recipe_explains_each_field_once(capsys):

@@ -5,8 +5,10 @@ Exit codes: 0 done; 1 the work failed; 2 wrong input (one line, no traceback); 1
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,12 +29,13 @@ USAGE = """mnemos: memory for transformers
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
-                                               [--unwritten]
+                                               [--unwritten] [--baselines] [--vary FIELD V1,V2]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
   mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
-Fields are settings of the recipe, for example --model.dim 128 --train.steps 500 --model.attention linear.
+Fields are settings of the recipe, for example --model.dim 128 --model.attention linear --model.cache none.
+RECIPE is a name, or a JSON file that `mnemos show` printed.
 `mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
 """
 
@@ -120,7 +123,8 @@ def _show(arguments: list[str]) -> int:
 
     found = _recipe("show", name, fields)
     print(json.dumps(to_dict(found), indent=2))
-    print(f"mnemos: {name} is the function {registry.places('recipe')[name]}", file=sys.stderr)
+    if place := registry.places("recipe").get(name):
+        print(f"mnemos: {name} is the function {place}", file=sys.stderr)
     if left := found.from_data():
         zeros = ", ".join(f"model.{field}" for field in left)
         print(f"mnemos: these fields are 0, so a run takes their values from its data: {zeros}", file=sys.stderr)
@@ -191,25 +195,35 @@ def _sample(arguments: list[str]) -> int:
 
 def _compare(arguments: list[str]) -> int:
     about = "Train recipes on the same data, seeds and data order, and compare their scores and costs."
-    takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten]"
+    takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten] [--baselines] "
+    takes += "[--vary FIELD V1,V2]"
     parser = _RecipeParser("compare", about, takes)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="the comparison's folder; by default a new one in runs")
     about = "add, for each recipe with a gated cache, the baseline whose cache is never written"
     parser.add_argument("--unwritten", action="store_true", help=about)
+    about = "add, for each recipe with a cache, that baseline and one of equal parameters without the cache"
+    parser.add_argument("--baselines", action="store_true", help=about)
+    about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32"
+    parser.add_argument("--vary", nargs=2, metavar=("FIELD", "V1,V2"), help=about)
     options, names, fields = parser.split(arguments)
     if not names and "--help" in fields:
         parser.print_help()
         return 0
-    if not names or (len(names) + options.unwritten < 2 and "--help" not in fields):
+    values = options.vary[1].split(",") if options.vary else [""]
+    count = len(names) * len(values) + (options.unwritten or options.baselines)
+    if not names or (count < 2 and "--help" not in fields):
         raise InputError(f"compare: expected at least two recipes, found {len(names)}; mnemos list prints their names")
 
     from .train.compare import compare
     from .train.session import run_name
 
     recipes = [_recipe("compare", name, fields) for name in names]
+    if options.vary:
+        recipes = [_varied(name, fields, options.vary[0], value) for name in names for value in values]
     folder = Path(options.out) if options.out else Path("runs") / run_name(recipes[0], "compare")
-    return _training(lambda: compare(recipes, folder, options.seeds, unwritten=options.unwritten))
+    switches = {"unwritten": options.unwritten, "baselines": options.baselines}
+    return _training(lambda: compare(recipes, folder, options.seeds, **switches))
 
 
 def _report(arguments: list[str]) -> int:
@@ -276,10 +290,18 @@ def _only(verb: str, names: list[str]) -> str:
 
 
 def _recipe(verb: str, name: str, fields: list[str]) -> "Recipe":
-    """The named recipe with the given fields changed."""
+    """The named recipe, or that of a JSON file, with the given fields changed."""
     from .train.recipe_fields import with_fields
+    from .train.recipe_files import find_recipe
 
-    return with_fields(registry.load("recipe", name)(), fields, f"mnemos {verb} {name}")
+    return with_fields(find_recipe(name), fields, f"mnemos {verb} {name}")
+
+
+def _varied(name: str, fields: list[str], field: str, value: str) -> "Recipe":
+    """The recipe with one more field changed, named for it: demo-cached-length-8."""
+    found = _recipe("compare", name, [*fields, f"--{field}", value])
+    suffix = "-".join([field.split(".")[-1], re.sub(r"[^\w.+-]", "_", value)])
+    return replace(found, name=f"{found.name}-{suffix}")
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

@@ -16,15 +16,20 @@ from mnemos.config import from_dict, to_dict
 from mnemos.data.metrics import description
 from mnemos.types import InputError, JSONObject
 
+from .baselines import with_baselines, with_unwritten
 from .checks import complete, unresolved
 from .provenance import shared, trained
 from .recipe import Recipe, RolloutConfig, TrainConfig, as_json
-from .recipe import unwritten as never_written
 from .stopping import Interrupted, TrainingFailed
 
 
 def compare(
-    recipes: list[Recipe], folder: str | Path, seeds: int = 1, quiet: bool = False, unwritten: bool = False
+    recipes: list[Recipe],
+    folder: str | Path,
+    seeds: int = 1,
+    quiet: bool = False,
+    unwritten: bool = False,
+    baselines: bool = False,
 ) -> JSONObject:
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
@@ -33,7 +38,8 @@ def compare(
     "mean", "std", "seeds"}], "runs": {name: [folders]}, "provenance" (`provenance.shared`)}. The metric is the task's
     first, on the test split; "about" explains it. "seconds" (of updates) and "peak_bytes" are means over seeds. A row's
     "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was finished
-    earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache.
+    earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache. baselines:
+    add it, and one of equal parameters without a cache, after each recipe with a cache (`baselines.with_baselines`).
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
@@ -43,7 +49,10 @@ def compare(
     if seeds < 1:
         raise InputError(f"--seeds: expected at least 1, found {seeds}; raise it")
     folder = Path(folder)
-    recipes = with_unwritten(recipes) if unwritten else recipes
+    if baselines:
+        recipes = with_baselines(_completed(recipes))
+    elif unwritten:
+        recipes = with_unwritten(recipes)
     _check(recipes, folder)
     if any(map(unresolved, recipes)):
         recipes = _completed(recipes)
@@ -61,20 +70,6 @@ def compare(
         show(comparison)
         print(folder)
     return comparison
-
-
-def with_unwritten(recipes: list[Recipe]) -> list[Recipe]:
-    """Insert after each recipe with a gated cache its never-written baseline, unless it is in the list already."""
-    names, found = {recipe.name for recipe in recipes}, []
-    for recipe in recipes:
-        baseline = never_written(recipe)
-        found += [recipe] if baseline is None or baseline.name in names else [recipe, baseline]
-    if all(never_written(recipe) is None for recipe in recipes):
-        known = ", ".join(recipe.name for recipe in recipes)
-        raise InputError(
-            f"--unwritten: expected a recipe with a gated cache that is written, found {known}; leave the option out"
-        )
-    return found
 
 
 def _completed(recipes: list[Recipe]) -> list[Recipe]:

@@ -1,7 +1,6 @@
 """The work of `mnemos train` and `mnemos eval`: train a recipe, measure the trained model, evaluate a finished run."""
 
 import functools
-import json
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from mnemos.atomic import write_json
-from mnemos.config import ModelConfig, from_dict
+from mnemos.config import ModelConfig
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
@@ -28,45 +27,14 @@ from . import checkpoint
 from .checks import complete
 from .loop import train
 from .progress import NoProgress, progress
-from .recipe import OWN, Recipe
+from .recipe import Recipe
+from .recipe_files import read_recipe
 from .sharding import load_model_state
 
 
 def run_name(recipe: Recipe, verb: str = "") -> str:
     """The folder name of a new run: [verb-]recipe-date-time."""
     return "-".join(filter(None, (verb, recipe.name, datetime.now().strftime("%Y%m%d-%H%M%S"))))
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run folder. Raises InputError if it is missing, unreadable or of an incompatible version."""
-    path = folder / "recipe.json"
-    if (folder / "comparison.json").is_file():
-        runs = sorted(str(p.parent) for p in folder.glob("*/*/recipe.json"))
-        raise InputError(
-            f"{folder}: expected a run, found a comparison; name one of its runs, for example {''.join(runs[:1])}"
-        )
-    try:
-        saved = json.loads(path.read_text())
-        if isinstance(saved, dict) and (saved.get("model") or {}).get("is") == OWN:
-            raise InputError(
-                "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
-                "it with fit(..., resume=True)"
-            )
-        return from_dict(Recipe, saved)
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder}: expected a run, found no recipe.json in it; name a folder that mnemos train wrote"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{folder}: expected a run's folder, found a recipe.json that cannot be read ({error}); name another folder"
-        ) from None
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: bool = False) -> JSONObject:

@@ -1,0 +1,131 @@
+"""The baselines of a recipe with a memory: the same model never written, and one of equal parameters without memory."""
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mnemos.config import ModelConfig, mapped
+from mnemos.memory.grc import GRC
+from mnemos.memory.token_cache import AttentionCache
+from mnemos.types import InputError
+
+from .recipe import Recipe
+from .recipe import unwritten as never_written
+
+NEAR = 0.05  # parameters that differ by no more than this share are equal
+_WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios")  # fields of models that set the width of their MLPs
+
+
+def with_unwritten(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Insert after each recipe with a gated cache its never-written baseline, unless it is in the list."""
+    return _inserted(recipes, [never_written], "--unwritten", "a gated cache that is written")
+
+
+def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Insert after each recipe with a cache its never-written baseline and the one of equal parameters.
+
+    The sizes of the models must be known (`checks.complete`). A baseline is not inserted if one of its name, or with
+    equal settings, is in the list: two lengths of a cache have one baseline of equal parameters.
+    """
+    return _inserted(recipes, [never_written, equal_parameters], "--baselines", "a cache")
+
+
+def _inserted(
+    recipes: Sequence[Recipe], makers: Sequence[Callable[[Recipe], Recipe | None]], option: str, needs: str
+) -> list[Recipe]:
+    names = {recipe.name for recipe in recipes}
+    known = [_unnamed(recipe) for recipe in recipes]
+    found, made_any = [], False
+    for recipe in recipes:
+        found.append(recipe)
+        for baseline in filter(None, (make(recipe) for make in makers)):
+            made_any = True
+            if baseline.name not in names and _unnamed(baseline) not in known:
+                found.append(baseline)
+                known.append(_unnamed(baseline))
+    if not made_any:
+        raise InputError(
+            f"{option}: expected a recipe with {needs}, found {', '.join(recipe.name for recipe in recipes)}; leave "
+            "the option out"
+        )
+    return found
+
+
+def _unnamed(recipe: Recipe) -> Recipe:
+    return replace(recipe, name="", about="")
+
+
+def equal_parameters(recipe: Recipe) -> Recipe | None:
+    """The recipe without its caches and with wider MLPs, so that it has as many parameters; named NAME-wider.
+
+    The parameters are counted with models on the meta device, which costs no memory. Returns None for a recipe without
+    a cache, and for one whose cache has no parameters. Raises InputError if the model has no field that sets the width
+    of its MLPs, or if no width comes within 5 % of the parameters.
+    """
+    plain: Any = mapped(mapped(recipe.model, GRC, _none), AttentionCache, _none)
+    if plain is recipe.model:
+        return None
+    wanted = parameters(recipe.model)
+    if parameters(plain) == wanted:
+        return None
+    model = _widened(plain, wanted)
+    found = parameters(model)
+    if abs(found / wanted - 1) > NEAR:
+        raise InputError(
+            f"--baselines: expected a model of {wanted:,} parameters without the cache of {recipe.name}, found that "
+            f"wider MLPs give {found:,} at the nearest; write this baseline as a recipe"
+        )
+    about = f"{recipe.name} without its cache and with wider MLPs: {found:,} parameters, of {wanted:,} with the cache"
+    return replace(recipe, name=f"{recipe.name}-wider", about=about, model=model)
+
+
+def parameters(model: ModelConfig) -> int:
+    """The number of parameters of the model that a configuration describes."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in model.build().parameters())
+
+
+def _none(_: object) -> Any:
+    return None
+
+
+def _widened(model: ModelConfig, wanted: int) -> ModelConfig:
+    """The model with the MLP widths whose number of parameters is nearest to `wanted`; the count is linear in them."""
+    name = next((name for name in _WIDTHS if hasattr(model, name)), None)
+    if name is None:
+        raise InputError(
+            f"--baselines: expected a model with one of the fields {', '.join(_WIDTHS)}, found {model.name}; write its "
+            "baseline of equal parameters as a recipe"
+        )
+    value: Any = getattr(model, name)
+    if isinstance(value, tuple):
+        return _widened_stages(model, name, value, wanted)
+    unit = 1 if isinstance(value, int) else 1 / model.dim  # type: ignore[attr-defined]  # one hidden channel
+    start, channels = parameters(model), round(value / unit)
+    slope = parameters(replace(model, **{name: _width(2 * channels, unit)})) - start
+    more = round((wanted - start) / (slope / channels))
+    return replace(model, **{name: _width(channels + more, unit)})
+
+
+def _width(channels: int, unit: float) -> float:
+    """A field's value for a number of hidden channels. A ratio is half a channel above, as models round down."""
+    return channels if unit == 1 else (channels + 0.5) * unit
+
+
+def _widened_stages(model: ModelConfig, name: str, ratios: Sequence[int], wanted: int) -> ModelConfig:
+    """The same for integer ratios, one per stage: of the nearest models the one with the smallest changes."""
+    start = parameters(model)
+    slopes = []
+    for i in range(len(ratios)):
+        other = tuple(ratio + (j == i) for j, ratio in enumerate(ratios))
+        slopes.append(parameters(replace(model, **{name: other})) - start)
+    most = [round((wanted - start) / slope) + 1 for slope in slopes]
+    choices = itertools.product(*(range(min(count, 12) + 1) for count in most))
+    best = min(
+        choices, key=lambda more: (abs(start + sum(map(operator.mul, more, slopes)) - wanted), max(more), sum(more))
+    )
+    return replace(model, **{name: tuple(map(sum, zip(ratios, best, strict=True)))})

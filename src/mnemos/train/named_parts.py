@@ -1,0 +1,132 @@
+"""Parts of a recipe that the command line chooses by name: `--model.attention linear`, `--model.cache paper`."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from mnemos import registry
+from mnemos.config import AttentionConfig
+from mnemos.memory.grc import GRC, PRESETS
+from mnemos.types import InputError
+
+from .recipe import Recipe
+
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = typing.TypeVar("T", bound="DataclassInstance")
+_NO_CACHE = "none"
+
+
+def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """Apply every `--path NAME` whose path holds an attention or may hold a gated cache: (the recipe, other words).
+
+    An attention is replaced by the named one with its default settings. A cache gets the named preset, with the
+    preset's values of its switches; where the recipe has no cache, one is added with default settings. The name "none"
+    removes the cache. Raises InputError for unknown names.
+    """
+    attentions, caches = set(_attentions(recipe)), set(_caches(recipe))
+    rest = []
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, name = word.partition("=")
+        path = path_of(option)
+        if not option.startswith("--") or path not in attentions | caches:
+            rest.append(word)
+            continue
+        name = name if equals else next(remaining, "")
+        found = "" if name.startswith("--") else name
+        part = _attention(found, f"--{path}") if path in attentions else _cache(recipe, path, found)
+        recipe = _replaced(recipe, path.split("."), part)
+    return recipe, rest
+
+
+def parts_help(recipe: Recipe) -> str:
+    """Sentences for the help: the fields that take a name, and the names."""
+    registry.load_plugins()
+    said = ""
+    for path in _attentions(recipe):
+        names = ", ".join(registry.names("attention"))
+        said += f" --{path} NAME replaces the attention by another one with its default settings; NAME: {names}."
+    for path in _caches(recipe):
+        names = ", ".join([*PRESETS, _NO_CACHE])
+        said += f" --{path} NAME adds a gated cache with this preset, changes its preset, or removes it; NAME: {names}."
+    return said
+
+
+def missing_cache(recipe: Recipe, option: str) -> str | None:
+    """What adds the cache, for a setting of a cache that the recipe does not have; None for any other setting."""
+    for path in _caches(recipe):
+        if path_of(option).startswith(f"{path}.") and _value(recipe, path) is None:
+            return f"{recipe.name} has no cache: add --{path} {next(reversed(PRESETS))}"
+    return None
+
+
+def path_of(option: str) -> str:
+    """The path of the field that an option names: --model.num-heads is model.num_heads."""
+    return option.lstrip("-").replace("-", "_")
+
+
+def _attentions(value: object, path: str = "") -> Iterator[str]:
+    """The paths of the fields that hold an attention's configuration."""
+    if isinstance(value, AttentionConfig):
+        yield path
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _attentions(getattr(value, field.name), f"{path}.{field.name}".lstrip("."))
+
+
+def _caches(value: object, path: str = "") -> Iterator[str]:
+    """The paths of the fields that may hold a gated cache or None."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        here = f"{path}.{field.name}".lstrip(".")
+        if {GRC, type(None)} <= {*typing.get_args(hints[field.name])}:
+            yield here
+        else:
+            yield from _caches(getattr(value, field.name), here)
+
+
+def _attention(name: str, option: str) -> AttentionConfig:
+    """The attention's configuration with default settings."""
+    if not name:
+        known = ", ".join(registry.names("attention"))
+        raise InputError(f"{option}: expected the name of an attention, found none; known: {known}")
+    cls = registry.load("attention", name)
+    missing = dataclasses.MISSING
+    needed = [f.name for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is missing]
+    if needed:
+        raise InputError(
+            f"{option}: expected an attention whose settings have defaults, found {name!r} with none for "
+            f"{', '.join(needed)}; set it in a recipe"
+        )
+    made: AttentionConfig = cls()
+    return made
+
+
+def _cache(recipe: Recipe, path: str, name: str) -> GRC | None:
+    """The recipe's cache at a path with another preset, a new one, or None."""
+    if name.lower() == _NO_CACHE:
+        return None
+    if name not in PRESETS:
+        known = ", ".join([*PRESETS, _NO_CACHE])
+        raise InputError(f"--{path}: expected a preset of a gated cache or none, found {name!r}; known: {known}")
+    now = _value(recipe, path)
+    switches: dict[str, typing.Any] = dict.fromkeys(PRESETS[name])
+    preset: typing.Any = name
+    return replace(now, **switches, preset=preset) if isinstance(now, GRC) else GRC(preset=preset)
+
+
+def _value(value: object, path: str) -> object:
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _replaced(value: T, path: list[str], leaf: object) -> T:
+    """A dataclass with the field at a path replaced."""
+    inner = leaf if len(path) == 1 else _replaced(getattr(value, path[0]), path[1:], leaf)
+    return replace(value, **{path[0]: inner})

@@ -1,0 +1,68 @@
+"""Recipes by name, from JSON files, and of run folders."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from mnemos import registry
+from mnemos.config import from_dict
+from mnemos.types import InputError
+
+from .recipe import OWN, Recipe
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or that of a file whose name ends in .json: what `mnemos show` printed, or a run's.
+
+    A recipe of a file without a name is named as the file. Raises InputError for unknown names, and for files that are
+    missing or hold no recipe.
+    """
+    if not name.endswith(".json"):
+        found: Recipe = registry.load("recipe", name)()
+        return found
+    path = Path(name)
+    try:
+        recipe = _read(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected a recipe as JSON, found no such file; mnemos show prints one") from None
+    return recipe if recipe.name else replace(recipe, name=path.stem)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a run folder. Raises InputError if it is missing, unreadable or of an incompatible version."""
+    if (folder / "comparison.json").is_file():
+        runs = sorted(str(p.parent) for p in folder.glob("*/*/recipe.json"))
+        raise InputError(
+            f"{folder}: expected a run, found a comparison; name one of its runs, for example {''.join(runs[:1])}"
+        )
+    try:
+        return _read(folder / "recipe.json")
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder}: expected a run, found no recipe.json in it; name a folder that mnemos train wrote"
+        ) from None
+
+
+def _read(path: Path) -> Recipe:
+    """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
+    try:
+        saved = json.loads(path.read_text())
+        if isinstance(saved, dict) and (saved.get("model") or {}).get("is") == OWN:
+            raise InputError(
+                "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
+                "it with fit(..., resume=True)"
+            )
+        recipe: Recipe = from_dict(Recipe, saved)
+    except FileNotFoundError:
+        raise
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: expected a recipe, found a file that cannot be read ({error}); name another"
+        ) from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return recipe

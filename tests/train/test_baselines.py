@@ -1,0 +1,61 @@
+from dataclasses import dataclass, field, replace
+
+import pytest
+from torch import nn
+
+from mnemos import registry
+from mnemos.config import ModelConfig
+from mnemos.memory.grc import GRC
+from mnemos.models.transformer import TransformerConfig
+from mnemos.train.baselines import equal_parameters, parameters, with_baselines
+from mnemos.types import InputError
+
+SIZES = {
+    "demo-cached": {"vocab_size": 16, "max_length": 25},
+    "mnist-vit-cached": {"image": 28, "channels": 1, "classes": 10},
+    "cifar-pvt-cached": {"image": 32, "channels": 3, "classes": 10},
+    "cifar-swin-cached": {"image": 32, "channels": 3, "classes": 10},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_baseline_of_equal_parameters_has_no_cache(name):
+    recipe = registry.load("recipe", name)()
+    recipe = replace(recipe, model=replace(recipe.model, **SIZES[name]))
+    made = equal_parameters(recipe)
+    assert (made.name, made.model.cache) == (f"{name}-wider", None)
+    assert (made.data, made.optim, made.train) == (recipe.data, recipe.optim, recipe.train)
+    share = 0.03 if "pvt" in name else 0.005
+    assert parameters(made.model) == pytest.approx(parameters(recipe.model), rel=share)
+
+
+def test_baselines_follow_each_recipe_with_a_cache():
+    demo, cached = (registry.load("recipe", name)() for name in ("demo", "demo-cached"))
+    cached = replace(cached, model=replace(cached.model, vocab_size=16, max_length=25))
+    names = [recipe.name for recipe in with_baselines([demo, cached])]
+    assert names == ["demo", "demo-cached", "demo-cached-unwritten", "demo-cached-wider"]
+    named = replace(demo, name="demo-cached-wider")  # the user's own
+    assert [recipe.name for recipe in with_baselines([named, cached])] == [names[3], *names[1:3]]
+    longer = replace(cached, name="longer", model=replace(cached.model, cache=GRC(length=50)))
+    assert [recipe.name for recipe in with_baselines([cached, longer])] == [*names[1:], "longer", "longer-unwritten"]
+    with pytest.raises(InputError, match="--baselines: expected a recipe with a cache, found demo; leave"):
+        with_baselines([demo])
+
+
+@dataclass(frozen=True)
+class NoMLP(ModelConfig):
+    name = "no-mlp"
+    cache: GRC | None = field(default_factory=GRC)
+
+    def build(self) -> nn.Module:
+        return nn.Linear(8, 8, bias=self.cache is not None)
+
+
+def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline():
+    recipe = registry.load("recipe", "demo-cached")()
+    with pytest.raises(InputError, match="one of the fields mlp, mlp_ratio, mlp_ratios, found no-mlp; write"):
+        equal_parameters(replace(recipe, model=NoMLP()))
+    assert equal_parameters(replace(recipe, model=NoMLP(None))) is None
+    narrow = TransformerConfig(vocab_size=16, max_length=9, dim=8, mlp=1, layers=1, cache=GRC(length=3, ratio=1.0))
+    made = equal_parameters(replace(recipe, model=narrow))
+    assert parameters(made.model) == pytest.approx(parameters(narrow), rel=0.02)
