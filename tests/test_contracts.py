@@ -15,7 +15,7 @@ from contract_cases import ROWS, TOKENS, close, make, numbers, over_layers, same
 
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
-from mnemos.types import Attention, HeadAttention, Splits, StateKind, leaves, map_state, reset, select
+from mnemos.types import Attention, HeadAttention, Splits, StateKind, is_future_free, leaves, map_state, reset, select
 
 pytest_generate_tests = contract_cases.generate
 
@@ -82,11 +82,21 @@ def test_a_layer_without_a_state_returns_none(layer):
     assert layer(tokens())[1] is None
 
 
-@over_layers(lambda layer: layer.causal, modes=(True, False))
+@over_layers(is_future_free, modes=(True, False))
 def test_the_future_cannot_change_the_past(layer):
     _, before, others = changed_tokens(layer)
     for j, after in others:
         close(before[:, :j], after[:, :j])
+
+
+@over_layers(lambda layer: layer.causal, modes=(False,))
+def test_the_future_cannot_change_the_past_or_is_declared_to(layer):
+    """In a sequence long enough for chunks."""
+    x, other = tokens(t=80, rows=1), tokens(3, t=80, rows=1)
+    with torch.no_grad():
+        before, after = layer(x)[0], layer(torch.cat([x[:, :50], other[:, 50:]], 1))[0]
+    same = torch.allclose(before[:, :50], after[:, :50], rtol=1e-9, atol=1e-9)
+    assert same == is_future_free(layer)
 
 
 @over_layers(modes=(True, False))

@@ -20,7 +20,7 @@ from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConf
 # Recipes that users and results name: new ones need not be added, old ones stay.
 RECIPES = (Path(__file__).parent / "recipe_names.txt").read_text().split()
 OTHERS = {
-    "attention": "softmax linear lsh relative",
+    "attention": "softmax linear bucket-union reformer relative",
     "model": "transformer memformer vit pvt swin speech lstm bilstm",
     "data": "listops copy recall digits mnist cifar photos text pixels spoken",
 }
@@ -120,8 +120,8 @@ def test_a_name_is_given_once(decay):
 
 def test_a_name_of_ours_is_taken_before_it_is_imported(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.KINDS})
-    other = type("Other", (DecayConfig,), {"__module__": "elsewhere", "name": "lsh"})
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'lsh'.*mnemos\.attention\.lsh:LSHConfig"):
+    other = type("Other", (DecayConfig,), {"__module__": "elsewhere", "name": "bucket-union"})
+    with pytest.raises(InputError, match=r"elsewhere:Other.*'bucket-union'.*attention\.bucket_union:BucketUnionConfig"):
         registry.register(other)
 
 

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 import mnemos
-from mnemos.attention import GatedCacheAttention, LinearAttention, LSHAttention, RelativeAttention, SoftmaxAttention
+from mnemos.attention import (
+    BucketUnionAttention,
+    GatedCacheAttention,
+    LinearAttention,
+    ReformerAttention,
+    RelativeAttention,
+    SoftmaxAttention,
+)
 from mnemos.attention.gated import GatedState
 from mnemos.memory import HashedKeys, KeyValues, Segments
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
@@ -32,7 +39,8 @@ ids = torch.zeros(1, 3, dtype=torch.int64)
 softmax = SoftmaxAttention(8, 2, causal=True)
 assert_type(softmax(x), tuple[Tensor, KeyValues | None])
 assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | CompensatedState | None])
-assert_type(LSHAttention(8, 2)(x), tuple[Tensor, HashedKeys | None])
+assert_type(BucketUnionAttention(8, 2)(x), tuple[Tensor, HashedKeys | None])
+assert_type(ReformerAttention(8, 2)(x), tuple[Tensor, KeyValues | None])
 assert_type(RelativeAttention(8, 2)(x), tuple[Tensor, Segments | None])
 gated = GatedCacheAttention(8, 2, softmax, mnemos.GRC(length=4), causal=True)
 assert_type(gated(x), tuple[Tensor, GatedState | None])

@@ -38,6 +38,8 @@ _WRITTEN = {
     "data": ("register", ("data",)),
     "recipe": ("recipe", ("recipes", "papers")),
 }
+# What to use instead of a name that this package had.
+_RENAMED = {("attention", "lsh"): "use 'bucket-union', its new name, or 'reformer', the attention as published"}
 _PACKAGE = Path(__file__).parent
 _Class = TypeVar("_Class", bound=type)
 
@@ -140,7 +142,7 @@ def load(kind: str, name: str) -> Any:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
-        hint = f"did you mean {near[0]!r}?" if near else listed
+        hint = _RENAMED.get((kind, name)) or (f"did you mean {near[0]!r}?" if near else listed)
         article = "an" if kind[0] in "aeiou" else "a"
         raise InputError("; ".join([f"expected the name of {article} {kind}, found {name!r}", hint, *load_plugins()]))
     if name not in _registered[kind]:

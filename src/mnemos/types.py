@@ -168,6 +168,15 @@ def likelihood_of(model: object) -> Likelihood | None:
     return model.likelihood if isinstance(model, HasLikelihood) else None
 
 
+def is_future_free(attention: Attention) -> bool:
+    """Whether a change of later tokens leaves every output unchanged: it is causal, and declares nothing else.
+
+    An attention declares `future_free = False` where later tokens, which it never reads, decide which earlier tokens it
+    reads (`ReformerAttention`).
+    """
+    return attention.causal and bool(getattr(attention, "future_free", True))
+
+
 def combined_splits(parts: Iterable[Splits]) -> Splits:
     """Where a stack of layers may be cut: anywhere if every layer may; "segments" if not, but one has a state."""
     found = set(parts)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mnemos import registry
+from mnemos.attention import ReformerConfig
 from mnemos.measure.decoding import whole, with_state, without_state
 from mnemos.measure.peak import peak_of
 from mnemos.models.transformer import Transformer
@@ -42,6 +44,16 @@ def test_figure1(tmp_path, monkeypatch, capsys):
     if sys.platform == "linux":
         assert all(row[name] is not None for row in memory["rows"] for name in scaling.ATTENTIONS)
     assert (tmp_path / "figure1.png").stat().st_size > 10_000
+
+
+def test_lsh_is_the_published_reformer_in_the_papers_chunks():
+    for length, chunks in ((783, 27), (3071, 83)):
+        found = attention("lsh-4", length)
+        assert (found.name, found.rounds, found.buckets) == ("reformer", 4, 64)
+        assert found.chunk * chunks == length
+    assert attention("lsh-1", 60).buckets is None, "twice the number of chunks"
+    for name in ("speech-lsh", "spoken-digits-lsh"):
+        assert registry.load("recipe", name)().model.attention == ReformerConfig(rounds=4)
 
 
 def test_a_variant_that_would_take_too_long_ends():

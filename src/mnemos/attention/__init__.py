@@ -1,21 +1,24 @@
 """Attention layers: (x, state) -> (y, state), one file each."""
 
+from .bucket_union import BucketUnionAttention, BucketUnionConfig
 from .cross import CrossAttention
 from .gated import GatedCacheAttention
 from .linear import LinearAttention, LinearConfig
-from .lsh import LSHAttention, LSHConfig
 from .position_bias import PositionBias
+from .reformer import ReformerAttention, ReformerConfig
 from .relative import RelativeAttention, RelativeConfig
 from .softmax import SoftmaxAttention, SoftmaxConfig
 
 __all__ = [
+    "BucketUnionAttention",
+    "BucketUnionConfig",
     "CrossAttention",
     "GatedCacheAttention",
-    "LSHAttention",
-    "LSHConfig",
     "LinearAttention",
     "LinearConfig",
     "PositionBias",
+    "ReformerAttention",
+    "ReformerConfig",
     "RelativeAttention",
     "RelativeConfig",
     "SoftmaxAttention",

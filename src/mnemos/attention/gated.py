@@ -16,6 +16,7 @@ from mnemos.types import (
     State,
     StateKind,
     combined_state_kind,
+    is_future_free,
 )
 
 from .gated_branch import GatedBranch
@@ -92,6 +93,11 @@ class GatedCacheAttention(GatedBranch):
         """Whether gradient flows through the incoming and outgoing state."""
         carried = self.causal or self.grc.write
         return self.grc.scope == "stream" and carried and self.inner.state_gradient
+
+    @property
+    def future_free(self) -> bool:
+        """Whether later tokens leave the outputs of earlier ones unchanged: where they do so in the inner attention."""
+        return is_future_free(self.inner)
 
     @property
     def block(self) -> int:

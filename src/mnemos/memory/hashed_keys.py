@@ -1,4 +1,4 @@
-"""The memory of LSH attention: every key and value so far, and their places in the buckets of each round."""
+"""The memory of bucket-union attention: every key and value so far, and their places in the buckets of each round."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ from .key_values import Buffer, appended
 
 
 class HashedKeys:
-    """Keys, values and places of the tokens a causal LSH attention has read; a `State`, which no operation changes.
+    """What a causal bucket-union attention has read: keys, values, places; a `State`, which no operation changes.
 
     k, v: [B, N, H, D/H], keys of norm one. place [B, N, H, R] int32: bucket and chunk in each of R rounds (see
-    `mnemos.ops.lsh.places`); 0 for tokens that are not attended to (padding, and the past of a reset row). held
-    [B, H, R, buckets] int64: the number of tokens in each bucket, which gives the rank of the bucket's next token.
+    `mnemos.ops.bucket_union.places`); 0 for tokens that are not attended to (padding, and the past of a reset row).
+    held [B, H, R, buckets] int64: the number of tokens in each bucket, which gives the rank of the bucket's next token.
 
     `append` costs O(T) for T new tokens, amortised, as for `KeyValues`.
     """

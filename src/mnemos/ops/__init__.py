@@ -5,18 +5,20 @@ from typing import Any
 
 from mnemos.types import InputError
 
+from .bucket_union import bucket_union_attention
 from .linear import linear_attention
 from .linear.varlen import linear_attention_varlen
-from .lsh import lsh_attention
+from .reformer import reformer_attention
 from .relative_position import relative_attention
 from .slot_memory import biased_memory_norm, slot_attention, slot_write
 
 __all__ = [
     "backends",
     "biased_memory_norm",
+    "bucket_union_attention",
     "linear_attention",
     "linear_attention_varlen",
-    "lsh_attention",
+    "reformer_attention",
     "relative_attention",
     "slot_attention",
     "slot_write",

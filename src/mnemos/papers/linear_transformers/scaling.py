@@ -13,19 +13,19 @@ from mnemos.figures.style import MARKERS, variant_colour
 from mnemos.figures.summary_image import heading
 from mnemos.measure.peak import peak_of
 from mnemos.ops.linear import linear_attention
-from mnemos.ops.lsh import lsh_attention
+from mnemos.ops.reformer import draw_rotations, reformer_attention
 
 from ..claim import Claim
 from ..drawing import png
 from ..findings import Finding, Table
 from ..reproduce import Options
-from .attentions import BUCKETS, CHUNK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 HEADS, WIDTH = 8, 32
+CHUNK, BUCKETS = 32, 64  # of the Reformer, at every length
 TOKENS = 2**13  # per batch: longer sequences mean fewer rows
 LENGTHS = tuple(2**i for i in range(9, 17))
 LIMIT = 4.0  # seconds; longer calls are not made
@@ -58,7 +58,7 @@ _ABOUT = (
     f"Causal attention without projections, {HEADS} heads of width {WIDTH}, float32, batches of {TOKENS:,} tokens or "
     "one "
     'sample. "softmax, written out" stores its N x N weights, as in the paper; "softmax" is PyTorch\'s fused kernel. '
-    f"LSH has chunks of {CHUNK} and {BUCKETS} buckets. Medians of {ROUNDS} rounds."
+    f"LSH is the Reformer's attention, in chunks of {CHUNK} and with {BUCKETS} buckets. Medians of {ROUNDS} rounds."
 )
 
 
@@ -106,13 +106,12 @@ def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     elif name == "linear":
         y, _ = linear_attention(q, k, v)
     else:
-        y = lsh_attention(q, v, _rotations(int(name.removeprefix("lsh-"))), CHUNK, causal=True)
+        y = reformer_attention(q, v, _rotations(int(name.removeprefix("lsh-"))), CHUNK, causal=True)
     torch.autograd.grad(y, (q, v) if name.startswith("lsh") else (q, k, v), upstream)
 
 
-def _rotations(rounds: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(rounds, 1, WIDTH, BUCKETS // 2, generator=generator)
+def _rotations(rounds: int) -> tuple[torch.Tensor, ...]:
+    return draw_rotations(rounds, HEADS, WIDTH, (BUCKETS,), torch.Generator().manual_seed(0))
 
 
 def _growth(found: Measured) -> str:

@@ -8,7 +8,7 @@ differ in the attention alone, or have a bidirectional LSTM instead.
 from dataclasses import replace
 
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.lsh import LSHConfig
+from mnemos.attention.reformer import ReformerConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig
 from mnemos.data.spoken import SpokenConfig
@@ -17,7 +17,8 @@ from mnemos.models.speech import SpeechConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 
 # The paper's, §4.3: 9 layers, 6 heads of 32, MLPs four times as wide; RAdam at 1e-4, halved on a plateau. The LSTM has
-# Adam at 1e-3, lowered the same way. LSH has its default number of hash rounds, four as in the paper.
+# Adam at 1e-3, lowered the same way. LSH is the Reformer's attention with its
+# defaults: four hash rounds, as in the paper, and buckets for the number of frames.
 _PLATEAU = ScheduleConfig("plateau", patience=3)
 _PAPER_OPTIM = OptimConfig("radam", lr=1e-4, weight_decay=0.0, schedule=_PLATEAU)
 _PAPER_TRAIN = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoint_every=250)
@@ -43,8 +44,8 @@ def speech_linear() -> Recipe:
 
 @recipe
 def speech_lsh() -> Recipe:
-    """Spoken strings (--data.path FOLDER of wav files), the paper's size: attention by locality-sensitive hashing."""
-    return _paper(LSHConfig())
+    """Spoken strings (--data.path FOLDER of wav files), the paper's size: the Reformer's attention (LSH)."""
+    return _paper(ReformerConfig())
 
 
 @recipe
@@ -68,8 +69,8 @@ def spoken_digits_linear() -> Recipe:
 
 @recipe
 def spoken_digits_lsh() -> Recipe:
-    """Spoken digits (--data.path FOLDER of wav files), minutes on two cores: locality-sensitive hashing."""
-    return _small(LSHConfig())
+    """Spoken digits (--data.path FOLDER of wav files), minutes on two cores: the Reformer's attention (LSH)."""
+    return _small(ReformerConfig())
 
 
 @recipe

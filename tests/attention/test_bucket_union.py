@@ -1,4 +1,4 @@
-"""LSH attention as a layer: the op between two projections, its state, and another library's beside it."""
+"""Bucket-union attention as a layer: the op between two projections, its state, and and softmax attention beside it."""
 
 import dataclasses
 import itertools
@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from mnemos import config, registry
-from mnemos.attention import LSHAttention, LSHConfig
+from mnemos.attention import BucketUnionAttention, BucketUnionConfig
 from mnemos.measure.flops import forward_flops
-from mnemos.ops import lsh
-from mnemos.ops.lsh import dense
-from mnemos.ops.lsh.reference import reference_lsh_attention
+from mnemos.ops import bucket_union
+from mnemos.ops.bucket_union import dense
+from mnemos.ops.bucket_union.reference import reference_bucket_union
 from mnemos.types import InputError, leaves, map_state, reset, select
 
 
 def layer(causal=True, **kwargs):
     torch.manual_seed(0)
-    return LSHAttention(12, 3, causal, **{"rounds": 3, "chunk": 3, "buckets": 4} | kwargs).double()
+    return BucketUnionAttention(12, 3, causal, **{"rounds": 3, "chunk": 3, "buckets": 4} | kwargs).double()
 
 
 def tokens(t=41, seed=1):
@@ -26,7 +26,7 @@ def tokens(t=41, seed=1):
 
 @pytest.fixture(params=["windows", "dense"])
 def path(request, monkeypatch):
-    monkeypatch.setattr(lsh, "dense_up_to", lambda chunk, rounds: 0 if request.param == "windows" else 10**9)
+    monkeypatch.setattr(bucket_union, "dense_up_to", lambda chunk, rounds: 0 if request.param == "windows" else 10**9)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -36,7 +36,7 @@ def test_the_layer_is_the_equations_between_two_projections(causal, masked, scal
     attention, x = layer(causal, scale=scale), tokens().requires_grad_()
     mask = torch.rand(2, 41, generator=torch.Generator().manual_seed(3)) > 0.3 if masked else None
     q, v = (projection(x).unflatten(-1, (3, 4)) for projection in (attention.query, attention.value))
-    expected = reference_lsh_attention(q, v, attention.rotations, 3, causal, mask, scale)
+    expected = reference_bucket_union(q, v, attention.rotations, 3, causal, mask, scale)
     y, state = attention(x, None, mask)
     torch.testing.assert_close(attention.heads(x, None, mask)[0], expected)
     torch.testing.assert_close(y, attention.output(expected.flatten(2)))
@@ -68,7 +68,7 @@ def test_split_and_resume_equals_whole(cuts, masked, path):
 def test_the_paths_mix(monkeypatch):
     """A prefill in windows, then tokens one by one; then a long piece in windows on top of them."""
     attention, x = layer(), tokens(120)
-    assert lsh.dense_up_to(3, 3) == 27
+    assert bucket_union.dense_up_to(3, 3) == 27
     with torch.no_grad():
         whole = attention(x)[0]
         state, parts = None, []
@@ -139,7 +139,7 @@ def test_autocast_moves_no_token_to_another_bucket():
 
 
 def test_rotations_are_saved():
-    attention, other = layer(), LSHAttention(12, 3, True, rounds=3, chunk=3, buckets=4).double()
+    attention, other = layer(), BucketUnionAttention(12, 3, True, rounds=3, chunk=3, buckets=4).double()
     assert not torch.equal(attention.rotations, other.rotations)
     other.load_state_dict(attention.state_dict(), strict=True)
     torch.testing.assert_close(other(tokens())[0], attention(tokens())[0])
@@ -159,42 +159,13 @@ def test_operations_by_hand():
     assert forward_flops(attention, x) == projections + hashed + 3 * blocks * 2 * 2 * 3 * 9 * 4
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_equals_hugging_face_where_a_chunk_holds_all(causal):
-    """Theirs sees across buckets: where all see all, that makes no difference.
-
-    One round of theirs: with more, the first chunk of a round looks back into the last chunk of the round before.
-    """
-    from mnemos import libraries
-
-    libraries.torchvision()
-    reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
-    from transformers import ReformerConfig
-
-    settings = {"num_hashes": 1, "num_buckets": 2, "lsh_attn_chunk_length": 12, "hash_seed": 0, "is_decoder": causal}
-    settings |= {"hidden_size": 12, "num_attention_heads": 3, "attention_head_size": 4}
-    theirs = reformer.LSHSelfAttention(ReformerConfig(**settings), layer_idx=0).double().eval()
-    ours = layer(causal, rounds=2, chunk=24, scale=1.0)
-    with torch.no_grad():
-        ours.rotations.zero_()  # one bucket
-        ours.query.weight.copy_(theirs.query_key.weight)
-        ours.value.weight.copy_(theirs.value.weight)
-        ours.query.bias.zero_()
-        ours.value.bias.zero_()
-        x = 5 * tokens(24)
-        wanted = theirs(x).hidden_states
-        found = ours.heads(x)[0].flatten(2)
-    # Its 10⁻⁶ beside the squares' mean is 4·10⁻⁶ beside our sum of four.
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_configuration():
-    settings = registry.load("attention", "lsh")(rounds=2, chunk=16, buckets=8)
-    assert config.from_dict(LSHConfig, config.to_dict(settings)) == settings
+    settings = registry.load("attention", "bucket-union")(rounds=2, chunk=16, buckets=8)
+    assert config.from_dict(BucketUnionConfig, config.to_dict(settings)) == settings
     attention = settings.build(12, 3, causal=True, dropout=0.1)
     assert (attention.rotations.shape, attention.chunk, attention.dropout) == ((2, 3, 4, 4), 16, 0.1)
     with pytest.raises(InputError, match="expected an integer"):
-        config.from_dict(LSHConfig, {**dataclasses.asdict(settings), "rounds": "4"})
+        config.from_dict(BucketUnionConfig, {**dataclasses.asdict(settings), "rounds": "4"})
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"chunk": 0}, {"buckets": 7}, {"buckets": 0}])
@@ -206,7 +177,7 @@ def test_wrong_settings_are_refused_in_one_line(wrong):
 
 def test_wrong_states_are_refused():
     with pytest.raises(InputError, match="divisible by num_heads"):
-        LSHAttention(12, 5)
+        BucketUnionAttention(12, 5)
     for state in (layer().initial_state(3), layer(rounds=2).initial_state(2)):
         with pytest.raises(InputError, match="expected a state"):
             layer()(tokens(), state)

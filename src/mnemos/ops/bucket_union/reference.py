@@ -1,4 +1,4 @@
-"""LSH attention by its equations (Kitaev et al. 2020): a T×T mask per row and head, in float64.
+"""Bucket-union attention by its equations: a T×T mask per row and head, in float64.
 
 Tests compare the fast paths with it, so it shares no code with them and uses only elementary functions. Gradients are
 autograd's. One row and head is computed as the paper writes it: qk [T, D], v [T, M], a round's rotation R [D, b/2].
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def reference_buckets(qk: Tensor, rotation: Tensor) -> list[int]:
-    """h(x) = argmax([xR; −xR]) of every token (section 2, "Locality sensitive hashing")."""
+    """h(x) = argmax([xR; −xR]) of every token (Kitaev et al. 2020, section 2)."""
     found = []
     for x in qk.detach():
         turned = x @ rotation
@@ -70,7 +70,7 @@ def reference_rounds(qk: Tensor, v: Tensor, rounds: list[Tensor], scale: float) 
     return torch.stack(rows)
 
 
-def reference_lsh_attention(
+def reference_bucket_union(
     qk: Tensor,
     v: Tensor,
     rotations: Tensor,

@@ -1,12 +1,12 @@
-"""LSH attention against its equations: both fast paths, values and gradients."""
+"""Bucket-union attention against its equations: both fast paths, values and gradients."""
 
 import pytest
 import torch
 
 from mnemos.measure.flops import flops_by_operation
-from mnemos.ops import lsh, lsh_attention
-from mnemos.ops.lsh import windows
-from mnemos.ops.lsh.reference import reference_lsh_attention, reference_rounds, reference_union
+from mnemos.ops import bucket_union, bucket_union_attention
+from mnemos.ops.bucket_union import windows
+from mnemos.ops.bucket_union.reference import reference_bucket_union, reference_rounds, reference_union
 from mnemos.types import InputError
 
 PATHS = ["windows", "dense"]
@@ -24,7 +24,7 @@ def sorted_path(monkeypatch):
 
 
 def take(name, monkeypatch):
-    monkeypatch.setattr(lsh, "dense_up_to", lambda chunk, rounds: 0 if name == "windows" else 10**9)
+    monkeypatch.setattr(bucket_union, "dense_up_to", lambda chunk, rounds: 0 if name == "windows" else 10**9)
 
 
 @pytest.fixture(params=["one segment", "a block a segment", "three blocks a segment"])
@@ -72,8 +72,8 @@ def compare(found, expected, given):
 )
 def test_equals_the_equations(t, chunk, rounds, buckets, causal, path, poisoned):
     qk, v, rotations = inputs(t, rounds=rounds, buckets=buckets)
-    y = lsh_attention(qk, v, rotations, chunk, causal)
-    compare(y, reference_lsh_attention(qk, v, rotations, chunk, causal), (qk, v))
+    y = bucket_union_attention(qk, v, rotations, chunk, causal)
+    compare(y, reference_bucket_union(qk, v, rotations, chunk, causal), (qk, v))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -81,10 +81,10 @@ def test_padding_reaches_nothing(causal, path, poisoned):
     qk, v, rotations = inputs(29, buckets=4)
     mask = holes(29)
     dirty = [x.detach().masked_fill(~mask[..., None, None], torch.nan).requires_grad_() for x in (qk, v)]
-    y = lsh_attention(*dirty, rotations, 4, causal, mask)
-    compare(y, reference_lsh_attention(*dirty, rotations, 4, causal, mask), dirty)
+    y = bucket_union_attention(*dirty, rotations, 4, causal, mask)
+    compare(y, reference_bucket_union(*dirty, rotations, 4, causal, mask), dirty)
     assert not y[~mask].any()
-    alone = lsh_attention(qk[:1, mask[0]], v[:1, mask[0]], rotations, 4, causal)
+    alone = bucket_union_attention(qk[:1, mask[0]], v[:1, mask[0]], rotations, 4, causal)
     close(y[:1, mask[0]], alone)
 
 
@@ -92,25 +92,25 @@ def test_padding_reaches_nothing(causal, path, poisoned):
 def test_segments_change_nothing(causal, segments, sorted_path, poisoned):
     qk, v, rotations = inputs(47, buckets=2)
     mask = holes(47)
-    y = lsh_attention(qk, v, rotations, 5, causal, mask)
-    compare(y, reference_lsh_attention(qk, v, rotations, 5, causal, mask), (qk, v))
+    y = bucket_union_attention(qk, v, rotations, 5, causal, mask)
+    compare(y, reference_bucket_union(qk, v, rotations, 5, causal, mask), (qk, v))
 
 
 def test_a_key_met_in_several_rounds_counts_once():
     """The appendix's form, with N_ij and the rounds' normalisers, is softmax over the union."""
     qk, v, rotations = inputs(19, rounds=4, buckets=2)
-    union = reference_lsh_attention(qk, v, rotations, 3, True, combine=reference_union)
-    compare(reference_lsh_attention(qk, v, rotations, 3, True, combine=reference_rounds), union, (qk, v))
+    union = reference_bucket_union(qk, v, rotations, 3, True, combine=reference_union)
+    compare(reference_bucket_union(qk, v, rotations, 3, True, combine=reference_rounds), union, (qk, v))
     twice = torch.cat([rotations, rotations])
-    compare(lsh_attention(qk, v, twice, 3), union, (qk, v))
+    compare(bucket_union_attention(qk, v, twice, 3), union, (qk, v))
 
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("scale", [None, 1.0])
 def test_rotations_of_each_head_or_all(heads, scale, path):
     qk, v, rotations = inputs(17, heads=heads)
-    y = lsh_attention(qk, v, rotations, 4, True, scale=scale)
-    compare(y, reference_lsh_attention(qk, v, rotations, 4, True, scale=scale), (qk, v))
+    y = bucket_union_attention(qk, v, rotations, 4, True, scale=scale)
+    compare(y, reference_bucket_union(qk, v, rotations, 4, True, scale=scale), (qk, v))
 
 
 def shared(qk, v, causal, scale=None):
@@ -126,7 +126,7 @@ def shared(qk, v, causal, scale=None):
 @pytest.mark.parametrize("causal", [True, False])
 def test_one_chunk_of_one_bucket_is_softmax_attention(causal, path):
     qk, v, rotations = inputs(21, rounds=2)
-    y = lsh_attention(qk, v, torch.zeros_like(rotations), 21, causal)
+    y = bucket_union_attention(qk, v, torch.zeros_like(rotations), 21, causal)
     compare(y, shared(qk, v, causal), (qk, v))
 
 
@@ -134,7 +134,7 @@ def test_with_rounds_it_becomes_softmax_attention(path):
     """Two buckets, and chunks that hold all: a pair that is not opposite meets sooner or later."""
     qk, v, rotations = inputs(21, rounds=60, buckets=2)
     exact = shared(qk, v, True)
-    found = [lsh_attention(qk, v, rotations[:rounds], 21) for rounds in (1, 4, 16, 60)]
+    found = [bucket_union_attention(qk, v, rotations[:rounds], 21) for rounds in (1, 4, 16, 60)]
     errors = [(y - exact).abs().mean().item() for y in found]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.05 * errors[0]
@@ -143,11 +143,11 @@ def test_with_rounds_it_becomes_softmax_attention(path):
 def test_the_future_moves_no_chunk(path):
     """What a sort of the whole sequence would get wrong: exactly nothing before the change moves."""
     qk, v, rotations = inputs(40, buckets=4)
-    before = lsh_attention(qk, v, rotations, 3)
+    before = bucket_union_attention(qk, v, rotations, 3)
     for j in range(0, 40, 7):
         other = qk.detach().clone()
         other[:, j:] = torch.randn(other[:, j:].shape, dtype=torch.float64)
-        after = lsh_attention(other, v, rotations, 3)
+        after = bucket_union_attention(other, v, rotations, 3)
         close(after[:, :j], before[:, :j])
         assert not torch.equal(after[:, j:], before[:, j:])
 
@@ -159,58 +159,58 @@ def test_ties_and_zeros_are_hashed_alike(path):
     flat[:, 5:] = flat[:, :1]
     flat[:, 3:5] = 0
     flat.requires_grad_()
-    y = lsh_attention(flat, v, rotations, 3)
-    compare(y, reference_lsh_attention(flat, v, rotations, 3, True), (flat, v))
+    y = bucket_union_attention(flat, v, rotations, 3)
+    compare(y, reference_bucket_union(flat, v, rotations, 3, True), (flat, v))
 
 
 def test_scores_far_apart_stay_finite(path):
     qk, v, rotations = inputs(30, buckets=2)
     big = (qk.detach() * 300).requires_grad_()
-    y = lsh_attention(big, v, rotations, 4, False, scale=1.0)
-    compare(y, reference_lsh_attention(big, v, rotations, 4, False, scale=1.0), (big, v))
-    low = lsh_attention(big.float(), v.float(), rotations, 4, False, scale=1.0)
+    y = bucket_union_attention(big, v, rotations, 4, False, scale=1.0)
+    compare(y, reference_bucket_union(big, v, rotations, 4, False, scale=1.0), (big, v))
+    low = bucket_union_attention(big.float(), v.float(), rotations, 4, False, scale=1.0)
     torch.testing.assert_close(low.double(), y, rtol=1e-2, atol=1e-2)
 
 
 def test_low_precision_and_determinism(path):
     qk, v, rotations = inputs(33)
     given = qk.bfloat16(), v.bfloat16()
-    y = lsh_attention(*given, rotations, 4)
+    y = bucket_union_attention(*given, rotations, 4)
     assert y.dtype == torch.bfloat16
-    exact = lsh_attention(*(x.double() for x in given), rotations.float(), 4)
+    exact = bucket_union_attention(*(x.double() for x in given), rotations.float(), 4)
     torch.testing.assert_close(y.double(), exact, rtol=1e-2, atol=1e-2)
-    assert torch.equal(y, lsh_attention(*given, rotations, 4))
+    assert torch.equal(y, bucket_union_attention(*given, rotations, 4))
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(
-            lsh_attention(qk.float(), v.float(), rotations, 4).double(), exact, rtol=0.05, atol=0.05
+            bucket_union_attention(qk.float(), v.float(), rotations, 4).double(), exact, rtol=0.05, atol=0.05
         )
 
 
 def test_gradcheck(path):
     qk, v, rotations = inputs(9, b=1, h=2)
-    assert torch.autograd.gradcheck(lambda qk, v: lsh_attention(qk, v, rotations, 2), (qk, v))
+    assert torch.autograd.gradcheck(lambda qk, v: bucket_union_attention(qk, v, rotations, 2), (qk, v))
 
 
 def test_the_hash_has_no_gradient():
     qk, v, rotations = inputs(9)
     rotations.requires_grad_()
-    lsh_attention(qk, v, rotations, 2).sum().backward()
+    bucket_union_attention(qk, v, rotations, 2).sum().backward()
     assert rotations.grad is None
 
 
 @pytest.mark.parametrize("t", [0, 1])
 def test_nothing_and_one_token(t, path):
     qk, v, rotations = inputs(t)
-    y = lsh_attention(qk, v, rotations)
+    y = bucket_union_attention(qk, v, rotations)
     assert torch.equal(y, v)
 
 
 def test_dropout_keeps_the_mean(path):
     torch.manual_seed(0)
     qk, v, rotations = inputs(12, buckets=2)
-    exact = lsh_attention(qk, v, rotations, 12)
+    exact = bucket_union_attention(qk, v, rotations, 12)
     many = [x.detach().repeat(2000, 1, 1, 1) for x in (qk, v)]  # 2000 draws in one call: every row has its own
-    drawn = lsh_attention(*many, rotations, 12, dropout=0.5).unflatten(0, (2000, len(qk)))
+    drawn = bucket_union_attention(*many, rotations, 12, dropout=0.5).unflatten(0, (2000, len(qk)))
     assert not torch.equal(drawn[0], drawn[1])
     torch.testing.assert_close(drawn.mean(0), exact, rtol=0, atol=0.15)
 
@@ -220,7 +220,7 @@ def test_dropouts_gradient_is_of_what_was_dropped(sorted_path):
 
     def run(qk, v):
         torch.manual_seed(0)
-        return lsh_attention(qk, v, rotations, 3, dropout=0.5)
+        return bucket_union_attention(qk, v, rotations, 3, dropout=0.5)
 
     assert torch.autograd.gradcheck(run, (qk, v))
 
@@ -229,8 +229,8 @@ def test_dropouts_gradient_is_of_what_was_dropped(sorted_path):
 def test_compiled_equals_eager(path):
     qk, v, rotations = inputs(40)
     torch._dynamo.reset()
-    compiled = torch.compile(lsh_attention, backend="aot_eager", fullgraph=True)
-    compare(compiled(qk, v, rotations, 4), lsh_attention(qk, v, rotations, 4), (qk, v))
+    compiled = torch.compile(bucket_union_attention, backend="aot_eager", fullgraph=True)
+    compare(compiled(qk, v, rotations, 4), bucket_union_attention(qk, v, rotations, 4), (qk, v))
 
 
 def test_operations_are_those_of_the_windows(sorted_path):
@@ -238,10 +238,12 @@ def test_operations_are_those_of_the_windows(sorted_path):
     qk, v, rotations = inputs(t, b, h, d, d, rounds, buckets)
     hashed = 2 * b * t * h * rounds * d * buckets // 2
     scores = rounds * b * t * h * 3 * chunk
-    found = flops_by_operation(lambda: lsh_attention(qk, v, rotations, chunk))
+    found = flops_by_operation(lambda: bucket_union_attention(qk, v, rotations, chunk))
     assert sum(found.values()) == hashed + 2 * 2 * scores * d
     upstream = torch.ones_like(v)
-    found = flops_by_operation(lambda: torch.autograd.grad(lsh_attention(qk, v, rotations, chunk), (qk, v), upstream))
+    found = flops_by_operation(
+        lambda: torch.autograd.grad(bucket_union_attention(qk, v, rotations, chunk), (qk, v), upstream)
+    )
     assert sum(found.values()) == hashed + 2 * (2 + 5) * scores * d, "the scores again, and four products"
 
 
@@ -262,14 +264,14 @@ def test_operations_are_those_of_the_windows(sorted_path):
 def test_wrong_input_is_refused_in_one_line(change, message):
     qk, v, rotations = inputs(9)
     with pytest.raises(InputError, match=message) as error:
-        lsh_attention(**{"qk": qk, "v": v, "rotations": rotations} | change)
+        bucket_union_attention(**{"qk": qk, "v": v, "rotations": rotations} | change)
     assert "\n" not in str(error.value)
 
 
 def test_a_gradient_penalty_is_refused_and_no_gradient_silently_lost():
     torch.manual_seed(0)
     qk, v = (torch.randn(1, 200, 1, 4, requires_grad=True) for _ in range(2))
-    y = lsh_attention(qk, v, torch.randn(1, 1, 4, 2), chunk=8)
+    y = bucket_union_attention(qk, v, torch.randn(1, 1, 4, 2), chunk=8)
     grads = torch.autograd.grad(y.sum(), [qk, v], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiable once"):
         sum(g.square().sum() for g in grads).backward()

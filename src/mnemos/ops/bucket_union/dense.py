@@ -1,4 +1,4 @@
-"""LSH attention of few queries: compare all places, and use PyTorch's fused attention with the resulting mask."""
+"""Bucket-union attention of few queries: compare all places, and mask PyTorch's fused attention."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""LSH attention of many tokens: sort them by place, so that a query's keys are near it, and cut them into blocks of c.
+"""Bucket-union attention of many tokens: sorted by place, so that a query's keys are near it, and in blocks of c.
 
 In the order (row and head, bucket, position), the keys of a query's chunk and of the one before are at most 2c − 1
 slots before it and, if not causal, c − 1 slots after it. So a block of c queries finds them in its own block and the
@@ -151,7 +151,7 @@ class _Windows(torch.autograd.Function):
         return y
 
     @staticmethod
-    @differentiable_once("lsh_attention")
+    @differentiable_once("bucket_union_attention")
     def backward(ctx: Any, dy: Tensor) -> Any:
         q, k, v, y, log_norm, order, code, *kept = ctx.saved_tensors
         walk, c = _Walk(order, code, ctx.chunk, ctx.causal, q.dtype), ctx.chunk

@@ -1,4 +1,4 @@
-"""LSH attention (Reformer, Kitaev et al. 2020) as a layer, exactly causal, with a state."""
+"""Bucket-union attention as a layer: hashed attention that is exactly causal and can be resumed from a state."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.hashed_keys import HashedKeys
-from mnemos.ops.lsh import attend, check_settings, places, unit
+from mnemos.ops.bucket_union import attend, check_settings, places, unit
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
@@ -16,39 +16,39 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 
 @register
 @dataclass(frozen=True)
-class LSHConfig(AttentionConfig):
+class BucketUnionConfig(AttentionConfig):
     """softmax(q·k)·v over the keys k = q/|q| that share a bucket with q in one of the hash rounds.
 
     Attributes:
         rounds: the number of hash rounds R. Cost and accuracy grow with it.
         chunk: the number of tokens c per chunk. A query attends to at most 2·c tokens of its bucket per round.
         buckets: the number of buckets per round, an even number: about N/chunk for sequences of N tokens.
-        scale: the factor of scores; None: 1/√(D/H). Reformer's code, whose keys have norm √D, uses 1.
+        scale: the factor of scores; None: 1/√(D/H). The Reformer uses 1.
     """
 
-    name: ClassVar[str] = "lsh"
+    name: ClassVar[str] = "bucket-union"
     rounds: int = 4
     chunk: int = 32
     buckets: int = 64
     scale: float | None = None
 
-    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LSHAttention":
+    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "BucketUnionAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
-        return LSHAttention(dim, num_heads, causal, dropout, self.rounds, self.chunk, self.buckets, self.scale)
+        return BucketUnionAttention(dim, num_heads, causal, dropout, self.rounds, self.chunk, self.buckets, self.scale)
 
 
-class LSHAttention(nn.Module):
-    """Multi-head LSH self-attention: `y, state = layer(x, state=None, mask=None)`.
+class BucketUnionAttention(nn.Module):
+    """Multi-head bucket-union self-attention: `y, state = layer(x, state=None, mask=None)`.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `mnemos.ops.lsh_attention` says which tokens a token
-    attends to. Causal: the state is a `HashedKeys` of the N tokens so far, and it grows with every token. A sequence
-    may be cut anywhere, because chunks are counted within buckets and later tokens do not move them. A call costs
-    O((N+T)·R·c·D) time or, for T up to 3·R·c, O(T·(N+T)·(D+H·R)); memory per row is O((N+T)·(D+H·R)) and 8·H·R·buckets
-    bytes of counts. Not causal: there is no state (None). Queries and hashes are computed in float32 under any
-    autocast, because a bucket must not depend on it.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `mnemos.ops.bucket_union_attention` says which tokens a
+    token attends to; the Reformer, as published, is `ReformerAttention`. Causal: the state is a `HashedKeys` of the N
+    tokens so far, and it grows with every token. A sequence may be cut anywhere, because chunks are counted within
+    buckets and later tokens do not move them. A call costs O((N+T)·R·c·D) time or, for T up to 3·R·c,
+    O(T·(N+T)·(D+H·R)); memory per row is O((N+T)·(D+H·R)) and 8·H·R·buckets bytes of counts. Not causal: there is no
+    state (None). Queries and hashes are computed in float32 under any autocast, because a bucket must not depend on it.
 
     The rotations are drawn once and saved. With other rotations, a resumed stream could not find its keys, and a model
-    would answer differently each time. (Reformer draws new rotations for every batch.)
+    would answer differently each time. (`ReformerAttention` draws new rotations for every training forward.)
     Raises InputError if D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
     """
 

@@ -1,4 +1,4 @@
-"""LSH attention (Reformer, Kitaev et al. 2020): a query reads the keys in its buckets. See README.md."""
+"""Bucket-union attention: exactly causal attention within hash buckets, over the union of rounds. See README.md."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from .dense import attend_from_one, attend_to_all
 from .hashing import places
 from .windows import attend_in_windows
 
-__all__ = ["attend", "check_settings", "lsh_attention", "places", "unit"]
+__all__ = ["attend", "bucket_union_attention", "check_settings", "places", "unit"]
 
 
-def lsh_attention(
+def bucket_union_attention(
     qk: Tensor,
     v: Tensor,
     rotations: Tensor,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from mnemos.ops.precision import full_precision
+from mnemos.ops.rotation_hash import rotation_hash
 
 
 def places(
@@ -20,7 +21,7 @@ def places(
     Cost: O(T·H·R·D·buckets/2) multiply-adds, one round in memory at a time, and a sort.
     """
     with torch.no_grad(), full_precision(qk.device.type):
-        bucket = _buckets(qk, rotations)  # [B, H, R, T]
+        bucket = rotation_hash(qk, rotations)  # [B, H, R, T]
         size = 2 * rotations.shape[-1]
         if mask is not None:
             bucket = bucket.masked_fill(~mask[:, None, None], size)  # an additional bucket, which no token reads
@@ -37,16 +38,6 @@ def places(
             place = place.masked_fill(bucket == size, 0)
         held = held[..., :size] if counts is None else held[..., :size] + counts
         return place.permute(0, 3, 1, 2).int(), held
-
-
-def _buckets(qk: Tensor, rotations: Tensor) -> Tensor:
-    """argmax([xR; −xR]), [B, H, R, T]."""
-    wide = torch.promote_types(qk.dtype, torch.float32)
-    x, found = qk.detach().transpose(1, 2).to(wide), []
-    for rotation in rotations.to(wide):
-        turned = x @ rotation
-        found.append(torch.cat([turned, -turned], -1).argmax(-1))
-    return torch.stack(found, 2)
 
 
 def met(difference: Tensor) -> Tensor:

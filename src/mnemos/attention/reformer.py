@@ -1,0 +1,158 @@
+"""Reformer attention (Kitaev, Kaiser and Levskaya 2020) as a layer, as published."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.config import AttentionConfig
+from mnemos.memory.key_values import KeyValues
+from mnemos.ops.precision import full_precision
+from mnemos.ops.reformer import bucket_factors, check_settings, draw_rotations, reformer_attention
+from mnemos.registry import register
+from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
+
+
+@register
+@dataclass(frozen=True)
+class ReformerConfig(AttentionConfig):
+    """Locality-sensitive hashing as published: attention in chunks of the tokens sorted by hash, over several rounds.
+
+    Attributes:
+        rounds: the number of hash rounds R. Cost and accuracy grow with it.
+        chunk: the number of tokens c per chunk. Sequences of at most c tokens get softmax attention.
+        buckets: the number of buckets per round, an even number; None: twice the number of chunks, 2·⌈T/c⌉.
+        look_back: the number of chunks before its own that a token reads.
+        look_ahead: the number of chunks after its own that a token reads.
+        seed: of the rotations outside training, so that an evaluation repeats; None: new ones for each forward.
+    """
+
+    name: ClassVar[str] = "reformer"
+    rounds: int = 4
+    chunk: int = 32
+    buckets: int | None = None
+    look_back: int = 1
+    look_ahead: int = 0
+    seed: int | None = 0
+
+    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "ReformerAttention":
+        """The layer, [B, T, dim] -> [B, T, dim]."""
+        return ReformerAttention(dim, num_heads, causal, dropout, self)
+
+
+class ReformerAttention(nn.Module):
+    """Multi-head Reformer self-attention: `y, state = layer(x, state=None, mask=None)`.
+
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Queries and keys are one projection; no projection has a
+    bias. `mnemos.ops.reformer_attention` has the equations. Every training forward draws new rotations from PyTorch's
+    generator, as the paper does, and none if T ≤ chunk. In evaluation the rotations come from `settings.seed`.
+
+    causal=True: a token reads only itself and earlier tokens. Yet later tokens move the borders of chunks, and so
+    decide which earlier tokens it reads (`future_free` is False); likewise the length of the padding. The state is a
+    `KeyValues` of the N tokens so far, whose k are the shared queries and keys. A call sorts all N+T tokens and returns
+    the outputs of the last T; what earlier calls returned stays as it was. A sequence in parts therefore differs from
+    the same sequence as a whole (splits "segments"). Not causal: there is no state (None).
+
+    Cost of a call: O((N+T)·R·buckets·D) to hash (√buckets beyond 128), and O((N+T)·R·c·D) to attend, or O(T·R·c·D) for
+    T up to (N+T)/c. The state is O(N·D) memory per row. Queries and hashes are computed in float32 under any autocast.
+    Raises InputError if D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
+    """
+
+    rows_independent = True
+    state_gradient = True
+    future_free = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        settings: ReformerConfig | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.settings = s = settings or ReformerConfig()
+        check_settings(s.rounds, s.chunk, s.buckets, s.look_back, s.look_ahead)
+        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
+        self.query_key, self.value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+
+    @property
+    def splits(self) -> Splits:
+        """Causal: "segments", because every call sorts all tokens so far. Not causal: "never"."""
+        return "segments" if self.causal else "never"
+
+    @property
+    def state_kind(self) -> StateKind:
+        """Causal: "growing". Not causal: "none"."""
+        return "growing" if self.causal else "none"
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> KeyValues | None:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
+        if not self.causal:
+            return None
+        weight = self.value.weight
+        device, dtype = weight.device if device is None else device, dtype or weight.dtype
+        return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
+
+    def rotations(self, length: int, device: Device = None) -> tuple[Tensor, ...]:
+        """The rotations of one forward of `length` tokens: see `mnemos.ops.reformer.draw_rotations`."""
+        s = self.settings
+        generator = None
+        if not self.training and s.seed is not None:
+            generator = torch.Generator().manual_seed(s.seed)
+        factors = bucket_factors(length, s.chunk, s.buckets)
+        return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, factors, generator, device)
+
+    def heads(
+        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, KeyValues | None]:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        check_input(x, self.dim)
+        b, t, _ = x.shape
+        v = self.value(x).unflatten(-1, (self.num_heads, -1))
+        with full_precision(x.device.type):
+            qk = self.query_key(x.to(self.query_key.weight.dtype)).unflatten(-1, (self.num_heads, -1))
+        if mask is not None:
+            qk, v = (tensor.masked_fill(~mask[..., None, None], 0) for tensor in (qk, v))
+        if not self.causal:
+            return self._attend(qk, v, mask, t), None
+        valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
+        if state is None:
+            new = KeyValues(qk, v, valid, torch.full((b,), t, device=x.device))
+            return self._attend(qk, v, mask, t), new
+        if state.k.shape[0] != b or state.k.shape[2:] != qk.shape[2:]:
+            raise InputError(
+                f"expected a state of (rows, heads, channels) {(b, *qk.shape[2:])}, found "
+                f"{(state.k.shape[0], *state.k.shape[2:])}; use the layer's own initial_state"
+            )
+        new = state.append(qk.to(state.k.dtype), v.to(state.v.dtype), valid)
+        return self._attend(new.k, new.v, new.valid, t).to(v.dtype), new
+
+    def _attend(self, qk: Tensor, v: Tensor, valid: Tensor | None, last: int) -> Tensor:
+        """Outputs of the last tokens. Where one chunk holds all tokens no rotation is drawn."""
+        s, n = self.settings, qk.shape[1]
+        unused = (qk.new_zeros(s.rounds, 1, qk.shape[3], 1),)
+        rotations = self.rotations(n, qk.device) if n > s.chunk else unused
+        dropout = self.dropout if self.training else 0.0
+        return reformer_attention(
+            qk, v, rotations, s.chunk, self.causal, valid, s.look_back, s.look_ahead, dropout, last=last
+        )
+
+    def project(self, heads: Tensor) -> Tensor:
+        """[B, T, H, D/H] -> [B, T, D]."""
+        return self.output(heads.flatten(2))
+
+    def forward(
+        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, KeyValues | None]:
+        """See the class."""
+        heads, state = self.heads(x, state, mask)
+        return self.project(heads), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
