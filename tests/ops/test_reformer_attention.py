@@ -62,6 +62,21 @@ def test_segments_change_nothing(scores, monkeypatch):
     compare(reformer_attention(qk, v, rotations, 4, mask=holes(29)), expected, (qk, v))
 
 
+def test_the_backward_keeps_no_scores_of_several_steps(monkeypatch):
+    qk, v, rotations = inputs(64)
+    scores = 2 * 2 * 2 * 64 * 32  # rows, heads, rounds, tokens, keys
+    kept = []
+    for most in (scores, scores // 16):
+        monkeypatch.setattr(chunks, "SEGMENT", {"cpu": most})
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
+            y = reformer_attention(qk, v, rotations, 16)
+        assert y.requires_grad
+        floats = {x.data_ptr(): x.numel() for x in saved if x.is_floating_point()}
+        kept.append(sum(floats.values()))
+    assert kept[0] > scores > kept[1]
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("last", [0, 1, 7, 20])  # single queries up to 7, chunks of queries beyond
 def test_the_last_tokens_alone(last, causal):
