@@ -56,8 +56,9 @@ def test_light_crops_from_a_black_margin_and_flips(side, channels, flip):
     assert not np.array_equal(augment_light(pixels, generator(6), flip), found)
 
 
-def test_the_papers_augmentation_is_timms():
-    """Against the transform with DeiT's settings, drawing the same numbers."""
+@pytest.mark.parametrize("jitter", [False, True])
+def test_the_papers_augmentation_is_timms(jitter):
+    """Against the transform with DeiT's settings, drawing the same numbers; Cached Transformers adds colour jitter."""
     need_timm()
     from timm.data import Mixup, create_transform
 
@@ -71,7 +72,11 @@ def test_the_papers_augmentation_is_timms():
         re_mode="pixel",
         re_count=1,
     )
-    ours = TimmAugmentation(AugmentConfig("timm"), 24, 10, False, *IMAGENET)
+    if jitter:  # after RandAugment
+        from torchvision.transforms import ColorJitter
+
+        judge.transforms.insert(3, ColorJitter(0.4, 0.4, 0.4))
+    ours = TimmAugmentation(AugmentConfig("timm", force_color_jitter=jitter), 24, 10, False, *IMAGENET)
     mix = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)
     labels = torch.arange(6)
     with global_generators() as seed:

@@ -33,6 +33,17 @@ def test_recipes_only_trains_nothing(claim, tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == [f"{claim.name}.json"]
 
 
+def test_mnist_is_trained_as_in_the_paper():
+    """250 epochs of the pictures that are not held out, batches of 10, RAdam at 1e-4, no clipping."""
+    for name in ("mnist-pixels", "mnist-pixels-softmax"):
+        recipe = registry.load("recipe", name)()
+        epoch = 60_000 - recipe.data.images.valid_size
+        assert recipe.train.steps * recipe.train.batch_size == 250 * epoch
+        assert recipe.train.eval_every * recipe.train.batch_size == epoch
+        found = recipe.train.batch_size, recipe.optim.name, recipe.optim.lr, recipe.optim.grad_clip
+        assert found == (10, "radam", 1e-4, 0.0)
+
+
 @pytest.mark.slow
 def test_figure1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "LENGTHS", (64, 128))

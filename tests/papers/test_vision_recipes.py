@@ -90,6 +90,7 @@ def test_imagenet_is_at_the_papers_settings(name):
     assert optim.schedule.warmup * 1024 / 1_281_167 == pytest.approx(5, rel=1e-3)
     augment = data.augment
     assert (augment.policy, augment.operations) == ("timm", "rand-m9-mstd0.5-inc1")
+    assert augment.force_color_jitter
     assert (augment.mixup, augment.cutmix, augment.smoothing, augment.erasing) == (0.8, 1.0, 0.1, 0.25)
     if isinstance(model.cache, GRC):
         assert model.cache == GRC(preset="paper", ratio=0.5, length="paper", convolution=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mnemos.types import InputError
 
-_JITTER = 0.4  # colour jitter, DeiT's value; timm omits it if RandAugment is on, as in the paper
+_JITTER = 0.4  # colour jitter, DeiT's value
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class AugmentConfig:
     the policy `operations`, a rectangle of noise in a share `erasing` of the images, and mixup or cutmix in every
     batch, with labels smoothed by `smoothing`. `mixup` and `cutmix` are the parameters of the beta distributions that
     the mixing weights are drawn from. The value 0 turns a part off; operations "" replaces RandAugment by a colour
-    jitter of 0.4. Evaluation takes the central 7/8 of the shorter side under "timm", and the whole side otherwise.
+    jitter of 0.4. timm omits the jitter beside RandAugment; force_color_jitter adds it, because Cached Transformers
+    lists it. Evaluation takes the central 7/8 of the shorter side under "timm", and the whole side otherwise.
     """
 
     policy: Literal["timm", "light", "none"] = "light"
@@ -34,6 +35,7 @@ class AugmentConfig:
     mixup: float = 0.8
     cutmix: float = 1.0
     smoothing: float = 0.1
+    force_color_jitter: bool = False
 
     @property
     def centre(self) -> float:
@@ -98,14 +100,16 @@ class TimmAugmentation:
         if len(mean) != 3:
             raise InputError(f"data.augment.policy: timm expects images with 3 colours, found {len(mean)}; use light")
         timm()
-        from timm.data import Mixup, create_transform
+        from timm.data import Mixup
+        from timm.data.transforms_factory import transforms_imagenet_train
 
         try:
-            self._transform: Any = create_transform(
+            # What create_transform calls, which does not pass force_color_jitter on.
+            self._transform: Any = transforms_imagenet_train(
                 size,
-                is_training=True,
                 hflip=0.5 if config.flip else 0.0,
                 color_jitter=_JITTER,
+                force_color_jitter=config.force_color_jitter,
                 auto_augment=config.operations or None,
                 interpolation="bicubic",
                 mean=mean,

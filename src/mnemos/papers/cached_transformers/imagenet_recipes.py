@@ -36,7 +36,8 @@ def _imagenet(model: ImageConfig, clip: float = 0.0) -> Recipe:
 
 
 def _photos(folder: str, held_out: float) -> PhotosConfig:
-    return PhotosConfig(folder=folder, held_out=held_out, workers=8, augment=AugmentConfig(policy="timm"))
+    augment = AugmentConfig(policy="timm", force_color_jitter=True)  # the paper lists colour jittering
+    return PhotosConfig(folder=folder, held_out=held_out, workers=8, augment=augment)
 
 
 def _epochs(
