@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import evaluate as evaluate
     from . import figures as figures
     from . import generate as generate
+    from . import libraries as libraries
     from . import measure as measure
     from . import memory as memory
     from . import models as models
@@ -105,6 +106,7 @@ _ROOMS = {
     "evaluate",
     "figures",
     "generate",
+    "libraries",
     "measure",
     "memory",
     "models",

@@ -25,6 +25,7 @@ USAGE = """mnemos: memory for transformers
   mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR]
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
   mnemos eval RUN                              evaluate a run's model, with and without its memory
+                                               [--split valid|test] [--data.FIELD value ...: on other data]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
@@ -154,11 +155,13 @@ def _train(arguments: list[str]) -> int:
 def _eval(arguments: list[str]) -> int:
     from .train.session import evaluate_run
 
-    parser = _Parser("eval", "Evaluate a run's model, as trained and with its memory emptied, exchanged and closed.")
+    about = "Evaluate a run's model, as trained and with its memory emptied, exchanged and closed."
+    more = "--data.FIELD value changes a setting of the data: --data.path FOLDER scores the model on other texts."
+    parser = _Parser("eval", about, usage="mnemos eval RUN [--split SPLIT] [--data.FIELD value ...]", epilog=more)
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--split", choices=("valid", "test"), default="test", help="the split (%(default)s)")
-    options = parser.parse_args(arguments)
-    return _training(lambda: evaluate_run(Path(options.run), options.split))
+    options, fields = parser.parse_known_args(arguments)
+    return _training(lambda: evaluate_run(Path(options.run), options.split, fields))
 
 
 def _sample(arguments: list[str]) -> int:

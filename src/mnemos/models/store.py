@@ -11,6 +11,8 @@ from mnemos.atomic import replacing, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.types import InputError
 
+RUN_MODEL = "model"  # the folder of a finished run that holds its model
+
 
 def save(model: nn.Module, folder: str | Path) -> None:
     """Write `model.safetensors` and `config.json`, each completely or not at all.
@@ -41,11 +43,21 @@ def _digest(path: Path) -> str:
 
 
 def load(folder: str | Path) -> Any:
-    """The model that `save` wrote, in eval mode. Raises InputError for a missing, damaged or other folder."""
+    """The model that `save` wrote, in eval mode. folder: what `save` wrote, or a finished run, whose model it has.
+
+    Raises InputError for a missing, damaged or other folder, and for a run that is not finished.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     folder = Path(folder)
+    if (folder / "recipe.json").is_file() and not (folder / "config.json").is_file():
+        folder = folder / RUN_MODEL
+        if not folder.is_dir():
+            raise InputError(
+                f"{folder.parent}: expected a finished run with a folder {RUN_MODEL}, found none in it; continue the "
+                "run with mnemos train --resume"
+            )
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
     try:

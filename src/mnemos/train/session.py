@@ -1,7 +1,7 @@
 """The work of `mnemos train` and `mnemos eval`: train a recipe, measure the trained model, evaluate a finished run."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,15 @@ from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
-from mnemos.models.store import save
+from mnemos.models.store import RUN_MODEL, save
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .checks import complete
+from .checks import check_task, complete
 from .loop import train
 from .progress import NoProgress, progress
 from .recipe import Recipe
+from .recipe_fields import with_fields
 from .recipe_files import read_recipe
 from .sharding import load_model_state
 
@@ -112,7 +113,7 @@ def assess(
         save_file(stored, str(folder / "caches.safetensors"))
         result["controls"] = found
     if isinstance(getattr(model, "config", None), ModelConfig):
-        save(model, folder / "model")
+        save(model, folder / RUN_MODEL)
     result |= task.artifacts(model, folder, "test")
     write_json(folder / "result.json", result)
     explain(model, task, folder)
@@ -127,11 +128,24 @@ def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], displa
         yield from task.segments(batch, recipe.train.rollout.segment_length)
 
 
-def open_run(folder: Path) -> tuple[Recipe, Task, nn.Module]:
-    """(recipe, task, model) of a run: the model is in eval mode, on the CPU, from the newest intact checkpoint."""
+def open_run(folder: Path, fields: Sequence[str] = ()) -> tuple[Recipe, Task, nn.Module]:
+    """(recipe, task, model) of a run: the model is in eval mode, on the CPU, from the newest intact checkpoint.
+
+    fields: settings of the data that replace the run's, as on the command line.
+    """
     recipe = read_recipe(folder)
+    if fields:
+        other = next((word for word in fields if word.startswith("--") and not word.startswith("--data.")), None)
+        if other is not None:
+            raise InputError(
+                f"{folder}: expected settings of the data, --data.FIELD value, found {other}; leave it out"
+            )
+        recipe = with_fields(recipe, fields, f"mnemos eval {folder}")
     model = trained_model(folder, recipe)
-    return recipe, recipe.data.build(), model
+    task = recipe.data.build()
+    if fields:
+        check_task(recipe, task)
+    return recipe, task, model
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
@@ -144,14 +158,21 @@ def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
     return model.eval()
 
 
-def evaluate_run(folder: str | Path, split: Literal["valid", "test"] = "test") -> JSONObject:
+def evaluate_run(
+    folder: str | Path, split: Literal["valid", "test"] = "test", fields: Sequence[str] = ()
+) -> JSONObject:
     """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
+
+    fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER]. What the splits
+    of these data hold is printed. Raises InputError for other settings, and for data that do not fit the model.
 
     Returns {"as trained": scores, "emptied": scores, …} (`evaluate.controls`). The task's own lines (`Task.show`, for
     example transcriptions) are printed below the scores.
     """
-    recipe, task, model = open_run(Path(folder))
+    recipe, task, model = open_run(Path(folder), fields)
     metric = task.metrics[0]
+    for line in task.about if fields else ():
+        print(line)
     with progress(False, recipe.name, 0, 0) as display:
         batches = partial(_batches, recipe, task, split, display)
         score = evaluate(model, batches(), task)
