@@ -89,7 +89,7 @@ class Attention(Declared, Protocol):
 
     dim: int
     num_heads: int
-    causal: bool  # whether a token attends only to itself and earlier tokens
+    causal: bool  # whether a token attends only to itself and earlier tokens; see also `is_future_free`
 
 
 @runtime_checkable
@@ -111,7 +111,7 @@ class RecurrentModel(Declared, Protocol):
 
     @property
     def autoregressive(self) -> bool:
-        """Whether outputs[:, i] predict the token after x[:, i] and depend on no later token: what a Stream needs."""
+        """Whether outputs[:, i] predict the token after x[:, i] and read no later token: what a Stream needs."""
         ...
 
 
