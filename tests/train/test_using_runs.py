@@ -44,7 +44,7 @@ def test_a_model_is_loaded_from_its_run(finished, tmp_path):
     of_run, of_model = mnemos.load(finished), mnemos.load(finished / "model")
     assert all(torch.equal(a, b) for a, b in zip(of_run.parameters(), of_model.parameters(), strict=True))
     (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(InputError, match="expected a finished run .* --resume"):
+    with pytest.raises(InputError, match=r"expected a finished run .* --resume"):
         mnemos.load(tmp_path)
 
 
