@@ -1,4 +1,3 @@
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import mnemos
 from mnemos import GRC
 from mnemos.evaluate.branches import BranchOutputs, maps, observe_branches
 from mnemos.evaluate.places import Places, places
-from mnemos.libraries import transformers
+from mnemos.libraries import timm, transformers
 
 
 def hugging_face_swin(image, window):
@@ -23,15 +22,28 @@ def hugging_face_swin(image, window):
     return SwinForImageClassification(config).eval()
 
 
+def timm_swin(image, window):
+    timm()
+    from timm.models.swin_transformer import SwinTransformer
+
+    return SwinTransformer(image, 2, 3, 3, embed_dim=8, depths=(2, 2), num_heads=(1, 2), window_size=window).eval()
+
+
 @pytest.mark.parametrize(
     ("library", "image", "window"),
-    [("timm", 16, 4), ("timm", 24, 5), ("timm", 8, 4), ("transformers", 16, 4), ("transformers", 24, 5)],
+    [
+        ("timm", (16, 16), 4),
+        ("timm", (24, 24), 5),
+        ("timm", (8, 8), 4),
+        ("timm", (16, 32), 4),
+        ("transformers", (16, 16), 4),
+        ("transformers", (24, 24), 5),
+    ],
 )
 def test_windows_are_put_back_where_the_host_cut_them(library, image, window):
     torch.manual_seed(0)
     if library == "timm":
-        config = replace(SWIN, image=image, window=window, depths=(2, 2))
-        model, norm = config.build().eval(), "norm1"
+        model, norm = timm_swin(image, window), "norm1"
     else:
         model, norm = hugging_face_swin(image, window), "layernorm_before"
     host = getattr(model, "host", model)
@@ -46,11 +58,11 @@ def test_windows_are_put_back_where_the_host_cut_them(library, image, window):
         layer.register_forward_pre_hook(lambda _, args, name=name: inputs.__setitem__(name, args[0]))
     b = 3
     with torch.no_grad():
-        model(torch.randn(b, 3, image, image))
+        model(torch.randn(b, 3, *image))
     assert len(before) == len(inputs) == 4
     padded = 0
     for (name, x), whole in zip(inputs.items(), before.values(), strict=True):
-        found = places(model, name, layers(model)[name], x.shape[0] // b, x.shape[1], (image, image))
+        found = places(model, name, layers(model)[name], x.shape[0] // b, x.shape[1], image)
         assert isinstance(found, Places), found
         index = found.index
         expected = torch.where((index >= 0)[..., None], whole[:, index.clamp(min=0)], torch.zeros(()))
