@@ -3,7 +3,7 @@
 Each fault (see mutations.py) is made in a copy of the tree; the tests most likely to find it run first, then the
 contracts, then all others, until one fails. A fault that none finds is a survivor: a test is missing, or the fault
 changes nothing that is promised, which the field "explained" of the result then says (it is written by hand and kept).
-`--near` leaves out the others: it takes minutes less per survivor, and can only count too many of them.
+`--near` leaves out the others and all slow tests: it takes minutes less per survivor, and counts too many of them.
 
 Known tools run the whole suite, or what a coverage run of hours has mapped, in a new interpreter per fault. Here one
 process imports PyTorch once and forks for each fault, and the order of the tests follows the folders, which mirror the
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which faults (0)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutants.json", help="the result file")
     parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
-    parser.add_argument("--near", action="store_true", help="the tests of a fault's own room and the contracts alone")
+    parser.add_argument("--near", action="store_true", help="only fast tests of a fault's own room, and the contracts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
@@ -134,7 +134,7 @@ def examine(fault: Fault, tree: Path, near: bool) -> tuple[str | None, float]:
         while True:
             path.write_text(fault.apply(source))
             try:
-                found = first_failure(tree, stage, failing)
+                found = first_failure(tree, stage, failing, *(["-m", "not slow"] if near else []))
             finally:
                 path.write_text(source)
             if found is None:
