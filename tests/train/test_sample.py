@@ -81,6 +81,8 @@ def test_text_goes_on_from_a_prompt(tmp_path, capsys):
     assert capsys.readouterr().out == first
     main(["sample", str(folder), "--count", "2", "--length", "10"])
     assert "────" in capsys.readouterr().out
+    assert main(["sample", str(folder), "--prompt", "never", "--count", "1", "--length", "1"]) == 0
+    assert len(capsys.readouterr().out.removeprefix("never").rstrip("\n")) == 1
 
 
 def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
