@@ -56,6 +56,7 @@ VERBS_OPTIONS = {
     "list": "--help",
     "show": "RECIPE",
     "eval": "--split",
+    "predict": "--top N",
     "sample": "--top-k",
     "report": "--out FILE",
     "train": "--resume RUN",

@@ -26,6 +26,7 @@ USAGE = """mnemos: memory for transformers
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
   mnemos eval RUN                              evaluate a run's model, with and without its memory
                                                [--split valid|test] [--data.FIELD value ...: on other data]
+  mnemos predict RUN FILE ...                  print the classes of images, or of folders of images    [--top N]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
@@ -162,6 +163,20 @@ def _eval(arguments: list[str]) -> int:
     parser.add_argument("--split", choices=("valid", "test"), default="test", help="the split (%(default)s)")
     options, fields = parser.parse_known_args(arguments)
     return _training(lambda: evaluate_run(Path(options.run), options.split, fields))
+
+
+def _predict(arguments: list[str]) -> int:
+    from .evaluate.predict import predict
+
+    parser = _Parser("predict", "Print the most probable classes of images, by the model of an image classifier's run.")
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="an image, or a folder of images")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per image (%(default)s)")
+    options = parser.parse_args(arguments)
+    for found in predict(options.run, options.files, options.top):
+        likely = "  ".join(f"{one['name']} {one['probability']:.3f}" for one in found["classes"])
+        print(f"{found['file']}: {likely}")
+    return 0
 
 
 def _sample(arguments: list[str]) -> int:
@@ -312,6 +327,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "show": _show,
     "train": _train,
     "eval": _eval,
+    "predict": _predict,
     "sample": _sample,
     "compare": _compare,
     "report": _report,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .ahead import ahead
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
@@ -129,6 +129,11 @@ class ImageTask(Task):
     def sizes(self) -> dict[str, int]:
         """Classes, pixels per side and colours."""
         return {"classes": self.classes, "image": self.side, "channels": len(self.colours.mean)}
+
+    def preprocessing(self) -> JSONObject:
+        """{"names" of the classes, "size", "centre" (see `fit`), "mean" and "std" per channel}."""
+        colours = {"mean": list(self.colours.mean), "std": list(self.colours.std)}
+        return {"names": self.names, "size": self.side, "centre": self._maker.augment.centre, **colours}
 
     def check(self, batch: Batch, where: str) -> None:
         """Raise InputError for images or targets of another shape or type."""

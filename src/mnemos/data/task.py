@@ -144,6 +144,10 @@ class Task:
         """
         return {}
 
+    def preprocessing(self) -> JSONObject | None:
+        """What `mnemos predict` needs to prepare new inputs and to name the outputs, as JSON; None by default."""
+        return None
+
     def show(self, model: nn.Module, split: Literal["valid", "test"]) -> Sequence[str]:
         """Lines that `mnemos eval` prints below the scores."""
         return ()

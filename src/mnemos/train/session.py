@@ -1,6 +1,7 @@
 """The work of `mnemos train` and `mnemos eval`: train a recipe, measure the trained model, evaluate a finished run."""
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -15,6 +16,7 @@ from mnemos.config import ModelConfig
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
+from mnemos.evaluate.predict import PREPROCESSING
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.evaluate.write_attention import record_write_attention
@@ -114,6 +116,8 @@ def assess(
         result["controls"] = found
     if isinstance(getattr(model, "config", None), ModelConfig):
         save(model, folder / RUN_MODEL)
+        if (about := task.preprocessing()) is not None:
+            write_json(folder / RUN_MODEL / PREPROCESSING, about)
     result |= task.artifacts(model, folder, "test")
     write_json(folder / "result.json", result)
     explain(model, task, folder)
@@ -145,7 +149,22 @@ def open_run(folder: Path, fields: Sequence[str] = ()) -> tuple[Recipe, Task, nn
     task = recipe.data.build()
     if fields:
         check_task(recipe, task)
+        _check_names(folder, task)
     return recipe, task, model
+
+
+def _check_names(folder: Path, task: Task) -> None:
+    """Raise InputError if the classes of other data have other names than those that the run's model was trained on."""
+    path, about = folder / RUN_MODEL / PREPROCESSING, task.preprocessing()
+    if about is None or not path.is_file():
+        return
+    known, found = json.loads(path.read_text())["names"], about["names"]
+    if known != found:
+        first = next((a, b) for a, b in zip(known, found, strict=True) if a != b)
+        raise InputError(
+            f"{folder}: expected data with the classes of the run, such as {first[0]!r}, found {first[1]!r}; name the "
+            "class folders as the run's data do"
+        )
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:

@@ -1,0 +1,86 @@
+"""`mnemos predict`: the classes of image files, as evaluation would find them."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mnemos
+from mnemos import InputError, registry
+from mnemos.cli import main
+from mnemos.evaluate.predict import predict
+from mnemos.libraries import timm
+from mnemos.train.session import run
+
+
+def photos(folder: Path, names: tuple[str, ...]) -> Path:
+    random = np.random.default_rng(0)
+    for i, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for k in range(6):
+            pixels = random.integers(0, 255, (40, 30, 3)) // (i + 1)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{k}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    timm()
+    folder = tmp_path_factory.mktemp("predict")
+    recipe = registry.load("recipe", "photos-vit-cached")()
+    recipe = replace(
+        recipe,
+        model=replace(recipe.model, image=0, classes=0, patch=8, dim=16, depth=1, num_heads=2),
+        data=replace(recipe.data, folder=str(photos(folder / "photos", ("cat", "dog", "emu"))), size=16, workers=0),
+        train=replace(recipe.train, steps=2, batch_size=4, eval_every=2, accelerator="cpu"),
+    )
+    run(recipe, folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_files_have_the_classes_that_evaluation_finds(finished, capsys):
+    recipe = json.loads((finished / "recipe.json").read_text())
+    task = mnemos.config.from_dict(mnemos.DataConfig, recipe["data"]).build()
+    (batch,) = task.batches("test", 99)
+    logits, _ = mnemos.load(finished)(batch.inputs)
+    wanted = {tuple(round(p, 4) for p in sorted(row, reverse=True)) for row in logits.softmax(-1).tolist()}
+    found = predict(finished, [finished.parent / "photos"])
+    assert len(found) == 18
+    given = {tuple(round(one["probability"], 4) for one in each["classes"]) for each in found}
+    assert len(wanted & given) == len(wanted) == 3
+    assert {one["name"] for one in found[0]["classes"]} == {"cat", "dog", "emu"}
+    file = finished.parent / "photos/dog/3.png"
+    assert main(["predict", str(finished), str(file), "--top", "2"]) == 0
+    assert re.fullmatch(rf"{file}: (cat|dog|emu) 0\.\d+  (cat|dog|emu) 0\.\d+\n", capsys.readouterr().out)
+    assert predict(finished / "model", [file])[0]["classes"][0]["probability"] > 1 / 3
+    assert torch.is_grad_enabled()
+
+
+def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    for run_folder, file, words in (
+        (finished, tmp_path / "nowhere.png", "nowhere.png: expected an image"),
+        (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
+        (tmp_path, tmp_path / "broken.png", "run of an image classifier, found no preprocessing.json"),
+    ):
+        assert main(["predict", str(run_folder), str(file)]) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: expected images .*found none"):
+        predict(finished, [tmp_path / "empty"])
+
+
+def test_other_photos_must_have_the_classes_of_the_run(finished, tmp_path, capsys):
+    other = photos(tmp_path / "other", ("cat", "cow", "emu"))
+    assert main(["eval", str(finished), "--data.folder", str(other)]) == 2
+    assert "such as 'dog', found 'cow'" in capsys.readouterr().err
+    assert (
+        main(["eval", str(finished), "--data.folder", str(finished.parent / "photos"), "--data.held_out", "0.4"]) == 0
+    )
