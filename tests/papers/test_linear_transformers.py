@@ -105,6 +105,20 @@ def _shrunk(recipe):
 
 
 @pytest.mark.slow
+def test_figure3(tmp_path):
+    (found,) = reproduce("linear_transformers/figure3", Options(tmp_path, steps=2))
+    assert [row["images"] for row in found["tables"][0]["rows"]] == [24, 8]
+    assert {Path(path).name for path in found["files"]} == {"samples.png", "completions.png"}
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in found["files"])
+    # The same pictures from the finished run, which is not trained again.
+    again = tmp_path / "again"
+    (second,) = reproduce("linear_transformers/figure3", Options(again, run=Path(found["runs"][0])))
+    for one, other in zip(found["files"], second["files"], strict=True):
+        assert Path(one).read_bytes() == Path(other).read_bytes()
+    assert not (again / "runs").exists()
+
+
+@pytest.mark.slow
 def test_table1(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "PAPER", TINY)
     monkeypatch.setattr(generation, "BATCHES", (1, 2))

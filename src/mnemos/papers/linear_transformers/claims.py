@@ -23,10 +23,8 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "figure3",
             "MNIST images: unconditional samples and completions",
-            "mnemos.papers.not_yet:not_yet",
+            f"{_HERE}.pictures_claim:figure3",
             "Samples have sharp boundaries and no noise; completions keep the stroke's style and width.",
-            missing="A model of the paper's size is not trained; mnemos sample RUN draws samples and completions of "
-            "a smaller run (docs/mnist.png).",
         ),
         Claim(
             "table1",

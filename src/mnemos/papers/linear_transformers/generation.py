@@ -34,7 +34,7 @@ def table1(claim: Claim, options: Options) -> Finding:
     if not options.recipes_only:
         _bits(found, claim, options)
         _images(found, claim, PAPER)
-    found.notes.append(_commands("mnist-pixels"))
+    found.notes.append(at_the_papers_size("mnist-pixels"))
     return found
 
 
@@ -44,7 +44,7 @@ def cifar10(claim: Claim, options: Options) -> Finding:
     if not options.recipes_only:
         _bits(found, claim, options)
         _images(found, claim, replace(PAPER, layers=16, max_length=3071))
-    found.notes.append(_commands("cifar-pixels"))
+    found.notes.append(at_the_papers_size("cifar-pixels"))
     return found
 
 
@@ -74,7 +74,7 @@ _CONVENTION = (
 
 def _bits(found: Finding, claim: Claim, options: Options) -> None:
     """Train small models that differ in their attention only, and compare their bits/dim."""
-    recipes = [_recipe(options, name) for name in NAMES]
+    recipes = [small_recipe(options, name) for name in NAMES]
     name, _ = task(options)
     steps = recipes[0].train.steps
     folder = options.out / "runs" / f"pixels-{name}-{steps}"
@@ -98,7 +98,8 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
     found.files.append(report([folder], folder / "report.html"))
 
 
-def _recipe(options: Options, variant: str) -> Recipe:
+def small_recipe(options: Options, variant: str) -> Recipe:
+    """The small recipe of images byte by byte for the data of the options, with an attention of `attentions.NAMES`."""
     name, fields = task(options)
     found: Recipe = registry.load("recipe", "digits-pixels" if name == "digits" else f"{name}-pixels-small")()
     data: Any = found.data
@@ -163,6 +164,7 @@ def _ways(config: TransformerConfig) -> dict[str, Time]:
 _TIMED = "Steps are timed at five positions of an image and interpolated linearly. Fused: mnemos.fused_step."
 
 
-def _commands(name: str) -> str:
+def at_the_papers_size(name: str) -> str:
+    """A note: the commands that train the recipe `name` and its softmax baseline."""
     where = "path" if name.startswith("mnist") else "folder"
     return f"At the paper's size: mnemos train {name} (and {name}-softmax) --data.images.{where} FOLDER"
