@@ -200,9 +200,9 @@ CASES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any], AttentionInput
     ),
     "across padded windows": (
         SQUARE,
-        24,
-        {"preset": "official", "length": 15},
-        AttentionInput(grid=(3, 5), windows=Windows((3, 5), (2, 2), (1, 1), pads_first=True)),
+        8,  # two windows of 2 x 2
+        {"preset": "official", "length": 6},
+        AttentionInput(grid=(2, 3), windows=Windows((2, 3), (2, 2), (1, 1), pads_first=True)),
     ),
     "output, frozen": (SIZES, 7, {"preset": "official", "length": 5, "inference": "frozen"}, None),
     "mean, transient": (SIZES, 7, {"preset": "paper", "length": 5, "inference": "transient"}, None),
