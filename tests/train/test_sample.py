@@ -72,7 +72,7 @@ def test_pictures_whose_first_byte_is_drawn_too(tmp_path):
 
 
 def test_text_goes_on_from_a_prompt(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("never was a story of more woe " * 60)
+    (tmp_path / "text.txt").write_text("never was a story of more woe " * 800)
     folder = trained("text-linear", tmp_path / "run", path=str(tmp_path / "text.txt"), segment=32)
     assert main(["sample", str(folder), "--prompt", "never was", "--length", "40", "--top-k", "5"]) == 0
     first = capsys.readouterr().out
