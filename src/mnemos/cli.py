@@ -22,8 +22,9 @@ USAGE = """mnemos: memory for transformers
 
   mnemos list                                  list the recipes, models, attentions and tasks
   mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
-  mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR]
+  mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR] [--from RUN]
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
+                                               [--train.steps N: train it for longer]
   mnemos eval RUN                              evaluate a run's model, with and without its memory
                                                [--split valid|test] [--data.FIELD value ...: on other data]
   mnemos predict RUN FILE ...                  print the classes of images, or of folders of images    [--top N]
@@ -134,23 +135,39 @@ def _show(arguments: list[str]) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    takes = "RECIPE [--field value ...] [--out DIR] | --resume RUN"
+    takes = "RECIPE [--field value ...] [--out DIR] [--from RUN] | --resume RUN [--train.steps N]"
     parser = _RecipeParser("train", "Train a recipe in a folder.", takes)
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default a new one in runs")
-    parser.add_argument("--resume", metavar="RUN", help="continue this run where it stopped; takes no other arguments")
+    about = (
+        "continue this run where it stopped; takes no other arguments, except --train.steps N to train it for longer"
+    )
+    parser.add_argument("--resume", metavar="RUN", help=about)
+    about = "start with the weights of this run, where names and shapes agree"
+    parser.add_argument("--from", dest="start", metavar="RUN", help=about)
     options, names, fields = parser.split(arguments)
 
+    from .train.continuing import extend
     from .train.session import run, run_name
 
     if options.resume is not None:
-        if names or fields or options.out:
+        steps = _longer(fields)
+        if names or options.out or options.start or (fields and steps is None):
             raise InputError(
-                "expected --resume RUN alone, because a resumed run keeps its recipe and folder, found others; "
-                "leave them out"
+                "expected --resume RUN alone or with --train.steps N, because a resumed run keeps its recipe and "
+                "folder, found others; leave them out"
             )
+        if steps is not None:
+            extend(Path(options.resume), steps)
         return _training(lambda: run(None, Path(options.resume), resume=True))
+    fields += ["--train.init-from", options.start] if options.start else []
     recipe = _recipe("train", _only("train", names), fields)
     return _training(lambda: run(recipe, Path(options.out) if options.out else Path("runs") / run_name(recipe)))
+
+
+def _longer(fields: list[str]) -> int | None:
+    """The number of steps, if the fields are --train.steps N alone."""
+    match = re.fullmatch(r"--train.steps[ =](\d+)", " ".join(fields))
+    return int(match[1]) if match else None
 
 
 def _eval(arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
 """What one does with a finished run: load its model, score it on other data, start from it, extend it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import mnemos
 from mnemos import InputError, registry
 from mnemos.cli import main
 from mnemos.data.text import TextConfig
-from mnemos.train.recipe import Recipe
+from mnemos.train import checkpoint
+from mnemos.train.continuing import Start
+from mnemos.train.recipe import OptimConfig, Recipe
+from mnemos.train.recipe_files import read_recipe
 from mnemos.train.session import evaluate_run, run
 
 
@@ -22,6 +26,14 @@ def texts(folder: Path, letters: str) -> str:
     return str(folder)
 
 
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
 def recipe(folder: str, **train: object) -> Recipe:
     base = registry.load("recipe", "text-linear")()
     settings = {"steps": 4, "eval_every": 2, "batch_size": 2, "log_every": 1, "checkpoint_every": 2}
@@ -29,6 +41,7 @@ def recipe(folder: str, **train: object) -> Recipe:
         base,
         model=replace(base.model, dim=16, layers=1, num_heads=2, mlp=16),
         data=TextConfig(folder, segment=32),
+        optim=OptimConfig(lr=0.01),
         train=replace(base.train, **settings | {"accelerator": "cpu"} | train),
     )
 
@@ -63,3 +76,73 @@ def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
     ):
         assert main(["eval", str(finished), *words]) == 2
         assert expected in capsys.readouterr().err
+
+
+def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
+    asked = recipe(str(finished.parent / "texts"), init_from=str(finished), steps=2)
+    run(asked, tmp_path / "next")
+    assert f"starts from {finished}: 17 of 17 tensors\n" in capsys.readouterr().out
+    complete = read_recipe(finished).model
+    model = complete.build()
+    Start.read(finished, model).load(model)
+    assert same(dict(model.state_dict()), weights(finished, 4))
+    first, untrained = (
+        json.loads((place / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+        for place in (tmp_path / "next", finished)
+    )
+    assert first < untrained - 0.1
+    deeper = replace(complete, layers=2)
+    assert "17 of 29 tensors; new: blocks.1" in Start.read(finished, deeper.build()).about
+    words = ["train", "text", "--from", str(finished), "--data.path", asked.data.path, "--out", str(tmp_path / "other")]
+    assert main(words) == 2
+    assert "expected a run of a similar model" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
+    folder = tmp_path / "longer"
+    shutil.copytree(finished, folder)
+    assert main(["train", "--resume", str(folder), "--train.steps", "8"]) == 0
+    run(recipe(str(finished.parent / "texts"), steps=8), tmp_path / "whole", quiet=True)
+    assert same(weights(folder, 8), weights(tmp_path / "whole", 8))
+    found, wanted = (json.loads((place / "result.json").read_text()) for place in (folder, tmp_path / "whole"))
+    assert (found["steps"], found["test"], found["flops"]) == (8, wanted["test"], wanted["flops"])
+    capsys.readouterr()
+    for words, expected in (
+        (["--train.steps", "8"], "expected more than 8"),
+        (["--model.dim", "8"], "--resume RUN alone"),
+    ):
+        assert main(["train", "--resume", str(folder), *words]) == 2
+        assert expected in capsys.readouterr().err
+
+
+def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
+    asked = recipe(str(finished.parent / "texts"), steps=60, keep_best=True, patience=3, keep=99)
+    asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
+    result = run(asked, tmp_path / "run", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    valid = {line["step"]: line["loss"] for line in lines if line["kind"] == "valid"}
+    best = min(valid, key=valid.__getitem__)
+    assert (result["best_step"], result["steps"], result["stopped_early"]) == (best, best + 6, True)
+    assert result["valid"]["loss"] == valid[best]
+    model = mnemos.load(tmp_path / "run")
+    assert same(dict(model.state_dict()), weights(tmp_path / "run", best))
+    assert evaluate_run(tmp_path / "run")["as trained"] == pytest.approx(result["test"])
+    # A killed run goes on with what it knew of the best evaluation.
+    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    for step in range(best + 3, best + 7):
+        checkpoint.path_of(tmp_path / "killed/checkpoints", step).unlink(missing_ok=True)
+    (tmp_path / "killed/result.json").unlink()
+    again = run(None, tmp_path / "killed", resume=True, quiet=True)
+    assert all(again[key] == result[key] for key in ("best_step", "steps", "test", "stopped_early"))
+    assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
+
+
+def test_a_recipe_of_an_older_version_is_resumed(finished, tmp_path):
+    """Its file lacks the fields that were added since."""
+    shutil.copytree(finished, tmp_path / "old")
+    (tmp_path / "old/result.json").unlink()
+    saved = json.loads((tmp_path / "old/recipe.json").read_text())
+    del saved["train"]["keep_best"], saved["data"]["pattern"]
+    (tmp_path / "old/recipe.json").write_text(json.dumps(saved))
+    assert run(None, tmp_path / "old", resume=True, quiet=True)["steps"] == 4

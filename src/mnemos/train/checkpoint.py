@@ -20,6 +20,7 @@ from mnemos.types import InputError
 from .stopping import TrainingFailed
 
 FORMAT = "mnemos checkpoint 1"
+BEST = "best.safetensors"  # beside the checkpoints of steps: the weights of the best evaluation
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 
 
@@ -187,5 +188,5 @@ def prune(folder: Path, step: int, keep: int) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files of interrupted writes."""
-    for path in folder.glob("step-*.safetensors.tmp"):
+    for path in folder.glob("*.safetensors.tmp"):
         path.unlink(missing_ok=True)

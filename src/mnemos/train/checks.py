@@ -41,6 +41,8 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     for name in ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep", "devices"):
         if getattr(train, name) < 1:
             raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
+    if train.patience < 0:
+        raise InputError(f"train.patience: expected at least 0, found {train.patience}; use 0 to train all steps")
     if train.seed < 0:
         raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")
     rollout = train.rollout

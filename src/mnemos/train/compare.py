@@ -19,7 +19,7 @@ from mnemos.types import InputError, JSONObject
 from .baselines import with_baselines, with_unwritten
 from .checks import complete, unresolved
 from .provenance import shared, trained
-from .recipe import Recipe, RolloutConfig, TrainConfig, as_json
+from .recipe import Recipe, RolloutConfig, TrainConfig, as_json, as_written
 from .stopping import Interrupted, TrainingFailed
 
 
@@ -112,7 +112,7 @@ def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
     """Train one recipe in a separate process. A finished run is not repeated."""
     done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
     resume = (place / "recipe.json").is_file()
-    if resume and json.loads((place / "recipe.json").read_text()) != as_json(recipe):
+    if resume and as_written(json.loads((place / "recipe.json").read_text())) != as_json(recipe):
         raise InputError(
             f"{place}: expected a run of this recipe, found one of another recipe; name another folder with --out, or "
             "remove this one"

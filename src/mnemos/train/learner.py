@@ -21,6 +21,7 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, State
 
 from . import devices
+from .best import Best
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
 from .rollout import ModelWithLoss, RolloutGradients
@@ -68,7 +69,7 @@ class Learner:
 
     def __init__(self, fabric: Fabric, recipe: Recipe, task: Task, model: nn.Module | None = None) -> None:
         self.fabric, self.recipe, self.task = fabric, recipe, task
-        self.count, self.tally, self.plateau = Counters(), Tally(), Plateau()
+        self.count, self.tally, self.plateau, self.best = Counters(), Tally(), Plateau(), Best()
         self._memory_before = devices.peak_bytes(fabric.device) if fabric.device.type != "cuda" else 0
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build() if model is None else model
@@ -129,9 +130,10 @@ class Learner:
         self.tally = self.tally.plus(loss_mean, auxiliary / fabric.world_size, auxiliaries, metric_sums)
         return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
 
-    def evaluated(self, valid_loss: float) -> None:
-        """Pass the validation loss of an evaluation to the plateau schedule."""
-        self.plateau = self.plateau.after(valid_loss, self.recipe.optim.schedule)
+    def evaluated(self, valid: dict[str, float]) -> None:
+        """Pass the scores of an evaluation to the plateau schedule, and remember the best ones."""
+        self.plateau = self.plateau.after(valid["loss"], self.recipe.optim.schedule)
+        self.best = self.best.after(self.count.step, valid, self.task.metrics[0])
 
     def _micro_batches(self, batch: object) -> list[object]:
         """This process's share of the batch's rows, in order, split into `accumulate` micro-batches."""
@@ -193,6 +195,7 @@ class Learner:
             "counters": asdict(self.count),
             "tally": asdict(self.tally),
             "plateau": asdict(self.plateau),
+            "best": asdict(self.best),
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
@@ -210,7 +213,7 @@ class Learner:
                 f"{self.fabric.world_size}; resume with {len(taken)}"
             )
         self.count, self.tally = Counters(**saved["counters"]), Tally(**saved["tally"])
-        self.plateau = Plateau(**saved["plateau"])
+        self.plateau, self.best = Plateau(**saved["plateau"]), Best(**saved.get("best", {}))
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])

@@ -26,15 +26,16 @@ from mnemos.data.batch import each, row_count
 from mnemos.data.metrics import MAJORITY
 from mnemos.data.task import Task
 from mnemos.evaluate.scores import CountedElsewhere, evaluate, metrics_text
-from mnemos.types import InputError, JSONObject
+from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint, devices
 from .checks import check_settings, check_state, check_task, complete
+from .continuing import Start, final_weights
 from .learner import Learner
 from .progress import NoProgress, progress
-from .recipe import Recipe, as_json
+from .recipe import Recipe, as_json, as_written
 from .run import RunFolder
-from .sharding import load_model_state
+from .sharding import load_model_state, model_state
 from .stopping import Interrupted, StopSignals, TrainingFailed
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def train(
     class; null without classes), "parameters", "seconds" (spent in updates), "peak_bytes" (of the GPU; on the CPU, the
     growth of the process since before the model was built), "tokens" (images or frames for other data),
     "epoch_seconds" (seconds of updates per epoch; null if the size of an epoch is unknown), "rollout_segments"
-    (segments per update, if more than one)}.
+    (segments per update, if more than one), "best_step" (with `train.keep_best`: the step whose weights were scored),
+    "stopped_early": true (with `train.patience`, if the run did not train all steps)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -81,25 +83,29 @@ def train(
     try:
         recipe = complete(recipe, task)
         check_task(recipe, task)
-        if model is None:
-            with torch.device("meta"):  # wrong model settings must raise before the folder exists
-                check_state(recipe.model.build(), task)
-        else:
-            check_state(model, task)
+        # Wrong model settings, and weights that do not fit, must raise before the folder exists.
+        with torch.device("meta"):
+            checked = recipe.model.build() if model is None else model
+        check_state(checked, task)
+        start = None
+        if recipe.train.init_from is not None and not checkpoint.steps(Path(folder) / "checkpoints"):
+            start = Start.read(Path(recipe.train.init_from), checked)
         run, saved, result = _open(fabric, recipe, Path(folder), resume)
         if result is not None:
-            if model is not None and (found := checkpoint.newest(Path(folder) / "checkpoints")):
-                load_model_state(model, found[1]["model"])
+            if model is not None:
+                load_model_state(model, final_weights(Path(folder)))
             return result
         if run is not None and not quiet:
-            for line in task.about:
+            for line in [*task.about, *([start.about] if start else [])]:
                 print(f"{recipe.name}: {line}", flush=True)
         learner = Learner(fabric, recipe, task, model)
         if saved is not None:
             learner.restore(saved)
+        elif start is not None:
+            start.load(learner.model)
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
-            return _Session(fabric, learner, run, display, signals, on_evaluation).work()
+            return _Session(fabric, learner, run, Path(folder), display, signals, on_evaluation).work()
     finally:
         task.close()
         if run is not None:
@@ -114,11 +120,13 @@ class _Session:
         fabric: Fabric,
         learner: Learner,
         run: RunFolder | None,
+        folder: Path,
         display: NoProgress,
         signals: StopSignals,
         on_evaluation: EvaluationHook | None,
     ) -> None:
         self.fabric, self.learner, self.run, self.display, self.signals = fabric, learner, run, display, signals
+        self.folder = folder
         self.recipe: Recipe = learner.recipe
         self.task: Task = learner.task
         self.on_evaluation = on_evaluation
@@ -131,7 +139,7 @@ class _Session:
         try:
             if self.step and self._due(config.eval_every):
                 self._evaluate()  # the checkpoint was saved before the evaluation at its step
-            while self.step < config.steps:
+            while self.step < config.steps and not self._stalled():
                 update = self.learner.update()
                 self.display.updated(self.step, update, self.learner.count.peak_bytes)
                 if self._due(config.log_every):
@@ -141,6 +149,8 @@ class _Session:
                     self._save()
                 if self._due(config.eval_every):
                     self._evaluate()
+            if self.saved != self.step:  # stopped early
+                self._save()
             return self._finish()
         except _StopRequestedError:
             if self.saved != self.step or not self.step:
@@ -162,6 +172,10 @@ class _Session:
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.recipe.train.steps
 
+    def _stalled(self) -> bool:
+        """Whether the last `train.patience` evaluations brought no better score."""
+        return 0 < self.recipe.train.patience <= self.learner.best.since
+
     def _record(self, lines: list[JSONObject]) -> None:
         if self.run is not None:
             self.run.record(lines)
@@ -172,11 +186,25 @@ class _Session:
             self.run.save(self.step, snapshot, self.recipe.train.keep)
         self.saved = self.step
 
+    def _save_best(self) -> None:
+        weights = model_state(self.learner.model)  # collective
+        if self.run is not None:
+            self.run.save_best({"step": self.step, "model": weights})
+
+    def _restore_best(self) -> None:
+        """Load the weights of the best evaluation, if the run keeps them and has evaluated."""
+        if self.recipe.train.keep_best and self.learner.best.step:
+            self.fabric.barrier()  # the first process may still be writing the file
+            load_model_state(self.learner.model, final_weights(self.folder))
+            self.valid = self.learner.best.valid
+
     def _evaluate(self) -> None:
-        """Evaluate the validation split, then call `on_evaluation`."""
+        """Evaluate the validation split, keep the weights if it is the best time, then call `on_evaluation`."""
         began = time.perf_counter()
         self.valid = self._scores("valid")
-        self.learner.evaluated(self.valid["loss"])  # only now: an interrupted evaluation is repeated from its start
+        self.learner.evaluated(self.valid)  # only now: an interrupted evaluation is repeated from its start
+        if self.recipe.train.keep_best and self.learner.best.step == self.step:
+            self._save_best()
         seconds = round(time.perf_counter() - began, 3)
         lines = [{"kind": "valid", "step": self.step, **self.valid, "seconds": seconds}]
         if self.run is not None and self.on_evaluation is not None:
@@ -227,6 +255,7 @@ class _Session:
     def _finish(self) -> JSONObject:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
+        self._restore_best()
         result = {
             "recipe": self.recipe.name,
             "seed": self.recipe.train.seed,
@@ -245,6 +274,10 @@ class _Session:
         }
         if (steps := self.recipe.train.rollout.count(self.task.max_length)) > 1:
             result["rollout_segments"] = steps
+        if self.recipe.train.keep_best and learner.best.step:
+            result["best_step"] = learner.best.step
+        if count.step < self.recipe.train.steps:
+            result["stopped_early"] = True
         if self.run is not None:
             self.run.finish(result)
         return result
@@ -281,11 +314,19 @@ def _open(
     return run, saved, result
 
 
+def _but_steps(recipe: JSON) -> JSON:
+    """A recipe's JSON without the number of steps, which may be raised when a run is resumed."""
+    train = recipe.get("train") if isinstance(recipe, dict) else None
+    if not isinstance(recipe, dict) or not isinstance(train, dict):
+        return recipe
+    return {**recipe, "train": {name: value for name, value in train.items() if name != "steps"}}
+
+
 def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, JSONObject | None]:
     """Read the checkpoint to continue from and remove later lines of metrics.jsonl: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
     step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
-    if saved is not None and as_json(saved["recipe"]) != as_json(recipe):
+    if saved is not None and _but_steps(as_written(saved["recipe"])) != _but_steps(as_json(recipe)):
         raise InputError(
             f"{checkpoint.path_of(run.checkpoints, step)}: expected a checkpoint of this run's recipe, found one of "
             "another recipe; remove it"

@@ -1,5 +1,6 @@
 """Recipes: all settings of a run in one frozen dataclass. A named recipe is a function that returns one."""
 
+import contextlib
 import functools
 import inspect
 import json
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, overload
 
 from mnemos import registry
-from mnemos.config import DataConfig, ModelConfig, mapped, to_dict
+from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.types import JSON, InputError
 
@@ -109,6 +110,10 @@ class TrainConfig:
         eval_every: steps between two evaluations on the validation split.
         checkpoint_every: steps between two checkpoints.
         keep: the number of newest checkpoints that are kept.
+        keep_best: keep the weights of the best evaluation on the validation split, by the task's first metric. The
+            run's model and its test scores are those of these weights.
+        patience: stop after this many successive evaluations without a better one; 0: train all steps.
+        init_from: the folder of a run whose weights the model starts with, where names and shapes agree.
         accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.
         devices: the number of processes, one per device.
         strategy: "ddp": every process holds the model. "fsdp": the processes hold shards of it. "auto": "ddp" for
@@ -126,6 +131,9 @@ class TrainConfig:
     eval_every: int = 500
     checkpoint_every: int = 500
     keep: int = 2
+    keep_best: bool = False
+    patience: int = 0
+    init_from: str | None = None
     accelerator: str = "auto"
     devices: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
@@ -213,6 +221,21 @@ def unwritten(recipe: Recipe) -> Recipe | None:
         return None
     about = f"{recipe.name} with a cache that is never written: the cached branch without a memory"
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
+
+
+def as_written(saved: JSON) -> JSON:
+    """The content of a recipe.json in the form of `as_json`: with the defaults of fields that its version lacked.
+
+    A part that cannot be read, such as a model that was passed to `mnemos.fit`, is returned unchanged.
+    """
+    if not isinstance(saved, dict):
+        return saved
+    found = dict(saved)
+    parts = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig, "train": TrainConfig}
+    for name, cls in parts.items():
+        with contextlib.suppress(InputError):
+            found[name] = as_json(from_dict(cls, saved.get(name)))
+    return found
 
 
 def as_json(recipe: object) -> JSON:

@@ -3,7 +3,7 @@
 runs/NAME/recipe.json      the resolved recipe
           run.json         provenance: commit, versions, machine, threads, seed, data, command, times
           metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
-          checkpoints/     step-00000100.safetensors ...
+          checkpoints/     step-00000100.safetensors ..., and best.safetensors with `TrainConfig.keep_best`
           result.json      written last: a run that has it is finished
 """
 
@@ -22,7 +22,7 @@ from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
 from .provenance import now, provenance, source
-from .recipe import Recipe, as_json
+from .recipe import Recipe, as_json, as_written
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
@@ -72,7 +72,7 @@ class RunFolder:
             raise InputError(
                 f"{folder}: expected a run to resume, found no recipe.json; start it without {recipe.resuming}"
             )
-        if difference := differing(_json(folder / "recipe.json"), as_json(recipe)):
+        if difference := differing(as_written(_json(folder / "recipe.json")), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
         run = cls(folder)
         for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
@@ -135,6 +135,10 @@ class RunFolder:
             os.fsync(self._metrics.fileno())
         checkpoint.write(checkpoint.path_of(self.checkpoints, step), value)
         checkpoint.prune(self.checkpoints, step, keep)
+
+    def save_best(self, value: object) -> None:
+        """Write the checkpoint of the best evaluation, in place of an earlier one."""
+        checkpoint.write(self.checkpoints / checkpoint.BEST, value)
 
     def finish(self, result: JSONObject) -> None:
         """Write the time of the end to run.json, and then result.json."""

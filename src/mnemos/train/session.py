@@ -25,8 +25,8 @@ from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
 from mnemos.types import InputError, JSONObject
 
-from . import checkpoint
 from .checks import check_task, complete
+from .continuing import final_weights
 from .loop import train
 from .progress import NoProgress, progress
 from .recipe import Recipe
@@ -133,7 +133,7 @@ def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], displa
 
 
 def open_run(folder: Path, fields: Sequence[str] = ()) -> tuple[Recipe, Task, nn.Module]:
-    """(recipe, task, model) of a run: the model is in eval mode, on the CPU, from the newest intact checkpoint.
+    """(recipe, task, model) of a run: the model is in eval mode, on the CPU (`trained_model`).
 
     fields: settings of the data that replace the run's, as on the command line.
     """
@@ -168,12 +168,10 @@ def _check_names(folder: Path, task: Task) -> None:
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
-    """The model of a run's newest intact checkpoint, in eval mode, on the CPU."""
-    found = checkpoint.newest(folder / "checkpoints")
-    if found is None:
-        raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
+    """The model of a run's best checkpoint, if it keeps that, or of its newest intact one; in eval mode, on the CPU."""
+    weights = final_weights(folder)
     model = recipe.model.build()
-    load_model_state(model, found[1]["model"])
+    load_model_state(model, weights)
     return model.eval()
 
 
@@ -219,6 +217,10 @@ def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
         line += "; " + ", ".join(
             f"{name} {metric.text(score[metric.name])}" for name, score in result["controls"].items()
         )
+    if "best_step" in result:
+        line += f"; weights of step {result['best_step']:,}, the best on the validation split"
+    if result.get("stopped_early"):
+        line += f"; stopped early after {result['steps']:,} steps"
     if result.get("epoch_seconds"):
         line += f"; {result['epoch_seconds']:.1f} s per epoch"
     print(f"{result['recipe']}: {line}\n{folder}")

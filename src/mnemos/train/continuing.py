@@ -1,0 +1,95 @@
+"""What one does with the weights of a run: use them, start another run from them, or train the run for longer."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.atomic import write_json
+from mnemos.config import to_dict
+from mnemos.types import InputError
+
+from . import checkpoint
+from .recipe_files import read_recipe
+from .run import RunFolder
+from .sharding import place
+
+_LEAST = 0.5  # share of the parameters that a run must give to another model
+
+
+def final_weights(folder: Path) -> dict[str, Tensor]:
+    """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest.
+
+    Raises InputError if the run has no checkpoint, or a damaged best one.
+    """
+    best = folder / "checkpoints" / checkpoint.BEST
+    if best.is_file():
+        weights: dict[str, Tensor] = checkpoint.read(best)["model"]
+        return weights
+    found = checkpoint.newest(folder / "checkpoints")
+    if found is None:
+        raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
+    weights = found[1]["model"]
+    return weights
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights of a run that fit another model, by name. about: one line on what fits and what does not."""
+
+    weights: dict[str, Tensor]
+    about: str
+
+    @classmethod
+    def read(cls, folder: Path, model: nn.Module) -> "Start":
+        """Read the tensors of a run that have the name and shape of one of the model's; others stay as they are new.
+
+        The head of a classifier of other classes is such another. Raises InputError if the run has no checkpoint, or if
+        less than half of the model's parameters and buffers would be loaded. model: may be on the meta device.
+        """
+        if not folder.is_dir():
+            raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
+        saved, own = final_weights(folder), model.state_dict()
+        fitting = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+        total, loaded = (sum(tensor.numel() for tensor in part.values()) for part in (own, fitting))
+        if loaded < _LEAST * total:
+            raise InputError(
+                f"train.init_from: expected a run of a similar model, found that {folder} has {len(fitting)} of the "
+                f"{len(own)} tensors with their names and shapes; use the run's recipe, with other data or training"
+            )
+        new = [name for name in own if name not in fitting]
+        said = ", ".join(new[:4]) + (f" and {len(new) - 4} more" if len(new) > 4 else "")
+        about = f"starts from {folder}: {len(fitting)} of {len(own)} tensors" + (f"; new: {said}" if new else "")
+        return cls(fitting, about)
+
+    def load(self, model: nn.Module) -> None:
+        """Load the weights into the model; sharded parameters are loaded as shards."""
+        own = model.state_dict()
+        with torch.no_grad():
+            model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
+
+
+def extend(folder: Path, steps: int) -> None:
+    """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
+
+    The learning rate of the further updates is that of the schedule over `steps` updates. The result of a finished run
+    is removed, and written again at the new end. Raises InputError for a number that the run has reached already, and
+    for a run that stopped early (`TrainConfig.patience`).
+    """
+    recipe = read_recipe(folder)
+    done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
+    run = RunFolder(folder)
+    try:
+        result = run.result
+        if result is not None and result.get("stopped_early"):
+            raise InputError(
+                f"{folder}: expected a run that trained all its steps, found one that stopped early; start another "
+                f"from it with --from {folder}"
+            )
+        if steps < done or (result is not None and steps == done):
+            raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
+        (folder / "result.json").unlink(missing_ok=True)
+        write_json(folder / "recipe.json", to_dict(replace(recipe, train=replace(recipe.train, steps=steps))))
+    finally:
+        run.close()
