@@ -166,11 +166,30 @@ def mapped(value: _Value, cls: type[_Part], function: Callable[[_Part], _Part]) 
     return found
 
 
+def default_config(kind: str, name: str, where: str) -> Any:
+    """The registered configuration of that name with default settings.
+
+    Raises InputError, which begins with `where`, for unknown names and for settings that have no defaults.
+    """
+    cls = registry.load(kind, name)
+    missing = dataclasses.MISSING
+    needed = [f.name for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is missing]
+    if needed:
+        raise InputError(
+            f"{where}: expected the name of a configuration whose settings have defaults, found {name!r} with none for "
+            f"{', '.join(needed)}; give the configuration"
+        )
+    return cls()
+
+
 def check_fields(config: Any, where: str) -> None:
     """Raise InputError if a field of a dataclass has a value of the wrong type, which Python does not check."""
     hints = typing.get_type_hints(type(config))
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
+        if isinstance(value, type):
+            name = value.__name__
+            raise InputError(f"{where}.{f.name}: expected a value, found the class {name}; write {name}()")
         if not dataclasses.is_dataclass(value):
             from_dict(hints[f.name], to_dict(value), f"{where}.{f.name}")
 

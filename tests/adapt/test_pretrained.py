@@ -1,6 +1,7 @@
 """Cached Hugging Face models on disk: the stock class reads the host, ours reads everything."""
 
 import json
+import logging
 
 import hosts
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.adapt import from_pretrained
+from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
 
 NAMES = [name for name in ZOO if name.startswith("hf_") and not name.endswith(("eager", "short"))]
@@ -69,6 +71,24 @@ def test_the_stock_class_reads_the_host(name, tmp_path):
     assert "mnemos" not in model.config.to_dict()
     equal(stock, model)
     close(run(stock, example(name)), run(model, example(name)), 1e-5)
+
+
+def test_the_weights_of_caches_are_no_surprise(tmp_path):
+    """The library prints a table of weights that the class does not know; ours knows those of the caches."""
+    model = trained("hf_vit")
+    model.save_pretrained(tmp_path)
+    said = []
+    logger, handler = logging.getLogger("transformers.modeling_utils"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        from_pretrained(type(model), tmp_path)
+        from_pretrained(transformers().AutoModelForImageClassification, tmp_path)
+        assert said == []
+        type(model).from_pretrained(tmp_path)
+        assert ".grc." in said[0]
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_several_lengths_and_several_files(tmp_path):

@@ -7,7 +7,9 @@ import torch
 
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
+from mnemos.attention.linear import LinearConfig
 from mnemos.models.blocks import sinusoids
+from mnemos.models.speech import SpeechConfig
 from mnemos.models.transformer import HeadConfig
 
 SMALL = TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=32, max_length=12)
@@ -73,6 +75,15 @@ def test_a_classifier_ignores_padding(pool):
     torch.testing.assert_close(logits[1], network(x[1:, :6])[0][0], atol=1e-5, rtol=1e-5)
 
 
+def test_an_attention_may_be_named(tmp_path):
+    for config in (Transformer(attention="linear").config, TransformerConfig(attention="linear")):
+        assert config.attention == LinearConfig()
+    network = model(attention="linear")
+    mnemos.save(network, tmp_path)
+    assert mnemos.load(tmp_path).config == network.config
+    assert SpeechConfig(attention="linear").attention == LinearConfig()
+
+
 def test_tied_weights_are_one_tensor_and_are_saved(tmp_path):
     network = model(head=HeadConfig(tied=True))
     assert network.head.weight is network.embedding.weight
@@ -128,6 +139,9 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         (lambda: model(norm="sandwich"), "'pre' or 'post'"),
         (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean' or 'last'"),
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),
+        (lambda: Transformer(attention=LinearConfig), r"the class LinearConfig; write LinearConfig\(\)"),
+        (lambda: Transformer(cache=GRC), r"model.cache: expected a value, found the class GRC; write GRC\(\)"),
+        (lambda: Transformer(attention="linaer"), "did you mean 'linear'"),
         (lambda: model()(ids()[:, :0]), "at least 1"),
         (lambda: model()(ids(), model().initial_state(3)), "a state of 2 rows"),
         (lambda: model(dropout=1.0), "dropout"),

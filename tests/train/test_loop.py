@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from train_standins import Toy, Toys, look
 
 from mnemos.train import checkpoint, learner
 from mnemos.train.loop import train
+from mnemos.train.recipe import ScheduleConfig
 from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError
 
@@ -226,6 +228,16 @@ def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
     assert 0 < done[-2] < done[-1] < size[-1] == Toys().recipe().data.build().size("test")
     train(Toys().recipe(), tmp_path / "b", quiet=True)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys):
+    recipe = Toys().recipe()
+    schedule = ScheduleConfig(name="cosine", warmup=4 * recipe.train.steps)
+    train(replace(recipe, optim=replace(recipe.optim, schedule=schedule)), tmp_path / "a")
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(said) == 1
+    assert "toy: warning: optim.schedule.warmup is 48 steps and the run has 12" in said[0]
+    assert "0.25 times optim.lr" in said[0]
 
 
 def test_what_is_said_on_a_terminal(tmp_path, capsys, monkeypatch):

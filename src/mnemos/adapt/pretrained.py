@@ -1,17 +1,22 @@
 """Load Hugging Face models with caches from disk; their own `save_pretrained` saves them."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from mnemos.config import from_dict
+from mnemos.libraries import transformers
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
 from .attach import Known, apply
 from .branch import HostBranch
+
+_EXPECTED = "_keys_to_ignore_on_load_unexpected"  # of Hugging Face's model classes: patterns of names
+_INHERITED = object()
 
 
 def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
@@ -24,7 +29,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
     if the folder has no cached model, or lacks the weights of its caches.
     """
-    model = cls.from_pretrained(folder, **options)
+    with _branches_expected(cls):
+        model = cls.from_pretrained(folder, **options)
     record = getattr(model.config, "mnemos", None)
     if record is None:
         raise InputError(
@@ -40,6 +46,24 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         if isinstance(module, HostBranch):
             module.load_state_dict(stored[_same_place(name, stored, folder)])
     return model
+
+
+@contextlib.contextmanager
+def _branches_expected(cls: Any) -> Iterator[None]:
+    """Inside the `with`, Hugging Face does not report the weights of caches as unexpected; it reports all others.
+
+    An Auto class has no list of such weights, so the base class of the models gets it.
+    """
+    owner = cls if hasattr(cls, _EXPECTED) else transformers().PreTrainedModel
+    before = vars(owner).get(_EXPECTED, _INHERITED)
+    setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)grc\."])
+    try:
+        yield
+    finally:
+        if before is _INHERITED:
+            delattr(owner, _EXPECTED)
+        else:
+            setattr(owner, _EXPECTED, before)
 
 
 def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:

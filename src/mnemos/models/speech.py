@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_field
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads
 
@@ -32,7 +32,11 @@ class SpeechConfig(ModelConfig):
     mlp: int = 768  # hidden width of the MLP
     activation: Activation = "gelu"
     dropout: float = 0.0
-    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)
+    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attention, str):  # the name of an attention
+            object.__setattr__(self, "attention", default_config("attention", self.attention, "attention"))
 
     def build(self) -> "SpeechRecogniser":
         """The model, freshly initialised."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, unknown_field
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.registry import register
@@ -58,9 +58,13 @@ class TransformerConfig(ModelConfig):
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
     activation: Activation = "gelu"
     dropout: float = 0.0
-    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)
+    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
     cache: GRC | None = None  # a gated cache around every attention
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attention, str):  # the name of an attention
+            object.__setattr__(self, "attention", default_config("attention", self.attention, "attention"))
 
     def build(self) -> "Transformer":
         """The model, freshly initialised."""

@@ -59,6 +59,18 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     optim.check(recipe.optim)
 
 
+def schedule_warning(recipe: Recipe) -> str | None:
+    """One line for a run that ends before its learning rate has risen; None for any other run."""
+    warmup, steps = recipe.optim.schedule.warmup, recipe.train.steps
+    if warmup <= steps:
+        return None
+    highest = optim.factor(recipe.optim.schedule, steps, steps)
+    return (
+        f"optim.schedule.warmup is {warmup:,} steps and the run has {steps:,}: it ends within the warm-up, at "
+        f"{highest:.2g} times optim.lr; lower optim.schedule.warmup"
+    )
+
+
 def _check_split(train: TrainConfig, processes: int) -> None:
     pieces = processes * train.accumulate
     if train.batch_size % pieces:

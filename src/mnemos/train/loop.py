@@ -29,7 +29,7 @@ from mnemos.evaluate.scores import CountedElsewhere, evaluate, metrics_text
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint, devices
-from .checks import check_settings, check_state, check_task, complete
+from .checks import check_settings, check_state, check_task, complete, schedule_warning
 from .continuing import Start, final_weights
 from .learner import Learner
 from .progress import NoProgress, progress
@@ -103,6 +103,8 @@ def train(
             learner.restore(saved)
         elif start is not None:
             start.load(learner.model)
+        if run is not None and not quiet and (warning := schedule_warning(recipe)):
+            print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
             return _Session(fabric, learner, run, Path(folder), display, signals, on_evaluation).work()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mnemos import registry
-from mnemos.config import AttentionConfig
+from mnemos.config import AttentionConfig, default_config
 from mnemos.memory.grc import GRC, PRESETS
 from mnemos.types import InputError
 
@@ -95,15 +95,7 @@ def _attention(name: str, option: str) -> AttentionConfig:
     if not name:
         known = ", ".join(registry.names("attention"))
         raise InputError(f"{option}: expected the name of an attention, found none; known: {known}")
-    cls = registry.load("attention", name)
-    missing = dataclasses.MISSING
-    needed = [f.name for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is missing]
-    if needed:
-        raise InputError(
-            f"{option}: expected an attention whose settings have defaults, found {name!r} with none for "
-            f"{', '.join(needed)}; set it in a recipe"
-        )
-    made: AttentionConfig = cls()
+    made: AttentionConfig = default_config("attention", name, option)
     return made
 
 
