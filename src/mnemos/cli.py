@@ -235,9 +235,9 @@ def _compare(arguments: list[str]) -> int:
     parser = _RecipeParser("compare", about, takes)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="the comparison's folder; by default a new one in runs")
-    about = "add, for each recipe with a gated cache, the baseline whose cache is never written"
+    about = "add, for each recipe with a gated cache or slots, the baseline whose memory is never written"
     parser.add_argument("--unwritten", action="store_true", help=about)
-    about = "add, for each recipe with a cache, that baseline and one of equal parameters without the cache"
+    about = "add that baseline, and one of equal parameters without the memory"
     parser.add_argument("--baselines", action="store_true", help=about)
     about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32"
     parser.add_argument("--vary", nargs=2, metavar=("FIELD", "V1,V2"), help=about)

@@ -43,6 +43,20 @@ def test_the_memory_pays_where_it_beats_its_never_written_baseline():
     assert "--unwritten" not in said[1]
 
 
+def test_slots_have_a_never_written_baseline_too():
+    """It lacks the writer's parameters, and there is no control that empties the slots."""
+    slots = {"slots": 8, "temperature": 0.25, "write": True}
+    written = CACHED | {"cache": slots}
+    never = written | {"mean": 0.550, "parameters": 70_000, "cache": slots | {"write": False}}
+    said = verdict(made(cached=written, plain=None, unwritten=never))
+    assert said[0] == (
+        "The memory itself pays in east: it is better than the same model with slots that are never written, which has "
+        "fewer parameters, as it has no writer."
+    )
+    assert "better than west, the same model with slots that are never written, at 0.550" in said[1]
+    assert "mptied" not in said[1]
+
+
 def test_a_gain_that_the_never_written_baseline_has_too_is_the_branches():
     said = verdict(made(unwritten=UNWRITTEN | {"mean": 0.598}, emptied=0.3))
     assert said[0] == (

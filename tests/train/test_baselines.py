@@ -42,6 +42,16 @@ def test_baselines_follow_each_recipe_with_a_cache():
         with_baselines([demo])
 
 
+def test_slots_have_baselines_too():
+    recipe = registry.load("recipe", "text-memformer")()
+    recipe = replace(recipe, model=replace(recipe.model, vocab_size=256))
+    _, never, wider = with_baselines([recipe])
+    assert (never.name, never.model.memory) == ("text-memformer-unwritten", replace(recipe.model.memory, write=False))
+    assert (wider.name, wider.model.memory.slots) == ("text-memformer-wider", 0)
+    assert parameters(wider.model) == pytest.approx(parameters(recipe.model), rel=0.005)
+    assert with_baselines([recipe, never, wider]) == [recipe, never, wider]
+
+
 @dataclass(frozen=True)
 class NoMLP(ModelConfig):
     name = "no-mlp"

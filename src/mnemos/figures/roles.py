@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Literal
 
 from mnemos.config import from_dict, to_dict
 from mnemos.memory.grc import GRC
+from mnemos.memory.slots import SlotsConfig
 from mnemos.types import InputError, JSONObject
 
 from .results import Comparison, Row
@@ -16,7 +18,7 @@ Role = Literal["unwritten", "equal", "smaller", "larger", "memory"]
 
 
 def memory(comparison: Comparison, name: str) -> Memory:
-    """The memory of a variant: a gated cache ("written", or never: "unwritten"), another one, or none.
+    """The memory of a variant: a gated cache or slots ("written", or never: "unwritten"), another one, or none.
 
     Where no run folder gives a recipe: "written" for what was evaluated with its cache emptied or reports gates.
     """
@@ -24,21 +26,25 @@ def memory(comparison: Comparison, name: str) -> Memory:
     if not runs:
         return "written" if name in comparison.with_memory() else "none"
     model = runs[0].recipe.get("model")
-    found = _gated(model)
+    found = _writable(model)
     if found:
-        return "written" if any(cache.get("write", True) for cache in found) else "unwritten"
-    if not isinstance(model, dict):
-        return "none"
-    slots = model.get("memory")
-    return "other" if model.get("cache") or (isinstance(slots, dict) and slots.get("slots")) else "none"
+        return "written" if any(one.get("write", True) for one in found) else "unwritten"
+    return "other" if isinstance(model, dict) and model.get("cache") else "none"
+
+
+def noun(comparison: Comparison, name: str) -> str:
+    """What the memory of a variant is called: "a cache" or "slots"."""
+    runs = comparison.runs.get(name)
+    found = _writable(runs[0].recipe.get("model")) if runs else []
+    return "slots" if found and "slots" in found[0] else "a cache"
 
 
 def role(comparison: Comparison, row: Row, other: Row) -> Role:
     """What `other` is to `row`, whose cache is written.
 
-    unwritten: the same recipe with a cache that is never written, as `GRC.unwritten` makes it. memory: another variant
-    with a memory (or the never-written baseline of another variant). equal, smaller, larger: no memory, and the number
-    of parameters compared with those of `row`; one that is not known counts as larger.
+    unwritten: the same recipe with a memory that is never written, as `recipe.unwritten` makes it. memory: another
+    variant with a memory (or the never-written baseline of another variant). equal, smaller, larger: no memory, and
+    the number of parameters compared with those of `row`; one that is not known counts as larger.
     """
     kind = memory(comparison, other.name)
     if kind == "unwritten":
@@ -52,19 +58,22 @@ def role(comparison: Comparison, row: Row, other: Row) -> Role:
     return "equal" if abs(share) <= EQUAL else "smaller" if share < 0 else "larger"
 
 
-def _gated(value: object) -> list[JSONObject]:
-    """Every configuration of a gated cache (`mnemos.GRC`) within a recipe's JSON; it has a preset and a length."""
+def _writable(value: object) -> list[JSONObject]:
+    """Every configuration of a gated cache (`mnemos.GRC`) or of slots (`mnemos.SlotsConfig`) within a recipe's JSON.
+
+    A gated cache has a preset and a length; a memory of 0 slots is none.
+    """
     if isinstance(value, dict):
-        if {"preset", "length"} <= set(value):
+        if {"preset", "length"} <= set(value) or ({"slots", "temperature"} <= set(value) and value["slots"]):
             return [value]
-        return [cache for part in value.values() for cache in _gated(part)]
-    return [cache for part in value for cache in _gated(part)] if isinstance(value, list) else []
+        return [one for part in value.values() for one in _writable(part)]
+    return [one for part in value for one in _writable(part)] if isinstance(value, list) else []
 
 
 def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str | None:
-    """A variant's recipe without its name and seed, with every switch of its gated caches set.
+    """A variant's recipe without its name and seed, with every switch of its memories set.
 
-    unwritten: the recipe whose caches are never written (`GRC.unwritten`). None without a recipe, or with one whose
+    unwritten: the recipe whose memories are never written. None without a recipe, or with one whose
     caches this version cannot read.
     """
     runs = comparison.runs.get(name)
@@ -75,11 +84,16 @@ def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str |
         recipe.pop(field, None)
     if isinstance(recipe.get("train"), dict):
         recipe["train"].pop("seed", None)
-    for found in _gated(recipe.get("model")):
+    for found in _writable(recipe.get("model")):
         try:
-            cache: GRC = from_dict(GRC, found)
+            if "slots" in found:
+                slots: SlotsConfig = from_dict(SlotsConfig, found)
+                complete = to_dict(replace(slots, write=slots.write and not unwritten))
+            else:
+                cache: GRC = from_dict(GRC, found)
+                complete = to_dict((cache.unwritten() if unwritten else cache).resolved())
         except InputError:
             return None
         found.clear()
-        found |= to_dict((cache.unwritten() if unwritten else cache).resolved())
+        found |= complete
     return json.dumps(recipe, sort_keys=True)

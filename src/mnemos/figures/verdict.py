@@ -13,7 +13,7 @@ from .differences import Difference, difference, effect
 from .markup import decimal, listed, plural
 from .origins import command
 from .results import Comparison, Control, Row
-from .roles import memory, role
+from .roles import EQUAL, memory, noun, role
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -84,7 +84,7 @@ def _word(d: Difference) -> str:
 
 
 _ROLES = {
-    "unwritten": "the same model with a cache that is never written",
+    "unwritten": "the same model with {memory} never written",
     "equal": "of equal parameters without a memory",
     "smaller": "a smaller model without a memory",
     "larger": "a larger model without a memory",
@@ -97,7 +97,8 @@ def _against(c: Comparison, row: Row, others: list[Row]) -> list[str]:
     sentences = []
     for other in others:
         d = difference(row, other, c.higher_is_better)
-        name = f"{other.name}, {_ROLES[role(c, row, other)]}, at {mean_and_spread(other)} ({_amount(c, d)})"
+        what = _ROLES[role(c, row, other)].format(memory=_never(c, row))
+        name = f"{other.name}, {what}, at {mean_and_spread(other)} ({_amount(c, d)})"
         sentences.append(
             {
                 "better": f"It is better than {name}.",
@@ -121,7 +122,7 @@ def _emptied(c: Comparison, row: Row) -> str:
     """What emptying the cache did."""
     d = effect(c, row.name)
     if d is None:
-        return "The cache was not emptied at evaluation."
+        return "" if noun(c, row.name) == "slots" else "The cache was not emptied at evaluation."
     return {
         "worse": f"Emptying the cache at evaluation hurts ({_amount(c, d)}). This shows that the trained model depends "
         "on what its cache holds, and not that the memory pays.",
@@ -177,10 +178,19 @@ def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:
             f"The memory of {row.name} adds to its branch, but no gain is shown for the whole: "
             f"it is not better than {listed(as_good)}, without a memory."
         )
+    without = [other for other in others if role(c, row, other) == "unwritten"]
+    same = all(abs(other.parameters / row.parameters - 1) <= EQUAL for other in without)
+    sizes = "of equal parameters" if same else "which has fewer parameters, as it has no writer"
     return (
-        f"The memory itself pays in {row.name}: it is better than the same model with a cache that is never written, "
-        "of equal parameters."
+        f"The memory itself pays in {row.name}: it is better than the same model with {_never(c, row)} never written, "
+        f"{sizes}."
     )
+
+
+def _never(c: Comparison, row: Row) -> str:
+    """a cache that is, slots that are."""
+    name = noun(c, row.name)
+    return f"{name} that {'are' if name == 'slots' else 'is'}"
 
 
 def _majority(c: Comparison, rows: list[Row]) -> str:

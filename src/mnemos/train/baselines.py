@@ -10,6 +10,7 @@ import torch
 
 from mnemos.config import ModelConfig, mapped
 from mnemos.memory.grc import GRC
+from mnemos.memory.slots import SlotsConfig
 from mnemos.memory.token_cache import AttentionCache
 from mnemos.types import InputError
 
@@ -21,17 +22,17 @@ _WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios")  # fields of models that set the wi
 
 
 def with_unwritten(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Insert after each recipe with a gated cache its never-written baseline, unless it is in the list."""
-    return _inserted(recipes, [never_written], "--unwritten", "a gated cache that is written")
+    """Insert after each recipe with a gated cache or slots its never-written baseline, unless it is in the list."""
+    return _inserted(recipes, [never_written], "--unwritten", "a gated cache or slots that are written")
 
 
 def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Insert after each recipe with a cache its never-written baseline and the one of equal parameters.
+    """Insert after each recipe with a cache or slots its never-written baseline and the one of equal parameters.
 
     The sizes of the models must be known (`checks.complete`). A baseline is not inserted if one of its name, or with
     equal settings, is in the list: two lengths of a cache have one baseline of equal parameters.
     """
-    return _inserted(recipes, [never_written, equal_parameters], "--baselines", "a cache")
+    return _inserted(recipes, [never_written, equal_parameters], "--baselines", "a cache or slots")
 
 
 def _inserted(
@@ -60,14 +61,15 @@ def _unnamed(recipe: Recipe) -> Recipe:
 
 
 def equal_parameters(recipe: Recipe) -> Recipe | None:
-    """The recipe without its caches and with wider MLPs, so that it has as many parameters; named NAME-wider.
+    """The recipe without its caches or slots and with wider MLPs, so that it has as many parameters; named NAME-wider.
 
     The parameters are counted with models on the meta device, which costs no memory. Returns None for a recipe without
-    a cache, and for one whose cache has no parameters. Raises InputError if the model has no field that sets the width
-    of its MLPs, or if no width comes within 5 % of the parameters.
+    such a memory, and for one whose memory has no parameters. Raises InputError if the model has no field that sets
+    the width of its MLPs, or if no width comes within 5 % of the parameters.
     """
     plain: Any = mapped(mapped(recipe.model, GRC, _none), AttentionCache, _none)
-    if plain is recipe.model:
+    plain = mapped(plain, SlotsConfig, lambda memory: replace(memory, slots=0))
+    if plain == recipe.model:
         return None
     wanted = parameters(recipe.model)
     if parameters(plain) == wanted:
@@ -76,10 +78,10 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
     found = parameters(model)
     if abs(found / wanted - 1) > NEAR:
         raise InputError(
-            f"--baselines: expected a model of {wanted:,} parameters without the cache of {recipe.name}, found that "
+            f"--baselines: expected a model of {wanted:,} parameters without the memory of {recipe.name}, found that "
             f"wider MLPs give {found:,} at the nearest; write this baseline as a recipe"
         )
-    about = f"{recipe.name} without its cache and with wider MLPs: {found:,} parameters, of {wanted:,} with the cache"
+    about = f"{recipe.name} without its memory and with wider MLPs: {found:,} parameters, of {wanted:,} with it"
     return replace(recipe, name=f"{recipe.name}-wider", about=about, model=model)
 
 

@@ -38,8 +38,8 @@ def compare(
     "mean", "std", "seeds"}], "runs": {name: [folders]}, "provenance" (`provenance.shared`)}. The metric is the task's
     first, on the test split; "about" explains it. "seconds" (of updates) and "peak_bytes" are means over seeds. A row's
     "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was finished
-    earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache. baselines:
-    add it, and one of equal parameters without a cache, after each recipe with a cache (`baselines.with_baselines`).
+    earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache or slots.
+    baselines: add it, and one of equal parameters without the memory (`baselines.with_baselines`).
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
