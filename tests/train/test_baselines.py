@@ -38,7 +38,7 @@ def test_baselines_follow_each_recipe_with_a_cache():
     assert [recipe.name for recipe in with_baselines([named, cached])] == [names[3], *names[1:3]]
     longer = replace(cached, name="longer", model=replace(cached.model, cache=GRC(length=50)))
     assert [recipe.name for recipe in with_baselines([cached, longer])] == [*names[1:], "longer", "longer-unwritten"]
-    with pytest.raises(InputError, match="--baselines: expected a recipe with a cache, found demo; leave"):
+    with pytest.raises(InputError, match="--baselines: expected a recipe with a cache or slots, found demo; leave"):
         with_baselines([demo])
 
 

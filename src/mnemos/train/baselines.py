@@ -64,11 +64,12 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
     """The recipe without its caches or slots and with wider MLPs, so that it has as many parameters; named NAME-wider.
 
     The parameters are counted with models on the meta device, which costs no memory. Returns None for a recipe without
-    such a memory, and for one whose memory has no parameters. Raises InputError if the model has no field that sets
-    the width of its MLPs, or if no width comes within 5 % of the parameters.
+    such a memory, with one that is never written, or with one that has no parameters. Raises InputError if the model
+    has no field that sets the width of its MLPs, or if no width comes within 5 % of the parameters.
     """
-    plain: Any = mapped(mapped(recipe.model, GRC, _none), AttentionCache, _none)
-    plain = mapped(plain, SlotsConfig, lambda memory: replace(memory, slots=0))
+    plain: Any = mapped(recipe.model, GRC, lambda cache: _none() if cache.write else cache)
+    plain = mapped(plain, AttentionCache, lambda _: _none())
+    plain = mapped(plain, SlotsConfig, lambda memory: replace(memory, slots=0) if memory.write else memory)
     if plain == recipe.model:
         return None
     wanted = parameters(recipe.model)
@@ -91,7 +92,7 @@ def parameters(model: ModelConfig) -> int:
         return sum(p.numel() for p in model.build().parameters())
 
 
-def _none(_: object) -> Any:
+def _none() -> Any:
     return None
 
 
