@@ -77,6 +77,19 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
         predict(finished, [tmp_path / "empty"])
 
 
+def test_a_file_that_is_no_image_is_found_before_training(finished, tmp_path, capsys):
+    folder = photos(tmp_path / "photos", ("cat", "dog"))
+    (folder / "dog/broken.jpg").write_bytes(b"no picture")
+    (folder / "cat/empty.png").touch()
+    words = ["train", "photos-vit", "--data.folder", str(folder), "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "empty.png: expected an image" in said
+    assert "so are 1 more of the 14 files" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_photos_must_have_the_classes_of_the_run(finished, tmp_path, capsys):
     other = photos(tmp_path / "other", ("cat", "cow", "emu"))
     assert main(["eval", str(finished), "--data.folder", str(other)]) == 2
