@@ -215,6 +215,8 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     assert main(["show", str(file), "--model.dim", "32"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again == {**shown, "model": {**shown["model"], "dim": 32}}
+    said = refused(capsys, "compare", "demo-cached", str(file), "--out", str(tmp_path / "run"))
+    assert "two called 'demo-cached', which differ in train.steps (6000, not 7); change" in said
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
     assert main(["show", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"

@@ -20,6 +20,7 @@ from .baselines import with_baselines, with_unwritten
 from .checks import complete, unresolved
 from .provenance import shared, trained
 from .recipe import Recipe, RolloutConfig, TrainConfig, as_json, as_written
+from .run import differing
 from .stopping import Interrupted, TrainingFailed
 
 
@@ -84,6 +85,13 @@ def _completed(recipes: list[Recipe]) -> list[Recipe]:
 def _check(recipes: list[Recipe], folder: Path) -> None:
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
+        doubled = next(name for name in names if names.count(name) > 1)
+        one, other = [as_json(recipe) for recipe in recipes if recipe.name == doubled][:2]
+        if difference := differing(one, other):
+            raise InputError(
+                f"compare: expected a name of its own for each recipe, found two called {doubled!r}, which differ in "
+                f'{difference}; change "name" in the file of one'
+            )
         raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
     first = recipes[0]
     for other in recipes[1:]:
