@@ -86,8 +86,8 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
         doubled = next(name for name in names if names.count(name) > 1)
-        one, other = [as_json(recipe) for recipe in recipes if recipe.name == doubled][:2]
-        if difference := differing(one, other):
+        left, right = [as_json(recipe) for recipe in recipes if recipe.name == doubled][:2]
+        if difference := differing(left, right):
             raise InputError(
                 f"compare: expected a name of its own for each recipe, found two called {doubled!r}, which differ in "
                 f'{difference}; change "name" in the file of one'
