@@ -126,6 +126,9 @@ def test_what_lies_beside_texts_is_not_text(tmp_path):
     chosen = lambda pattern: [file.relative_to(folder).as_posix() for file in find_text(folder, pattern).read]  # noqa: E731
     assert chosen(None) == ["a.txt", "b.md", "part/README.md", "part/c"]
     assert chosen("*.MD c") == ["README.md", "b.md", "part/README.md", "part/c"]
+    folder = corpus(tmp_path / "parts", "train-00.txt", "train-01.txt", "train-notes.txt", "valid-00.txt")
+    given = {split: [file.name for file in files] for split, files in find_text(folder).given.items()}
+    assert given == {"train": ["train-00.txt", "train-01.txt"], "valid": ["valid-00.txt"]}
     # A test folder of a program's source, or a file about trains, is not a split.
     folder = corpus(tmp_path / "code", "src/train.py", "train.md", "test/check.py")
     assert find_text(folder).given == {}

@@ -62,8 +62,9 @@ def find_text(path: str | Path | None, pattern: str | None = None) -> TextFiles:
 
     A folder gives the splits in one of two ways. (1) A folder `train` with a folder for validation (valid, validation,
     val or dev), for test, or both beside it: each folder is a split, and files beside them are left out. (2) A file
-    such as wiki.train.tokens or train.txt with one of validation or test that has the same name but for that word: all
-    such files are splits, and other files are left out. In any other folder, files at any depth are undivided.
+    such as wiki.train.tokens or train.txt with one of validation or test that has the same name but for that word and
+    for numbers: all such files are splits, and other files are left out. In any other folder, files at any depth are
+    undivided.
     pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one. None
     reads every file whose content is text, except licences, checksums and a README at the top of the folder.
     Names count without .gz. Hidden files and folders are ignored.
@@ -121,23 +122,27 @@ def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None) -> 
 
 
 def _split_names(folder: Path, every: Sequence[Path]) -> dict[Split, list[Path]]:
-    """The files in the folder itself whose names differ by the split alone; {} without train and another split."""
-    groups: dict[tuple[str, str], dict[Split, Path]] = {}
+    """The files in the folder itself whose names differ by the split alone; {} without train and another split.
+
+    Names that differ in a number are alike: train-1.txt, train-2.txt and valid-1.txt.
+    """
+    groups: dict[tuple[str, ...], dict[str, list[Path]]] = {}  # {the name around the word: {the word: its files}}
     for file in every:
         words = list(_WORD.finditer(_plain(file))) if file.parent == folder else []
-        if len(words) != 1:
-            continue
-        start, end = words[0].span()
-        split, name = _SPLITS[words[0].group()], _plain(file)
-        group = groups.setdefault((name[:start], name[end:]), {})
-        if split in group:
-            raise _two(folder, split, group[split].name, file.name)
-        group[split] = file
+        if len(words) == 1:
+            start, end = words[0].span()
+            around = tuple(re.sub(r"\d+", "#", part) for part in (_plain(file)[:start], _plain(file)[end:]))
+            groups.setdefault(around, {}).setdefault(words[0].group(), []).append(file)
     given: dict[Split, list[Path]] = {}
     for group in groups.values():
-        if "train" in group and len(group) > 1:
-            for split, file in group.items():
-                given.setdefault(split, []).append(file)
+        splits = [_SPLITS[word] for word in group]
+        if "train" not in splits or len(group) < 2:
+            continue
+        if twice := next((split for split in splits if splits.count(split) > 1), None):
+            first, second, *_ = (group[word][0].name for word in group if _SPLITS[word] == twice)
+            raise _two(folder, twice, first, second)
+        for word, files in group.items():
+            given.setdefault(_SPLITS[word], []).extend(files)
     return given
 
 
