@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import InputError, registry
+from mnemos import GRC, InputError, Transformer, registry
 from mnemos.cli import main
 from mnemos.data.text import TextConfig
 from mnemos.train import checkpoint
@@ -97,6 +97,26 @@ def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
     assert main(words) == 2
     assert "expected a run of a similar model" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_cache_is_added_to_a_trained_model_or_removed(tmp_path, cached):
+    """A relative attention and the cache around it have tensors of one name and shape, which are not mixed up."""
+    settings = {"dim": 16, "layers": 1, "num_heads": 2, "mlp": 16, "attention": "relative", "position": "none"}
+    models = [
+        Transformer(**settings, cache=GRC(length=3, ratio=1.0, scope="stream") if on else None)
+        for on in (cached, not cached)
+    ]
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.write(checkpoint.path_of(tmp_path / "checkpoints", 1), {"model": dict(models[0].state_dict())})
+    Start.read(tmp_path, models[1]).load(models[1])
+    plain, inside = (model.state_dict() for model in (models if not cached else models[::-1]))
+    inside = {
+        name.replace(".inner.", "."): value
+        for name, value in inside.items()
+        if ".attention." not in name or ".inner." in name
+    }
+    assert same(dict(plain), inside)
 
 
 def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):

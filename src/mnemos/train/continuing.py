@@ -1,5 +1,6 @@
 """What one does with the weights of a run: use them, start another run from them, or train the run for longer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from .recipe_files import read_recipe
 from .run import RunFolder
 from .sharding import place
 
+_INNER = "inner"
 _LEAST = 0.5  # share of the parameters that a run must give to another model
 
 
@@ -45,13 +47,18 @@ class Start:
     def read(cls, folder: Path, model: nn.Module) -> "Start":
         """Read the tensors of a run that have the name and shape of one of the model's; others stay as they are new.
 
-        The head of a classifier of other classes is such another. Raises InputError if the run has no checkpoint, or if
-        less than half of the model's parameters and buffers would be loaded. model: may be on the meta device.
+        Examples of new ones are the head of a classifier of other classes, and a cache that the run's model did not
+        have; the attention inside the cache gets the weights of the run's attention, and the reverse. model: may be on
+        the meta device. Raises InputError if the run has no checkpoint, or if less than half of the model's parameters
+        and buffers would be loaded.
         """
         if not folder.is_dir():
             raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
         saved, own = final_weights(folder), model.state_dict()
-        fitting = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+        fitting = {}
+        for name, source in _sources(list(own), list(saved)).items():
+            if source in saved and saved[source].shape == own[name].shape:
+                fitting[name] = saved[source]
         total, loaded = (sum(tensor.numel() for tensor in part.values()) for part in (own, fitting))
         if loaded < _LEAST * total:
             raise InputError(
@@ -68,6 +75,32 @@ class Start:
         own = model.state_dict()
         with torch.no_grad():
             model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
+
+
+def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
+    """For each name of a model, the name of a saved tensor with the same role; "" if there is none.
+
+    An attention with a gated cache holds the attention itself as `inner`, so its tensors have another name without one.
+    """
+    inside, outside = _cached(own) - _cached(saved), _cached(saved) - _cached(own)
+    found = {}
+    for name in own:
+        place = next((p for p in inside | outside if name.startswith(f"{p}.")), None)
+        if place is None:
+            found[name] = name
+            continue
+        part = name.removeprefix(f"{place}.")
+        if place in outside:
+            found[name] = f"{place}.{_INNER}.{part}"
+        else:
+            attention, _, rest = part.partition(".")
+            found[name] = f"{place}.{rest}" if attention == _INNER else ""
+    return found
+
+
+def _cached(names: Sequence[str]) -> set[str]:
+    """The modules that hold an attention inside."""
+    return {name.split(f".{_INNER}.")[0] for name in names if f".{_INNER}." in name}
 
 
 def extend(folder: Path, steps: int) -> None:
