@@ -9,7 +9,7 @@ from spoken_standins import REAL, write_recordings
 
 from mnemos.data.batch import IGNORE
 from mnemos.data.buckets import POOL
-from mnemos.data.filterbanks import filterbanks, normalised
+from mnemos.data.filterbanks import filterbanks, frames, normalised
 from mnemos.data.spoken import SpokenConfig, SpokenTask
 from mnemos.types import InputError
 
@@ -102,10 +102,14 @@ def test_held_out_strings_do_not_depend_on_the_batch_size(task, split):
         assert torch.equal(frames, padded[: len(frames)])
 
 
-def test_sizes(task):
+def test_sizes(task, config):
     assert task.size("train") == 2 * 2 * 2
     assert task.epoch(2) == 8 / (2 * 2)
     assert task.sample().shape == (1, task.max_length, 40)
+    longest = max(len(task.recordings.wave(row)) for row in range(len(task.recordings)))
+    gap = round(config.silence * task.recordings.rate)
+    samples = 3 * longest + 4 * gap  # three words; silence before, between and after them
+    assert task.max_length == frames(samples, task.recordings.rate)
     assert max(task.train_batch(i, 8, 0).inputs.shape[1] for i in range(20)) <= task.max_length
     assert task.names == ["high", "low"]
 

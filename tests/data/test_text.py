@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mnemos import config
-from mnemos.data.text import TextConfig, read_documents
+from mnemos.data.text import TextConfig, read_documents, split_documents
 from mnemos.data.text_files import find_text
 from mnemos.types import InputError
 
@@ -67,6 +67,14 @@ def test_one_document_is_cut(tmp_path):
     task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
     assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
     assert (texts(task, "valid"), texts(task, "test")) == ({data[8000:9000]}, {data[9000:]})
+
+
+def test_a_document_has_a_byte_in_every_split(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name, data in {"a": b"abc", "b": b"x" * 2000}.items():
+        (tmp_path / "train" / name).write_bytes(data)
+    found = split_documents(find_text(tmp_path, "*"), 0.4)
+    assert [next(iter(found[split].values())).tobytes() for split in ("train", "valid", "test")] == [b"a", b"b", b"c"]
 
 
 def test_a_long_document_goes_on_afresh(tmp_path):

@@ -157,3 +157,13 @@ def test_numbers_of_maps():
     assert maps(layer, wide, BranchOutputs(o_mem, o_mem, o_mem))[0]["memory_own"] == pytest.approx(0.5, abs=0.04)
     against = maps(layer, place, BranchOutputs(o_self, o_self, -2 * o_self))[0]
     assert against["correlation"] == pytest.approx([-1] * 5)
+
+
+def test_large_maps_are_averaged_down():
+    layer = next(iter(layers(cached(VIT)).values()))
+    o = torch.arange(112 * 56.0).view(1, 112 * 56, 1).expand(2, -1, 16)
+    with torch.no_grad():
+        found = maps(layer, Places((112, 56), 0, torch.arange(112 * 56)[None]), BranchOutputs(o, o, -o))
+    squares = o[0, :, 0].view(56, 2, 28, 2).mean((1, 3))
+    for one, expected in zip(found[1:], (squares, -squares), strict=True):
+        torch.testing.assert_close(one, expected.expand(2, -1, -1))

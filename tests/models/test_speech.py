@@ -70,10 +70,18 @@ def test_score_is_the_sum_over_all_paths_and_so_is_its_gradient():
     expected = sum(oracle(again[row, : lengths[row]], targets[row], 3) for row in range(3))
     torch.testing.assert_close(loss, expected)
     assert tokens == 6
+    assert [int(n) for n in Scored(3).right(poisoned[3:], padded[3:], mask[3:])] == [0, 0]
     upstream = torch.tensor(1.7, dtype=torch.float64)
     (loss * upstream).backward()
     (expected * upstream).backward()
     torch.testing.assert_close(logits.grad[mask], again.grad[mask])
+
+
+def test_matrices_begin_xavier_uniform_and_biases_at_zero():
+    for linear in (m for m in Scored(3).modules() if isinstance(m, torch.nn.Linear)):
+        inputs, outputs = linear.in_features, linear.out_features
+        assert linear.weight.abs().max() <= (6 / (inputs + outputs)) ** 0.5
+        assert linear.bias is None or not linear.bias.any()
 
 
 def test_the_blank_is_the_last_class():

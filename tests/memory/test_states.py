@@ -1,0 +1,31 @@
+"""The states of attentions by themselves: what an empty one holds, and what a detached one is."""
+
+import pytest
+import torch
+
+from mnemos.memory import HashedKeys, Segments, SlotsConfig
+from mnemos.types import InputError
+
+
+def test_an_empty_state_has_no_tokens():
+    keys = HashedKeys.empty(2, 3, 4, rounds=5, buckets=6)
+    assert [tuple(x.shape) for x in (keys.k, keys.v, keys.place, keys.held)] == [
+        (2, 0, 3, 4),
+        (2, 0, 3, 4),
+        (2, 0, 3, 5),
+        (2, 3, 5, 6),
+    ]
+    assert not keys.held.any()
+
+
+def test_detached_segments_have_the_values_and_no_graph():
+    state = Segments(torch.ones(2, 3, 4, requires_grad=True), torch.ones(2, 3).bool())
+    found = state.detach()
+    assert not found.x.requires_grad
+    assert torch.equal(found.x, state.x)
+    assert found.valid is state.valid
+
+
+def test_a_setting_of_slots_of_the_wrong_type_is_refused():
+    with pytest.raises(InputError, match=r"slots.*found '4'"):
+        SlotsConfig(slots="4")
