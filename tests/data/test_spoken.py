@@ -97,9 +97,9 @@ def test_held_out_strings_do_not_depend_on_the_batch_size(task, split):
     rows = [
         (y[y != IGNORE].tolist(), x) for b in task.batches(split, 3) for x, y in zip(b.inputs, b.targets, strict=True)
     ]
-    for (words, frames), (others, padded) in zip(for_one, rows, strict=True):
+    for (words, features), (others, padded) in zip(for_one, rows, strict=True):
         assert words == others
-        assert torch.equal(frames, padded[: len(frames)])
+        assert torch.equal(features, padded[: len(features)])
 
 
 def test_sizes(task, config):
