@@ -46,6 +46,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --exhaustive tests/test_typing.py
 	$(TESTS) -m 'not slow' --cases 1
 
 numbers: $(READY)

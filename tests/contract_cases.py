@@ -66,14 +66,15 @@ def over_layers(
 ):
     """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
 
-    apart: by default every attention without a cache, and every cache beside softmax attention alone.
+    apart: by default every attention without a cache, and every cache beside softmax attention alone; each once, causal
+    if it can be.
     """
 
     def cases(exhaustive: bool) -> list:
         def allowed(attention: str, cache: str, causal: bool, training: bool) -> bool:
             case = attention, cache, causal
-            usual = exhaustive or not apart or not cache or attention == "softmax"
-            return usual and _buildable(*case, exhaustive) and where(declared(*case))
+            once = causal == max(ATTENTIONS[attention].causal_modes) and (not cache or attention == "softmax")
+            return (exhaustive or once or not apart) and _buildable(*case, exhaustive) and where(declared(*case))
 
         axes = ATTENTIONS, CACHES, (False, True), modes
         found = filter(None, (c if allowed(*c) else None for c in itertools.product(*axes)))

@@ -88,12 +88,12 @@ mnemos.no_such_name
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # and `make check`, after mypy has read PyTorch's types
 def test_a_program_outside_is_type_checked(tmp_path):
     pytest.importorskip("mypy")
     for name, program in (("right.py", RIGHT), ("wrong.py", WRONG)):
         (tmp_path / name).write_text(program)
-    # Settings and cache are those of `make check`, which has read PyTorch's types by then.
+    # Settings and cache are those of `make check`.
     project = SOURCE.parent / "pyproject.toml"
     options = ["--config-file", project, "--cache-dir", SOURCE.parent / ".mypy_cache"] if project.exists() else []
     found = subprocess.run(

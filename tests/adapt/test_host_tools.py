@@ -237,7 +237,7 @@ def test_an_exported_model_is_the_model():
 @pytest.mark.parametrize(
     ("name", "preset", "layers"),
     [
-        ("torch_padded", "mnemos", "layers"),
+        pytest.param("torch_padded", "mnemos", "layers", marks=pytest.mark.exhaustive),
         pytest.param("timm_vit", "official", "blocks", marks=pytest.mark.exhaustive),
         pytest.param("hf_pvt", "mnemos", "", marks=pytest.mark.exhaustive),
         ("hf_bert", "paper", "encoder.layer"),
@@ -250,6 +250,7 @@ def test_compiled_equals_eager(fresh_compiler, name, preset, layers):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiled_with_checkpointing_equals_eager(fresh_compiler):
     model, own = (cached("timm_vit", "mnemos", torch.float32, "blocks") for _ in range(2))
     (block,) = own.blocks

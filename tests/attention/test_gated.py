@@ -233,7 +233,7 @@ def test_widths_that_do_not_divide_are_rounded_down():
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, convolution=True)), "convolution=True: .* grid=None"),
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, prefix=1), "no class token"),
         (lambda: GRC(preset="papre"), "expected 'paper', 'official' or 'mnemos', found 'papre'; change it"),
-        (lambda: GRC(length="16"), "GRC.length: expected an integer, .* or 'auto', found '16'; change it"),
+        (lambda: GRC(length="16"), "GRC.length: expected an integer, .*, 'auto' or 'paper', found '16'; change it"),
         (lambda: GRC(ratio=0), "ratio"),
         (lambda: GRC(length=0), "length"),
         (lambda: GRC(length=True), "GRC.length"),

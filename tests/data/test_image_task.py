@@ -164,7 +164,12 @@ def test_no_process_is_left_behind(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "end", [pytest.param("", marks=pytest.mark.exhaustive), "raise KeyError", "os.kill(os.getpid(), 9)"]
+    "end",
+    [
+        pytest.param("", marks=pytest.mark.exhaustive),
+        pytest.param("raise KeyError", marks=pytest.mark.exhaustive),
+        "os.kill(os.getpid(), 9)",
+    ],
 )
 def test_processes_end_with_the_program(folder, end):
     program = f"""

@@ -65,8 +65,9 @@ def equations(given, mask=None, phi=reference_elu, eps=0.1):
     return [*outputs, *gradients(outputs, exact)]
 
 
-SHAPES = [(2, 37, 3, 5, 4), (1, 16, 1, 32, 32), (2, 1, 3, 7, 9), (1, 100, 1, 17, 33), (1, 130, 1, 16, 70)]
-SHAPES += [(2, 4, 1, 1, 1), (1, 67, 2, 70, 6)]
+SHAPES = [(2, 37, 3, 5, 4), (2, 1, 3, 7, 9), (1, 130, 1, 16, 70), (1, 67, 2, 70, 6)]
+MORE_SHAPES = [(1, 16, 1, 32, 32), (1, 100, 1, 17, 33), (2, 4, 1, 1, 1)]
+SHAPES += [pytest.param(shape, marks=pytest.mark.exhaustive) for shape in MORE_SHAPES]
 
 
 @needs_triton
@@ -82,7 +83,16 @@ def test_equals_the_equations(shape, masked, name, parts, poisoned):
 
 @needs_triton
 @pytest.mark.each_value
-@pytest.mark.parametrize("shape", [(1, 200, 1, 40, 24), (1, 70, 1, 128, 96), (1, 40, 1, 256, 5), (1, 40, 1, 3, 256)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((1, 200, 1, 40, 24), marks=pytest.mark.exhaustive),
+        (1, 70, 1, 128, 96),
+        pytest.param((1, 40, 1, 256, 5), marks=pytest.mark.exhaustive),
+        (1, 40, 1, 3, 256),
+    ],
+    ids=str,
+)
 def test_equals_chunked_where_the_equations_take_long(shape, parts, poisoned):
     given = inputs(*shape)
     mask, phi = holes(*shape[:2]), torch.sigmoid if shape[3] > shape[1] else "elu"

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
     grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), tables.AUTO, replace(tables.AUTO, ratio=1.0)]
     plain, *cached = host_costs.costs("PVT-Tiny", grcs)

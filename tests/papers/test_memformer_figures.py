@@ -31,7 +31,7 @@ def text(tmp_path_factory):
     """A folder of text."""
     folder = tmp_path_factory.mktemp("text")
     for i in range(4):
-        (folder / f"{i}.txt").write_text(f"The {i} slots remember what was said, or forget it. " * 3)
+        (folder / f"{i}.txt").write_text(f"The {i} slots remember what was said, or forget it. " * 30)
     return folder
 
 

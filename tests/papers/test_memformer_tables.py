@@ -66,7 +66,7 @@ def test_table1(tmp_path, tiny):
 def test_table2(tmp_path, tiny):
     (tmp_path / "text").mkdir()
     for i in range(3):
-        (tmp_path / "text" / f"{i}.txt").write_text("a slot that hears nothing forgets; " * 9)
+        (tmp_path / "text" / f"{i}.txt").write_text("a slot that hears nothing forgets; " * 40)
     (found,) = reproduce("memformer/table2", Options(tmp_path / "out", data=tmp_path / "text", steps=2))
     costs, inference, perplexities = found["tables"]
     assert [row["paper GFLOP"] for row in costs["rows"]] == [168.0, 54.0]

@@ -140,8 +140,8 @@ def started(name: str, photos, out, steps: int, batch: int, side: int) -> dict:
 @pytest.mark.parametrize(
     "name",
     [
-        "imagenet-vit-s-cached",
-        "imagenet-pvt-tiny-cached",
+        pytest.param("imagenet-vit-s-cached", marks=pytest.mark.exhaustive),
+        pytest.param("imagenet-pvt-tiny-cached", marks=pytest.mark.exhaustive),
         "imagenet-pvt-tiny-attention-cache",
         "imagenet-swin-t-cached",
     ],
@@ -160,7 +160,14 @@ def test_photos_of_any_kind(variant, photos, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits-pvt-cached", "digits-swin", "digits-vit-attention-cache"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits-pvt-cached",
+        "digits-vit-attention-cache",
+        pytest.param("digits-swin", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_small_recipes_learn(name, tmp_path):
     torch.set_num_threads(1)
     recipe = load(name)

@@ -92,7 +92,7 @@ def test_hugging_face(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_compiled_step(dynamic):
     model = cell()
     compiled = torch.compile(lambda x, state: model(x, state), backend="aot_eager", dynamic=dynamic)
