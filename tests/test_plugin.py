@@ -13,13 +13,16 @@ pytestmark = pytest.mark.slow
 
 PLUGIN = Path(__file__).parent / "plugin"
 DRIVER = """
-import os, sys
+import multiprocessing, os, sys
 import torch
 import toy_translation
 from mnemos.cli import main
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # Each recipe of a comparison has a process of its own: a fork, since a new interpreter imports everything again.
+    multiprocessing.set_start_method("fork")
+    multiprocessing.get_context = lambda method=None, start=multiprocessing.get_context: start("fork")
     def said(*words):
         before = len(toy_translation.opened)
         code = main(list(words))

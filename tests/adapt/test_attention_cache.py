@@ -197,10 +197,8 @@ def test_recomputation_and_micro_batches(name):
         torch.testing.assert_close(a.cache, c.cache)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name == "pvt2" else pytest.param(name, marks=pytest.mark.exhaustive) for name in CONFIGS]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CONFIGS)
 def test_compiled_equals_eager(name):
     model = build(name)
     torch._dynamo.reset()

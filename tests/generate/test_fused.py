@@ -97,6 +97,7 @@ def test_equals_the_model(name, rows, variant, poisoned):
 
 
 @needs_kernels
+@pytest.mark.each_value
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(count, variant, threads):
     """To the last bit: a row does not know of the others, nor of who computes it."""

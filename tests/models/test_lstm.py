@@ -37,6 +37,7 @@ def oracle(network: LSTM, row: list[int], h: list[torch.Tensor], c: list[torch.T
 @pytest.mark.parametrize("tied", [False, True])
 def test_is_the_cells_equations_from_any_state_and_skips_padding(tied):
     network, x = model(tied=tied), ids()
+    assert (network.head.weight is network.embedding.weight) == (network.head.bias is None) == tied
     mask = torch.tensor([[1] * 7, [0, 1, 1, 0, 1, 1, 0], [0] * 7]).bool()
     start = LSTMState(*torch.randn(2, 3, 2, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64))
     for leaf in start:

@@ -19,7 +19,8 @@ from mnemos.ops.linear import triton_launch as launch
 needs_triton = pytest.mark.skipif(not triton.runs_here(), reason="runs in the child of test_in_the_interpreter")
 BOTH = [pytest.param("native", marks=needs_kernels), pytest.param("triton", marks=needs_triton)]
 KINDS = [pytest.param(("native", i), marks=needs_kernels, id=f"native {NAMES[i]}") for i in VARIANTS]
-KINDS += [pytest.param(("triton", i), marks=needs_triton, id=f"triton {i}") for i in ("whole", "in parts")]
+KINDS += [pytest.param(("triton", "whole"), marks=needs_triton, id="triton whole")]
+KINDS += [pytest.param(("triton", "in parts"), marks=[needs_triton, pytest.mark.exhaustive], id="triton in parts")]
 THREADS = {"native": (1, 3), "triton": (1,)}
 LENGTH = {"native": 300, "triton": 150}  # long enough for several parts
 

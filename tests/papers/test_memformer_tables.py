@@ -22,8 +22,8 @@ TABLES = ("table1", "table2", "table3", "recall")
 
 @pytest.fixture
 def tiny(monkeypatch) -> None:
-    """Three rows a table, and models that take moments."""
-    rows = ("Transformer-XL memory=224", "Memformer 4+8", "w/o memory")
+    """Two rows a table, and models that take moments."""
+    rows = ("Transformer-XL memory=224", "Memformer 4+8")
     for module in (image_tables, recipes):
         monkeypatch.setattr(module, "PICTURES", {name: table_models.PICTURES[name] for name in rows})
     monkeypatch.setitem(
@@ -51,22 +51,21 @@ def test_recipes_only_trains_nothing(name, tmp_path, capsys, tiny):
 def test_table1(tmp_path, tiny):
     (found,) = reproduce("memformer/table1", Options(tmp_path, steps=2))
     costs, perplexities = found["tables"]
-    assert [row["paper GFLOP"] for row in costs["rows"]] == [15.6, 5.0, 1.8]
+    assert [row["paper GFLOP"] for row in costs["rows"]] == [15.6, 5.0]
     memory = {row[""]: row["model here"] for row in perplexities["rows"]}
     assert memory == {
         "Transformer-XL memory=224": "4 layers, memory 18",
         "Memformer 4+8": "2+4 layers, 4 slots",
-        "w/o memory": "1+3 layers, 0 slots",
     }
     assert all(1 < float(row["perplexity"]) < 400 for row in perplexities["rows"])
-    assert any("of 3 pairs" in note for note in found["notes"])
+    assert any("of 1 pairs" in note for note in found["notes"])
 
 
 @pytest.mark.slow
 def test_table2(tmp_path, tiny):
     (tmp_path / "text").mkdir()
     for i in range(3):
-        (tmp_path / "text" / f"{i}.txt").write_text("a slot that hears nothing forgets; " * 40)
+        (tmp_path / "text" / f"{i}.txt").write_text("a slot that hears nothing forgets; " * 30)
     (found,) = reproduce("memformer/table2", Options(tmp_path / "out", data=tmp_path / "text", steps=2))
     costs, inference, perplexities = found["tables"]
     assert [row["paper GFLOP"] for row in costs["rows"]] == [168.0, 54.0]

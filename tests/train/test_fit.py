@@ -1,6 +1,7 @@
 """`mnemos.fit`: a user's model and data, of several kinds; the same loss as a plain loop, and resumed exactly."""
 
 import json
+import multiprocessing
 import shutil
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import mnemos
 from mnemos.data.metrics import LOSS, CorpusMetric, SumMetric
-from mnemos.data.own import BatchSource
+from mnemos.data.own import BatchSource, source
 from mnemos.evaluate.scores import evaluate
 from mnemos.train import checkpoint
 from mnemos.train.recipe import OptimConfig, TrainConfig
@@ -224,10 +225,19 @@ def test_training_data_are_iterated_once_before_and_in_training(tmp_path):
     assert len(begun) == 1
     for index in (0, 12, 3):  # with a length, passes between are skipped, in whatever order batches are read
         del begun[:]
-        source = BatchSource(Sized([1, 2, 3, 4, 5], begun))
-        source.batch(0, 1, 0)
-        assert source.batch(index, 1, 0).inputs == index % 5 + 1
+        data = BatchSource(Sized([1, 2, 3, 4, 5], begun))
+        data.batch(0, 1, 0)
+        assert data.batch(index, 1, 0).inputs == index % 5 + 1
         assert len(begun) == (2 if index == 12 else 1)
+
+
+def test_a_loader_with_workers_is_read_by_as_many():
+    for workers in (0, 1):
+        before = len(multiprocessing.active_children())
+        data = source(DataLoader(rows(), 4, num_workers=workers))
+        data.batch(0, 4, 0)
+        assert len(multiprocessing.active_children()) == before + workers
+        data.close()
 
 
 class Sized(list):

@@ -107,7 +107,7 @@ ROLLOUTS = [
     [
         ("ddp", *ROLLOUTS[0]),
         pytest.param("ddp", *ROLLOUTS[1], marks=pytest.mark.exhaustive),
-        ("ddp", *ROLLOUTS[2]),
+        pytest.param("ddp", *ROLLOUTS[2], marks=pytest.mark.exhaustive),
         pytest.param("fsdp", *ROLLOUTS[0], marks=pytest.mark.exhaustive),
         ("fsdp", *ROLLOUTS[2]),
     ],

@@ -84,6 +84,9 @@ def test_of_very_many_files_some_are_hashed_and_all_are_named_and_sized(tmp_path
     found = data_read(TextConfig(path=str(tmp_path)))
     assert (found["count"], found["hashed"], found["bytes"]) == (9, 3, 54)
     assert "files" not in found
+    monkeypatch.setattr(module, "LISTED", 9)
+    assert len(data_read(TextConfig(path=str(tmp_path)))["files"]) == 9
+    monkeypatch.setattr(module, "LISTED", 3)
     for name, text in (("1.txt", "text 11"), ("4.txt", "text 5"), ("8.txt", "text 0")):  # a size; hashed contents
         before = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text)

@@ -117,7 +117,10 @@ def test_model_and_task_fit(name, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["text", "text-linear", "text-cached", "text-xl", "text-lstm", "text-memformer", "recall", "digits", "copy"],
+    [
+        *("text", "text-cached", "text-memformer", "recall", "digits", "copy"),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("text-linear", "text-xl", "text-lstm")),
+    ],
 )
 def test_a_starter_learns(name, tmp_path, folder):
     recipe = small(name, folder)
