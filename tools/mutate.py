@@ -2,7 +2,8 @@
 
 Each fault (see mutations.py) is made in a copy of the tree; the tests most likely to find it run first, then the
 contracts, then all others, until one fails. A fault that none finds is a survivor: a test is missing, or the fault
-changes nothing that is promised, which the field "explained" of the result then says (it is written by hand and kept).
+changes nothing that is promised, which the field "explained" of the result then says. The field "closed" marks a fault
+that was a survivor until a test was written for it. Both are written by hand and kept.
 `--near` leaves out the others and all slow tests: it takes minutes less per survivor, and counts too many of them.
 
 Known tools run the whole suite, or what a coverage run of hours has mapped, in a new interpreter per fault. Here one
@@ -239,6 +240,7 @@ class Report:
             "seed": self.seed,
             "faults": len(self.mutants),
             "found": len(found),
+            "found by tests written for them": sum("closed" in one for one in found),
             "survivors": len(survivors),
             "survivors explained": sum("explained" in one for one in survivors),
         }

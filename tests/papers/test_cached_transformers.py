@@ -94,7 +94,7 @@ def cached_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("claim", ["figure4", "figure5"])
+@pytest.mark.parametrize("claim", ["figure4", pytest.param("figure5", marks=pytest.mark.exhaustive)])
 def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, capsys):
     assert main(["reproduce", f"cached_transformers/{claim}", "--run", str(cached_run), "--out", str(tmp_path)]) == 0
     assert (tmp_path / f"{claim}.png").read_bytes().startswith(b"\x89PNG")

@@ -118,7 +118,7 @@ def test_figure3(tmp_path):
     assert not (again / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_table1(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "PAPER", TINY)
     monkeypatch.setattr(generation, "BATCHES", (1, 2))

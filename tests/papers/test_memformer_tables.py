@@ -39,7 +39,7 @@ def tiny(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("table1", marks=pytest.mark.exhaustive), *TABLES[1:]])
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in TABLES[:2]), *TABLES[2:]])
 def test_recipes_only_trains_nothing(name, tmp_path, capsys, tiny):
     (found,) = reproduce(f"memformer/{name}", Options(tmp_path, recipes_only=True))
     assert paper("memformer").claim(name).says in capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_recipes_only_trains_nothing(name, tmp_path, capsys, tiny):
     assert [p.name for p in tmp_path.iterdir()] == [f"{name}.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_table1(tmp_path, tiny):
     (found,) = reproduce("memformer/table1", Options(tmp_path, steps=2))
     costs, perplexities = found["tables"]
@@ -61,7 +61,7 @@ def test_table1(tmp_path, tiny):
     assert any("of 1 pairs" in note for note in found["notes"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_table2(tmp_path, tiny):
     (tmp_path / "text").mkdir()
     for i in range(3):

@@ -91,8 +91,8 @@ def test_hugging_face(name):
         both(model, {"rwkv": rwkv, "mamba": mamba}[name], pieces, tolerance=2e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_step(dynamic):
     model = cell()
     compiled = torch.compile(lambda x, state: model(x, state), backend="aot_eager", dynamic=dynamic)

@@ -85,7 +85,9 @@ def _names() -> list:
 
     def marks(name: str) -> list:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
-        left_out = like_another or name.startswith("imagenet-pvt-v2-b4") or name.endswith("-unwritten")
+        left_out = (
+            like_another or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k")) or name.endswith("-unwritten")
+        )
         return [pytest.mark.exhaustive] * left_out + [pytest.mark.slow] * name.startswith("imagenet")
 
     return [pytest.param(name, marks=marks(name)) for name in registry.names("recipe")]
