@@ -9,10 +9,10 @@ READY = .venv/ready
 help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     trains a Transformer with a memory and its baselines without, about four minutes'
-	@echo 'make test     the whole test suite, eleven minutes on two cores'
+	@echo 'make test     the test suite, five minutes on two cores'
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and one case of each fast test'
-	@echo 'make exhaustive  the suite with every combination of parameters; writes results/exhaustive.json'
+	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
 install: $(READY)
