@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mnemos import Transformer
+from mnemos import Transformer, libraries
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
 from mnemos.train.run import provenance
@@ -76,6 +76,7 @@ class HuggingFace(nn.Module):
 
     def __init__(self, ours: Transformer) -> None:
         super().__init__()
+        libraries.transformers()  # also where torchvision was built for another PyTorch
         from transformers import ViTConfig, ViTModel
 
         c = ours.config
