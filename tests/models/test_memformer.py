@@ -20,7 +20,8 @@ import memformer_oracle as oracle
 SMALL = {"vocab_size": 11, "dim": 12, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 3, "mlp": 10, "segment": 4}
 SMALL |= {"buckets": 8, "max_distance": 6}
 KINDS = {
-    "paper": {"memory": SlotsConfig(slots=3, radius=1.0)},
+    "paper": {"preset": "paper", "memory": SlotsConfig(slots=3)},
+    "paper, forgetting off": {"preset": "paper", "memory": SlotsConfig(slots=3, forgetting=False)},
     "reads": {"memory": SlotsConfig(slots=5, self_logit=1.0), "decoder_reads": True, "tied": True},
     "cls": {"memory": SlotsConfig(slots=2, num_heads=1, temperature=1.0), "cls": 3, "bos": 7},
     "one slot": {"memory": SlotsConfig(slots=1, forgetting=False)},
@@ -81,6 +82,36 @@ def test_the_forward_is_the_equations(kind):
     for row in range(4):
         wanted = oracle.logits(network.state_dict(), network.config, x[row].tolist(), mask[row].tolist())
         close(padded[row, mask[row]], wanted[mask[row]])
+
+
+@pytest.mark.parametrize("kind", ["paper", "paper, forgetting off", "cls"])
+def test_the_gradients_are_those_of_the_equations(kind):
+    """Of every weight and of M_0, through three writes; with the paper's settings and with ours."""
+    network, x = model(kind), ids(1)
+    mask = holes()[3:]
+    weight = torch.randn(T, 11, dtype=torch.float64)
+    (network(x, None, mask)[0][0] * weight)[mask[0]].sum().backward()
+    named = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
+    said = oracle.logits(network.state_dict() | named, network.config, x[0].tolist(), mask[0].tolist())
+    (said * weight)[mask[0]].sum().backward()
+    for name, p in network.named_parameters():
+        close(p.grad, named[name].grad, 1e-9)
+        assert p.grad.abs().max() > 1e-9, name
+
+
+def test_the_papers_preset_is_the_papers_settings():
+    """ρ = 1, forgetting or not, and CLS tokens; a switch that is set wins, and the default is none of it."""
+    for forgetting in (True, False):
+        network = Memformer(**SMALL, preset="paper", memory=SlotsConfig(slots=3, forgetting=forgetting))
+        assert (network.config.cls, network.encoder.cls.shape, network.config.decoder_reads) == (2, (2, 12), False)
+        _, state = network(ids())
+        close(state.memory.slots.norm(dim=-1), torch.ones(3, 3), 1e-5)
+        close(network.memory.start().norm(dim=-1), torch.ones(3), 1e-5)
+    own = Memformer(**SMALL, preset="paper", cls=0, memory=SlotsConfig(slots=3, radius=2.0)).config
+    assert (own.cls, own.memory.radius) == (0, 2.0)
+    ours = Memformer(**SMALL, memory=SlotsConfig(slots=3))
+    assert (ours.config.cls, ours.encoder.cls, ours.memory.radius) == (0, None, math.sqrt(12))
+    assert mnemos.models.MemformerConfig(preset="paper").resolved().resolved().memory.radius == 1
 
 
 @pytest.mark.parametrize("kind", ["paper", "reads"])
@@ -345,6 +376,7 @@ def test_bad_input():
         (lambda: Memformer(buckets=32, max_distance=8), "max_distance 8"),
         (lambda: Memformer(dropout=1.0), "dropout: .* found 1.0"),
         (lambda: Memformer(cls=-1), "cls: .* found -1"),
+        (lambda: Memformer(preset="papers"), "model.preset: .* found 'papers'"),
         (lambda: Memformer(decoder_reads=True, memory=SlotsConfig(slots=0)), "decoder_reads: .* memory.slots 0"),
         (lambda: SlotsConfig(temperature=0.0), "memory.temperature: .* found 0.0"),
         (lambda: SlotsConfig(slots=-1), "memory.slots: .* found -1"),

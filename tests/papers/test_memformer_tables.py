@@ -98,11 +98,14 @@ def test_recall(tmp_path, monkeypatch):
     monkeypatch.setattr(recall_claim, "TRAIN", replace(recall_claim.TRAIN, batch_size=2, accelerator="cpu"))
     (found,) = reproduce("memformer/recall", Options(tmp_path, steps=2))
     names = [row[""] for row in found["tables"][0]["rows"]]
-    assert names == ["Memformer, replay", "Memformer, horizon 1", "softmax, window 16", "guessing"]
+    paper = "Memformer as in the paper, replay"
+    assert names == ["Memformer, replay", paper, "Memformer, horizon 1", "softmax, window 16", "guessing"]
 
 
 def test_recalls_variants_differ_in_what_they_are_named_for():
-    ours, truncated, softmax = recall_claim.variants().values()
+    ours, paper, truncated, softmax = recall_claim.variants().values()
+    assert replace(paper, name=ours.name, model=ours.model) == ours
+    assert paper.model == replace(ours.model, preset="paper", decoder_reads=False)
     assert (ours.model, ours.data, ours.optim) == (truncated.model, truncated.data, truncated.optim)
     assert (ours.train.rollout.horizon, truncated.train.rollout.horizon) == (0, 1)
     assert softmax.model.attention.window == 2 * ours.model.segment

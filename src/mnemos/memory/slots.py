@@ -17,10 +17,12 @@ class SlotsConfig:
     """The settings of a memory of slots. The paper has radius=1 and does not state the bias.
 
     slots: K. temperature: τ of the writer; the paper has .25 for images and .125 for text. num_heads: of the writer; 0:
-    as many as the model has. radius: ρ, the norm of a slot; None: √D, which gives entries of size one. bias: ‖v_bias‖/ρ
+    as many as the model has. radius: ρ, the norm of a slot; None: √D, which gives entries of size one (in a Memformer
+    with preset="paper": 1). bias: ‖v_bias‖/ρ
     at the start, the share of the distance to its end point that a slot loses per write. self_logit: the initial value
     of a learned term added to a slot's score of itself; None: no such term. forgetting=False: v_bias is only the start
-    of the slots, and writes do not add it. write=False: slots keep their start values, which are equal for all rows.
+    of the slots, and writes do not add it but still scale every slot to ρ. write=False: slots keep their start values,
+    which are equal for all rows.
     """
 
     slots: int = 64

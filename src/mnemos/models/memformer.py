@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,15 @@ from .transformer import check_tokens
 @register
 @dataclass(frozen=True)
 class MemformerConfig(ModelConfig):
-    """The sizes and parts of a `Memformer`.
+    """The sizes and parts of a `Memformer`. `cls` and `memory.radius` take the preset's value where they are None.
 
-    mlp: hidden width of the MLPs. segment: L, the number of tokens between two writes. memory: the settings of the
-    slots; with 0 slots there is no memory. decoder_reads: the decoder attends to the slots as well as to the encoded
-    segment. cls: the number of learned tokens after each segment, which the writer attends to and the decoder does
-    not. bos: the token whose encoding the decoder of a new row attends to; None: a learned one. buckets: of relative
-    positions; the last one holds all distances from max_distance. tied: the head shares the embedding's weights.
+    preset: "paper": radius 1 and two CLS tokens. "mnemos", the default: radius √D and none. The paper appends "some"
+    CLS tokens; two is the least number that this can mean. mlp: hidden width of the MLPs. segment: L, the number of
+    tokens between two writes. memory: the settings of the slots; with 0 slots there is no memory. decoder_reads: the
+    decoder attends to the slots as well as to the encoded segment, which the paper's does not. cls: the number of
+    learned tokens after each segment, which the writer attends to and the decoder does not. bos: the token whose
+    encoding the decoder of a new row attends to; None: a learned one. buckets: of relative positions; the last one
+    holds all distances from max_distance. tied: the head shares the embedding's weights.
     """
 
     name: ClassVar[str] = "memformer"
@@ -39,9 +41,10 @@ class MemformerConfig(ModelConfig):
     num_heads: int = 4
     mlp: int = 256
     segment: int = 28
+    preset: Literal["paper", "mnemos"] = "mnemos"
     memory: SlotsConfig = field(default_factory=SlotsConfig)
     decoder_reads: bool = False
-    cls: int = 0
+    cls: int | None = None
     bos: int | None = None
     buckets: int = 32
     max_distance: int = 128
@@ -52,6 +55,15 @@ class MemformerConfig(ModelConfig):
     def build(self) -> "Memformer":
         """The model, freshly initialised."""
         return Memformer(self)
+
+    def resolved(self) -> "MemformerConfig":
+        """The same with the preset's switches set: the given value, else the preset's. Radius None still means √D."""
+        cls, radius = PRESETS[self.preset]
+        memory = self.memory if self.memory.radius is not None else dataclasses.replace(self.memory, radius=radius)
+        return dataclasses.replace(self, memory=memory, cls=cls if self.cls is None else self.cls)
+
+
+PRESETS: dict[str, tuple[int, float | None]] = {"paper": (2, 1.0), "mnemos": (0, None)}  # cls, memory.radius
 
 
 class MemformerState(NamedTuple):
@@ -91,7 +103,8 @@ class Memformer(nn.Module):
     encoder layer O(K·D²) for the keys and values of the slots. Rows may be at different places of their segments; a
     call then runs more and shorter pieces.
 
-    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)` with the fields of `mnemos.models.MemformerConfig`.
+    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)` with the fields of `mnemos.models.MemformerConfig`;
+    `model.config` has the preset's switches set.
     Raises InputError for impossible shapes, tokens outside the vocabulary, and a state of another model or batch.
     """
 
@@ -106,14 +119,15 @@ class Memformer(nn.Module):
         for name in fields:
             if name not in (known := {f.name for f in dataclasses.fields(MemformerConfig)}):
                 raise InputError(unknown_field(name, known, "Memformer"))
-        self.config = c = dataclasses.replace(config or MemformerConfig(), **fields)
+        c = dataclasses.replace(config or MemformerConfig(), **fields)
         _check(c)
+        self.config = c = c.resolved()
         sizes = Sizes(c.dim, c.num_heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)
         has_memory = c.memory.slots > 0
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.bos = nn.Embedding(1, c.dim) if c.bos is None else None
         self.dropout = nn.Dropout(c.dropout)
-        self.encoder = MemformerEncoder(sizes, c.encoder_layers, c.cls, has_memory)
+        self.encoder = MemformerEncoder(sizes, c.encoder_layers, c.cls or 0, has_memory)
         self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if has_memory else None
         self.decoder = MemformerDecoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
         self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
@@ -339,8 +353,8 @@ def _check(c: MemformerConfig) -> None:
     for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "segment"):
         if getattr(c, name) < 1:
             raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
-    if c.cls < 0:
-        raise InputError(f"cls: expected at least 0, found {c.cls}; use 0 for none")
+    if c.cls is not None and c.cls < 0:
+        raise InputError(f"cls: expected at least 0, or None for the preset's, found {c.cls}; use 0 for none")
     if c.bos is not None and not 0 <= c.bos < c.vocab_size:
         raise InputError(f"bos: expected a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}; change it")
     if not 0 <= c.dropout < 1:

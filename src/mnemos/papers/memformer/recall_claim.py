@@ -46,7 +46,11 @@ def recall_memformer() -> Recipe:
 
 
 def variants() -> Mapping[str, Recipe]:
-    """Memformer with replay, the same with a horizon of 1, and softmax over a window of two segments."""
+    """Memformer with replay, the same with the paper's settings, with a horizon of 1, and softmax over two segments.
+
+    In the paper's model the decoder does not read the slots: the value must pass from them through the encoding of a
+    segment before the question's.
+    """
     base = recall_memformer()
     found: Any = base.model
     segment = base.train.rollout.segment_length
@@ -61,8 +65,10 @@ def variants() -> Mapping[str, Recipe]:
         attention=SoftmaxConfig(window=2 * segment),
     )
     truncated = replace(base.train, rollout=replace(base.train.rollout, horizon=1))
+    paper = replace(found, preset="paper", decoder_reads=False)
     return {
         "Memformer, replay": base,
+        "Memformer as in the paper, replay": replace(base, name=f"{base.name}-paper", model=paper),
         "Memformer, horizon 1": replace(base, name=f"{base.name}-horizon-1", train=truncated),
         f"softmax, window {2 * segment}": replace(base, name="recall-softmax", model=windowed),
     }
@@ -74,7 +80,8 @@ def recall(claim: Claim, options: Options) -> Finding:
         [],
         [
             f"To train one model: mnemos train recall-memformer. Expected: at least {BAR:.0%} with replay, chance "
-            "without."
+            "without. This model's decoder reads the slots; the paper's does not: --model.preset paper "
+            "--model.decoder-reads False."
         ],
     )
     if options.recipes_only:

@@ -117,6 +117,7 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
         num_heads=1 if name == "w/o multi-head" else 0,
     )
     memformer = MemformerConfig(
+        preset="paper",
         dim=size.dim,
         encoder_layers=encoder // size.layer_divisor,
         decoder_layers=decoder // size.layer_divisor,
@@ -149,6 +150,7 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
         return model, RolloutConfig(segments=HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[name]
     memformer = MemformerConfig(
+        preset="paper",
         dim=size.dim,
         num_heads=size.num_heads,
         mlp=4 * size.dim,
