@@ -18,7 +18,7 @@ def test_a_missing_library_names_its_install_command(monkeypatch, name, extra):
     with pytest.raises(InputError) as raised:
         getattr(libraries, name)()
     assert name in str(raised.value)
-    assert str(raised.value).endswith(f"pip install 'mnemos[{extra}]'")
+    assert str(raised.value).endswith(f"pip install 'mnemos-torch[{extra}]'")
 
 
 def test_timm_imports_with_its_data_and_an_operator_that_is_missing_says_so():

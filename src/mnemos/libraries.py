@@ -57,5 +57,5 @@ def _imported(name: str, extra: str) -> ModuleType:
         if error.name != name:
             raise
         raise InputError(
-            f"expected the library {name}, found that it is not installed; run: pip install 'mnemos[{extra}]'"
+            f"expected the library {name}, found that it is not installed; run: pip install 'mnemos-torch[{extra}]'"
         ) from None

@@ -146,7 +146,7 @@ def test_an_unreadable_file_is_named(tmp_path, content):
 
 def test_without_pillow(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(InputError, match=r"Pillow.*pip install 'mnemos\[vision\]'"):
+    with pytest.raises(InputError, match=r"Pillow.*pip install 'mnemos-torch\[vision\]'"):
         pictures.pillow()
 
 

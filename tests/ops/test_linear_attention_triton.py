@@ -263,7 +263,7 @@ def test_where_it_cannot_run_the_error_says_what_to_do(monkeypatch):
         with pytest.raises(InputError, match="PyTorch sees no CUDA device; use 'auto'"):
             linear_attention(q, k, v, backend="triton")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"pip install 'mnemos\[triton\]'"):
+    with pytest.raises(InputError, match=r"pip install 'mnemos-torch\[triton\]'"):
         linear_attention(q, k, v, backend="triton")
     assert "triton" not in mnemos.ops.backends("linear_attention")
 

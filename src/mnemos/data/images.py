@@ -94,7 +94,7 @@ class DigitsConfig(DataConfig):
             from sklearn.datasets import load_digits
         except ImportError:
             raise InputError(
-                "the data set digits needs scikit-learn, which is not installed; run: pip install 'mnemos[data]'"
+                "the data set digits needs scikit-learn, which is not installed; run: pip install 'mnemos-torch[data]'"
             ) from None
         digits = load_digits()
         known = digits.images.astype(np.uint8), digits.target.astype(np.uint8)

@@ -208,6 +208,6 @@ def pillow() -> ModuleType:
         from PIL import Image
     except ImportError:
         raise InputError(
-            "reading images needs Pillow, which is not installed; run: pip install 'mnemos[vision]'"
+            "reading images needs Pillow, which is not installed; run: pip install 'mnemos-torch[vision]'"
         ) from None
     return Image

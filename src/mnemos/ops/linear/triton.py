@@ -39,7 +39,7 @@ def why_not() -> str:
 @constant
 def _reason() -> str:
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install 'mnemos[triton]'"
+        return "Triton is not installed: pip install 'mnemos-torch[triton]'"
     if not torch.cuda.is_available() and not _interpreted():
         return "it needs a GPU, and PyTorch sees no CUDA device; use 'auto'"
     return ""

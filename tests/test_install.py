@@ -1,0 +1,33 @@
+"""What one installs: the distribution `mnemos-torch`, which is imported as `mnemos`, and its extras."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("src/**/*.md")]
+
+
+def test_install_commands_name_the_distribution_and_extras_that_exist():
+    commands = [
+        (path, name, extra)
+        for path in TEXTS
+        for name, extra in re.findall(r"pip install (?:-c \S+ )?'([\w-]+)\[(\w+|\{extra\})\]'", path.read_text())
+    ]
+    assert len(commands) >= 5
+    for path, name, extra in commands:
+        assert name == PROJECT["name"] == "mnemos-torch", path
+        assert extra == "{extra}" or extra in PROJECT["optional-dependencies"], path
+
+
+def test_extras_refer_to_the_distribution_itself():
+    for name, needed in PROJECT["optional-dependencies"].items():
+        for own in re.findall(r"^mnemos[\w-]*(?=\[)", "\n".join(needed), re.MULTILINE):
+            assert own == PROJECT["name"], name
+
+
+def test_the_readme_says_the_name_where_one_installs():
+    section = (ROOT / "README.md").read_text().partition("## Install")[2].partition("\n## ")[0]
+    assert f"`{PROJECT['name']}`" in section
+    assert "import" in section
