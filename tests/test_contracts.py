@@ -15,7 +15,18 @@ from contract_cases import ROWS, TOKENS, close, make, numbers, over_layers, same
 
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
-from mnemos.types import Attention, HeadAttention, Splits, StateKind, is_future_free, leaves, map_state, reset, select
+from mnemos.types import (
+    Attention,
+    HeadAttention,
+    InputError,
+    Splits,
+    StateKind,
+    is_future_free,
+    leaves,
+    map_state,
+    reset,
+    select,
+)
 
 pytest_generate_tests = contract_cases.generate
 
@@ -78,8 +89,16 @@ def test_a_stored_state_continues_as_the_live_one(layer):
 
 
 @over_layers(lambda layer: not stateful(layer), modes=(True, False))
-def test_a_layer_without_a_state_returns_none(layer):
+def test_a_layer_without_a_state_returns_none_and_refuses_one(layer):
     assert layer(tokens())[1] is None
+    with pytest.raises(InputError, match="expected no state"):
+        layer(tokens(), torch.zeros(ROWS, 1))
+
+
+@over_layers(stateful, modes=(False,))
+def test_a_state_of_other_rows_is_refused(layer):
+    with pytest.raises(InputError, match="expected a state"):
+        layer(tokens(), layer.initial_state(ROWS + 1, dtype=torch.float64))
 
 
 @over_layers(is_future_free, modes=(True, False))

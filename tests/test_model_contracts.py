@@ -11,7 +11,7 @@ from contract_cases import BANDS, ROWS, TOKENS, VOCABULARY, ModelCase, close, nu
 import mnemos
 from mnemos.memory import gated_cache
 from mnemos.modes import evaluating
-from mnemos.types import Advances, RecurrentModel, Splits, StateKind, reset
+from mnemos.types import Advances, InputError, RecurrentModel, Splits, StateKind, reset
 
 pytest_generate_tests = contract_cases.generate
 
@@ -53,6 +53,8 @@ def test_declarations_are_complete_and_true(model, request):
         assert y.shape[: 2 if y.dim() == 3 else 1] == ((ROWS, TOKENS) if y.dim() == 3 else (ROWS,))
         assert y.shape[-1] == (VOCABULARY if model.autoregressive else 5)
         assert (state is None) == (model.state_kind == "none")
+        with pytest.raises(InputError, match=r"expected (no|the) state"):  # of another model
+            model(inputs(model), torch.zeros(ROWS, 1))
         if case.inputs == "tokens":
             long = model(inputs(model, t=240))[1]
             longer = model(inputs(model, t=240), long)[1]

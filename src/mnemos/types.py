@@ -375,6 +375,15 @@ def check_input(x: Tensor, dim: int) -> None:
         raise InputError(f"expected x [B, T, {dim}] of floats, found {found}")
 
 
+def check_stateful(state_kind: StateKind, state: object) -> None:
+    """Raise InputError for a state that is given to a layer or model that has none and would not read it."""
+    if state is not None and state_kind == "none":
+        raise InputError(
+            f"expected no state, because none is kept between calls here, found {type(state).__name__}; pass "
+            "state=None, or build it with causal=True"
+        )
+
+
 def detach(state: S) -> S:
     """The same values without the graph that computed them: this truncates back-propagation through time."""
     return map_state(Tensor.detach, state)

@@ -15,6 +15,7 @@ from mnemos.types import (
     Splits,
     State,
     StateKind,
+    check_stateful,
     combined_state_kind,
     is_future_free,
 )
@@ -120,7 +121,10 @@ class GatedCacheAttention(GatedBranch):
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, GatedState | None]:
         """The mixed heads [B, T, H, D/H], before `project`, and the new state."""
+        check_stateful(self.state_kind, state)
         inner_state, walked = (None, None) if state is None else state
+        if walked is not None:
+            _check_walk(walked, (len(x), *self.cache.shape))
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
         projected = None
         if self.grc.source == "output" or self.lift is not None:
@@ -221,6 +225,14 @@ def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object
         )
     if causal and placed:
         raise InputError("causal=True: expected no grid and no class token, found one; use causal=False for images")
+
+
+def _check_walk(walked: Walk, wanted: tuple[int, ...]) -> None:
+    if tuple(walked.cache.shape) != wanted:
+        raise InputError(
+            f"expected a state with caches {list(wanted)}, found {list(walked.cache.shape)}; use the layer's own "
+            "initial_state, and select or reset to change its rows"
+        )
 
 
 class ImageTokens(TypedDict, total=False):

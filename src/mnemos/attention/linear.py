@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from mnemos.config import AttentionConfig
 from mnemos.ops.linear import CompensatedState, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
 from mnemos.registry import register
-from mnemos.types import Device, Splits, StateKind, check_heads, check_input
+from mnemos.types import Device
+
+from .multi_head import MultiHeadAttention
 
 Sums = LinearState | CompensatedState
 
@@ -40,7 +42,7 @@ class LinearConfig(AttentionConfig):
         return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.compensated)
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(MultiHeadAttention[Sums]):
     """Multi-head linear self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `LinearState`, s [B, H, D', M] and
@@ -52,8 +54,6 @@ class LinearAttention(nn.Module):
     Raises InputError if D is not divisible by H, or for an unknown feature map.
     """
 
-    rows_independent = True
-    state_gradient = True
     projection: Tensor | None
 
     def __init__(
@@ -66,12 +66,10 @@ class LinearAttention(nn.Module):
         eps: float = 1e-6,
         compensated: bool = False,
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
+        super().__init__(dim, num_heads, causal, state_kind="constant")
         if feature_map != "favor":
             find(feature_map)
-        self.dim, self.num_heads, self.causal, self.feature_map, self.eps = dim, num_heads, causal, feature_map, eps
-        self.compensated = compensated
+        self.feature_map, self.eps, self.compensated = feature_map, eps, compensated
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
         # Drawn once and saved: sums of one projection's features cannot be read with another projection.
@@ -79,44 +77,20 @@ class LinearAttention(nn.Module):
             "projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None
         )
 
-    @property
-    def splits(self) -> Splits:
-        """Where a sequence may be cut and resumed: "anywhere", or "never" without a state."""
-        return "anywhere" if self.causal else "never"
-
-    @property
-    def state_kind(self) -> StateKind:
-        """Causal: "constant". Not causal: "none"."""
-        return "constant" if self.causal else "none"
-
     def _map(self) -> str | FeatureMap:
         return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
 
-    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> Sums | None:
-        """The state of `batch_size` new rows; passing None to `forward` means the same."""
-        if not self.causal:
-            return None
-        weight = self.qkv.weight
-        nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads)
-        nothing = nothing.to(device=weight.device if device is None else device, dtype=dtype or weight.dtype)
+    def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
+        """Sums over no tokens: zeros."""
+        nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
         return linear_attention(nothing, nothing, nothing, feature_map=self._map(), compensated=self.compensated)[1]
 
-    def heads(self, x: Tensor, state: Sums | None = None, mask: Tensor | None = None) -> tuple[Tensor, Sums | None]:
+    def check_state(self, state: Sums, batch_size: int) -> None:
+        """Nothing: `linear_attention` compares the state with its inputs."""
+
+    def attended(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        check_input(x, self.dim)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if not self.causal:
             return linear_attention(q, k, v, False, self._map(), None, mask, self.eps)[0], None
         return linear_attention(q, k, v, True, self._map(), state, mask, self.eps, compensated=self.compensated)
-
-    def project(self, heads: Tensor) -> Tensor:
-        """[B, T, H, D/H] -> [B, T, D]."""
-        return self.output(heads.flatten(2))
-
-    def forward(self, x: Tensor, state: Sums | None = None, mask: Tensor | None = None) -> tuple[Tensor, Sums | None]:
-        """See the class."""
-        heads, state = self.heads(x, state, mask)
-        return self.project(heads), state
-
-    if TYPE_CHECKING:
-        __call__ = forward

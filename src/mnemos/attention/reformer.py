@@ -1,17 +1,19 @@
 """Reformer attention (Kitaev, Kaiser and Levskaya 2020) as a layer, as published."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.memory.key_values import KeyValues
-from mnemos.ops.precision import full_precision
+from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.reformer import bucket_factors, check_settings, draw_rotations, reformer_attention
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
+from mnemos.types import Device
+
+from .hashed import queries_and_values
+from .multi_head import MultiHeadAttention
 
 
 @register
@@ -41,7 +43,7 @@ class ReformerConfig(AttentionConfig):
         return ReformerAttention(dim, num_heads, causal, dropout, self)
 
 
-class ReformerAttention(nn.Module):
+class ReformerAttention(MultiHeadAttention[KeyValues]):
     """Multi-head Reformer self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Queries and keys are one projection; no projection has a
@@ -59,8 +61,6 @@ class ReformerAttention(nn.Module):
     Raises InputError if D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
     """
 
-    rows_independent = True
-    state_gradient = True
     future_free = False
 
     def __init__(
@@ -71,33 +71,19 @@ class ReformerAttention(nn.Module):
         dropout: float = 0.0,
         settings: ReformerConfig | None = None,
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
+        super().__init__(dim, num_heads, causal, dropout, splits="segments")
         self.settings = s = settings or ReformerConfig()
         check_settings(s.rounds, s.chunk, s.buckets, s.look_back, s.look_ahead)
-        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
         self.query_key, self.value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
 
-    @property
-    def splits(self) -> Splits:
-        """Causal: "segments", because every call sorts all tokens so far. Not causal: "never"."""
-        return "segments" if self.causal else "never"
-
-    @property
-    def state_kind(self) -> StateKind:
-        """Causal: "growing". Not causal: "none"."""
-        return "growing" if self.causal else "none"
-
-    def initial_state(
-        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> KeyValues | None:
-        """The state of `batch_size` new rows; passing None to `forward` means the same."""
-        if not self.causal:
-            return None
-        weight = self.value.weight
-        device, dtype = weight.device if device is None else device, dtype or weight.dtype
+    def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
+        """No tokens."""
         return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
+
+    def check_state(self, state: KeyValues, batch_size: int) -> None:
+        """Raise InputError unless the keys are [B, N, H, D/H]."""
+        check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
 
     def rotations(self, length: int, device: Device = None) -> tuple[Tensor, ...]:
         """The rotations of one forward of `length` tokens: see `mnemos.ops.reformer.draw_rotations`."""
@@ -108,28 +94,16 @@ class ReformerAttention(nn.Module):
         factors = bucket_factors(length, s.chunk, s.buckets)
         return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, factors, generator, device)
 
-    def heads(
-        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, KeyValues | None]:
+    def attended(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, KeyValues | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        check_input(x, self.dim)
         b, t, _ = x.shape
-        v = self.value(x).unflatten(-1, (self.num_heads, -1))
-        with full_precision(x.device.type):
-            qk = self.query_key(x.to(self.query_key.weight.dtype)).unflatten(-1, (self.num_heads, -1))
-        if mask is not None:
-            qk, v = (tensor.masked_fill(~mask[..., None, None], 0) for tensor in (qk, v))
+        qk, v = queries_and_values(self.query_key, self.value, x, mask, self.num_heads)
         if not self.causal:
             return self._attend(qk, v, mask, t), None
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None:
             new = KeyValues(qk, v, valid, torch.full((b,), t, device=x.device))
             return self._attend(qk, v, mask, t), new
-        if state.k.shape[0] != b or state.k.shape[2:] != qk.shape[2:]:
-            raise InputError(
-                f"expected a state of (rows, heads, channels) {(b, *qk.shape[2:])}, found "
-                f"{(state.k.shape[0], *state.k.shape[2:])}; use the layer's own initial_state"
-            )
         new = state.append(qk.to(state.k.dtype), v.to(state.v.dtype), valid)
         return self._attend(new.k, new.v, new.valid, t).to(v.dtype), new
 
@@ -142,17 +116,3 @@ class ReformerAttention(nn.Module):
         return reformer_attention(
             qk, v, rotations, s.chunk, self.causal, valid, s.look_back, s.look_ahead, dropout, last=last
         )
-
-    def project(self, heads: Tensor) -> Tensor:
-        """[B, T, H, D/H] -> [B, T, D]."""
-        return self.output(heads.flatten(2))
-
-    def forward(
-        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, KeyValues | None]:
-        """See the class."""
-        heads, state = self.heads(x, state, mask)
-        return self.project(heads), state
-
-    if TYPE_CHECKING:
-        __call__ = forward

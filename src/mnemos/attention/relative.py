@@ -1,7 +1,7 @@
 """Relative attention with a segment memory (Transformer-XL, Dai et al. 2019) as a layer."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,9 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.segment_memory import Segments
 from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
+from mnemos.types import Device, InputError, Splits
+
+from .multi_head import MultiHeadAttention
 
 
 @register
@@ -36,7 +38,7 @@ class RelativeConfig(AttentionConfig):
         return RelativeAttention(dim, num_heads, causal, dropout, self)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(MultiHeadAttention[Segments]):
     """Multi-head relative self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Positions enter as distances only, so the model around
@@ -55,8 +57,6 @@ class RelativeAttention(nn.Module):
     Raises InputError if D is not divisible by H, memory or clamp is below 0, or a state has another width.
     """
 
-    rows_independent = True
-
     def __init__(
         self,
         dim: int,
@@ -65,14 +65,14 @@ class RelativeAttention(nn.Module):
         dropout: float = 0.0,
         config: RelativeConfig | None = None,
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
-        self.config = c = config or RelativeConfig()
+        c = config or RelativeConfig()
+        cuts: Splits = "anywhere" if c.same_length else "segments"
+        super().__init__(dim, num_heads, causal, dropout, splits=cuts, state_kind="constant")
+        self.config = c
         if c.memory < 0 or c.clamp < 0:
             raise InputError(
                 f"expected memory and clamp of at least 0, found memory {c.memory}, clamp {c.clamp}; use 0 for none"
             )
-        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
         self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
         self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.content_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
@@ -80,43 +80,30 @@ class RelativeAttention(nn.Module):
         self._table: Tensor | None = None
 
     @property
-    def splits(self) -> Splits:
-        """Where a sequence may be cut: "anywhere", "segments" (cuts are part of the computation) or "never"."""
-        if not self.causal:
-            return "never"
-        return "anywhere" if self.config.same_length else "segments"
-
-    @property
     def state_gradient(self) -> bool:
         """Whether gradient flows through the incoming and outgoing state."""
         return not self.config.detached
 
-    @property
-    def state_kind(self) -> StateKind:
-        """Causal: "constant", at most `memory` tokens. Not causal: "none"."""
-        return "constant" if self.causal else "none"
+    def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Segments:
+        """No tokens."""
+        return Segments.empty(batch_size, self.dim, device, dtype)
 
-    def initial_state(
-        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> Segments | None:
-        """The state of `batch_size` new rows; passing None to `forward` means the same."""
-        if not self.causal:
-            return None
-        weight = self.query.weight
-        return Segments.empty(batch_size, self.dim, weight.device if device is None else device, dtype or weight.dtype)
+    def check_state(self, state: Segments, batch_size: int) -> None:
+        """Raise InputError unless the state holds inputs [B, N, D]."""
+        found = tuple(state.x.shape) if isinstance(state, Segments) else type(state).__name__
+        if found[::2] != (batch_size, self.dim):
+            raise InputError(
+                f"expected a state of inputs [{batch_size}, N, {self.dim}], found {found}; use initial_state"
+            )
 
-    def heads(
-        self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Segments | None]:
+    def attended(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        check_input(x, self.dim)
         if not self.causal:
             return self._many(x, x, mask), None
         valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None:
             context = Segments(x, valid)
         else:
-            self._check(state, len(x))
             context = (state.detach() if self.config.detached else state).append(x, valid)
             mask = context.valid
         t, n = x.shape[1], context.x.shape[1]
@@ -181,22 +168,3 @@ class RelativeAttention(nn.Module):
                 table = sinusoids(first, 0 if self.causal else -first, self.dim, clamp, device).to(dtype)
             self._table = table
         return table[first - (n - 1) : first + 1 - last]
-
-    def _check(self, state: Segments, batch: int) -> None:
-        found = tuple(state.x.shape) if isinstance(state, Segments) else type(state).__name__
-        if found[::2] != (batch, self.dim):
-            raise InputError(f"expected a state of inputs [{batch}, N, {self.dim}], found {found}; use initial_state")
-
-    def project(self, heads: Tensor) -> Tensor:
-        """[B, T, H, D/H] -> [B, T, D]."""
-        return self.output(heads.flatten(2))
-
-    def forward(
-        self, x: Tensor, state: Segments | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Segments | None]:
-        """See the class."""
-        heads, state = self.heads(x, state, mask)
-        return self.project(heads), state
-
-    if TYPE_CHECKING:
-        __call__ = forward

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
-from mnemos.memory.key_values import KeyValues
+from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.sinusoids import angles
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
+from mnemos.types import Device, InputError
+
+from .multi_head import MultiHeadAttention
 
 
 @register
@@ -39,7 +41,7 @@ class SoftmaxConfig(AttentionConfig):
         return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, self.window)
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(MultiHeadAttention[KeyValues]):
     """Multi-head softmax self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of the N tokens so
@@ -48,9 +50,6 @@ class SoftmaxAttention(nn.Module):
     meaning.
     Raises InputError if D is not divisible by H (by 2H with rotary positions), or if the window is below 1.
     """
-
-    rows_independent = True
-    state_gradient = True
 
     def __init__(
         self,
@@ -61,8 +60,7 @@ class SoftmaxAttention(nn.Module):
         rotary: bool = False,
         window: int | None = None,
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
+        super().__init__(dim, num_heads, causal, dropout, state_kind="growing" if window is None else "constant")
         if rotary and dim // num_heads % 2:
             raise InputError(
                 f"rotary positions: expected an even width per head, found {dim // num_heads}; change dim or num_heads"
@@ -71,36 +69,22 @@ class SoftmaxAttention(nn.Module):
             raise InputError(
                 f"window: expected at least 1 and causal=True, found window {window}, {causal=}; use window=None"
             )
-        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
         self.rotary, self.window = rotary, window
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
-    @property
-    def splits(self) -> Splits:
-        """Where a sequence may be cut and resumed: "anywhere", or "never" without a state."""
-        return "anywhere" if self.causal else "never"
-
-    @property
-    def state_kind(self) -> StateKind:
-        """Causal: "growing", or "constant" with a window. Not causal: "none"."""
-        if not self.causal:
-            return "none"
-        return "growing" if self.window is None else "constant"
-
-    def initial_state(
-        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> KeyValues | None:
-        """The state of `batch_size` new rows; passing None to `forward` means the same."""
-        if not self.causal:
-            return None
+    def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
+        """No tokens."""
         return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
 
-    def heads(
-        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
+    def check_state(self, state: KeyValues, batch_size: int) -> None:
+        """Raise InputError unless the keys are [B, N, H, D/H]."""
+        check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
+
+    def attended(
+        self, x: Tensor, state: KeyValues | None, mask: Tensor | None, bias: Tensor | None = None
     ) -> tuple[Tensor, KeyValues | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        check_input(x, self.dim)
         b, t, _ = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.num_heads, -1).unbind(2)
         if self.rotary:
@@ -122,15 +106,12 @@ class SoftmaxAttention(nn.Module):
         seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
         return attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
 
-    def project(self, heads: Tensor) -> Tensor:
-        """[B, T, H, D/H] -> [B, T, D]."""
-        return self.output(heads.flatten(2))
-
     def forward(
         self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
     ) -> tuple[Tensor, KeyValues | None]:
         """See the class. bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
-        heads, state = self.heads(x, state, mask, bias)
+        self.check(x, state)
+        heads, state = self.attended(x, state, mask, bias)
         return self.project(heads), state
 
     if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
-from mnemos.types import Device
+from mnemos.types import Device, InputError
 
 
 class KeyValues:
@@ -55,6 +55,15 @@ class KeyValues:
 
     def __repr__(self) -> str:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"
+
+
+def check_key_values(state: KeyValues, batch: int, heads: int, width: int) -> None:
+    """Raise InputError unless the state's keys are [batch, N, heads, width]."""
+    found = tuple(state.k.shape) if isinstance(state, KeyValues) else type(state).__name__
+    if not isinstance(state, KeyValues) or (found[0], *found[2:]) != (batch, heads, width):
+        raise InputError(
+            f"expected a state of keys [{batch}, N, {heads}, {width}], found {found}; use the layer's own initial_state"
+        )
 
 
 class Buffer:

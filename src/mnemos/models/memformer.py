@@ -138,7 +138,7 @@ class Memformer(nn.Module):
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> MemformerState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
         c, weight = self.config, self.head.weight
-        device, dtype = device or weight.device, dtype or weight.dtype
+        device, dtype = weight.device if device is None else device, dtype or weight.dtype
         marks = torch.zeros(batch_size, c.segment, device=device, dtype=torch.bool)
         return MemformerState(
             torch.zeros(batch_size, device=device, dtype=torch.int64),

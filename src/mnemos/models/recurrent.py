@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.config import ModelConfig, check_fields
 from mnemos.registry import register
-from mnemos.types import InputError
+from mnemos.types import InputError, check_stateful
 
 from .ctc import Stack, Transcriber, check_frames, check_sizes
 
@@ -56,6 +56,7 @@ class BiLSTM(Transcriber):
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """See the class."""
         check_frames(x, mask, self.config.bands)
+        check_stateful(self.state_kind, state)
         x, mask = self.stack(x, mask)
         b, t, _ = x.shape
         # Packing needs lengths of at least 1, on the CPU.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
 from mnemos.registry import register
-from mnemos.types import InputError, check_heads
+from mnemos.types import InputError, check_heads, check_stateful
 
 from .blocks import MLP, Activation, Block, init_weights, module_list, sinusoids
 from .ctc import Stack, Transcriber, check_frames, check_sizes
@@ -85,6 +85,7 @@ class SpeechRecogniser(Transcriber):
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """See the class."""
         check_frames(x, mask, self.config.bands)
+        check_stateful(self.state_kind, state)
         x, mask = self.stack(x, mask)
         y = self.entry(x)
         y = self.dropout(y + sinusoids(y.shape[1], y.shape[2], None, y.device).to(y.dtype))

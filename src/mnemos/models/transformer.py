@@ -187,6 +187,7 @@ class Transformer(nn.Module):
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
     ) -> TransformerState | None:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
+        device = self.embedding.weight.device if device is None else device
         layers = tuple(block.attention.initial_state(batch_size, device, dtype) for block in self.blocks)
         return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
 

@@ -1,0 +1,86 @@
+"""The base of multi-head self-attention layers: declarations, the state of new rows, and the projection of heads."""
+
+from typing import TYPE_CHECKING, Generic
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.types import Device, S, Splits, StateKind, check_heads, check_input, check_stateful
+
+
+class MultiHeadAttention(nn.Module, Generic[S]):
+    """Multi-head self-attention: `y, state = layer(x, state=None, mask=None)`, with heads that a gated cache can mix.
+
+    A subclass defines `attended` (the heads and the new state), `empty` (the state of new rows), `check_state` and the
+    module `output`, which projects the heads. `splits` and `state_kind` are those of the causal layer; a layer that is
+    not causal has no state ("never", "none"), and refuses one.
+    Raises InputError if D is not divisible by H.
+    """
+
+    rows_independent = True
+    output: nn.Linear
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool,
+        dropout: float = 0.0,
+        splits: Splits = "anywhere",
+        state_kind: StateKind = "growing",
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.dim, self.num_heads, self.causal, self.dropout = dim, num_heads, causal, dropout
+        self.splits: Splits = splits if causal else "never"
+        self.state_kind: StateKind = state_kind if causal else "none"
+
+    @property
+    def state_gradient(self) -> bool:
+        """Whether gradient flows through the incoming and outgoing state."""
+        return True
+
+    def attended(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
+        """The heads of checked inputs, [B, T, H, D/H], and the new state."""
+        raise NotImplementedError
+
+    def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> S:
+        """The state of `batch_size` new rows of the causal layer."""
+        raise NotImplementedError
+
+    def check_state(self, state: S, batch_size: int) -> None:
+        """Raise InputError for a state that is not one of `batch_size` rows of the causal layer."""
+        raise NotImplementedError
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> S | None:
+        """The state of `batch_size` new rows, by default like the weights; None in `forward` means the same."""
+        if not self.causal:
+            return None
+        like = next(self.parameters(), None)  # None after the weights were packed, as dynamic quantisation does
+        if like is not None:
+            device, dtype = like.device if device is None else device, dtype or like.dtype
+        return self.empty(batch_size, device, dtype)
+
+    def check(self, x: Tensor, state: S | None) -> None:
+        """Raise InputError unless x is [B, T, D] and the state, if any, belongs to this layer and these rows."""
+        check_input(x, self.dim)
+        check_stateful(self.state_kind, state)
+        if state is not None:
+            self.check_state(state, len(x))
+
+    def heads(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        self.check(x, state)
+        return self.attended(x, state, mask)
+
+    def project(self, heads: Tensor) -> Tensor:
+        """[B, T, H, D/H] -> [B, T, D]."""
+        return self.output(heads.flatten(2))
+
+    def forward(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
+        """See the class."""
+        heads, state = self.heads(x, state, mask)
+        return self.project(heads), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
