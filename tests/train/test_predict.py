@@ -90,6 +90,21 @@ def test_a_file_that_is_no_image_is_found_before_training(finished, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
+def test_damage_within_a_file_is_named_when_its_batch_comes(finished, tmp_path, capsys):
+    """Beginning and end of the file are intact, so the check before training cannot find it."""
+    folder = photos(tmp_path / "photos", ("cat", "dog"))
+    broken = folder / "dog/3.png"
+    data = bytearray(broken.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    broken.write_bytes(data)
+    words = ["train", "photos-vit", "--data.folder", str(folder), "--data.size", "16"]
+    words += ["--model.patch", "8", "--train.steps", "9", "--train.batch_size", "4", "--data.workers", "0"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith(f"mnemos: {broken}: expected an image, but it cannot be decoded")
+    assert "Traceback" not in said
+
+
 def test_other_photos_must_have_the_classes_of_the_run(finished, tmp_path, capsys):
     other = photos(tmp_path / "other", ("cat", "cow", "emu"))
     assert main(["eval", str(finished), "--data.folder", str(other)]) == 2

@@ -9,8 +9,9 @@ from mnemos.types import InputError
 
 from .augment import AugmentConfig
 from .folders import Paths, read_layout
+from .image_files import check_image_files
 from .image_task import IMAGENET, ImageTask, Split, View
-from .pictures import FilePictures, check_headers, pillow
+from .pictures import FilePictures, pillow
 
 
 @register
@@ -41,16 +42,16 @@ class PhotosConfig(DataConfig):
         return Paths(list({id(part.files): part.files for part in parts.values()}.values()))
 
     def build(self) -> ImageTask:
-        """The task. The folder is listed and the photos' headers are read; none is decoded.
+        """The task. The folder is listed, and the beginning and the end of each photo are read (`check_image_files`).
 
-        Raises InputError for a file that is no image, before a run trains on the others.
+        Raises InputError for a file that is no image or is truncated, before a run trains on the others.
         """
         if self.size < 1:
             raise InputError(f"data.size must be at least 1, found {self.size}")
         pillow()
         parts = read_layout(self.folder, self.held_out)
         opened = {id(part.files): part.files for part in parts.values()}  # several splits may share one folder
-        check_headers(Paths(list(opened.values())))
+        check_image_files(Paths(list(opened.values())))
         pictures = {key: FilePictures(files, self.size, self.augment.centre) for key, files in opened.items()}
         splits: dict[Split, View] = {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()}
         return ImageTask(

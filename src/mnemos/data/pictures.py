@@ -4,7 +4,6 @@ import io
 import math
 import mmap
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +18,6 @@ from .folders import Files
 if TYPE_CHECKING:
     from PIL import Image
 
-HEADERS = 20_000  # files at most whose headers are read before training
 KEPT = 256 * 2**20  # bytes: decoded pictures are kept if all of them need no more
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey, 16 bits
 
@@ -150,30 +148,12 @@ def parse_image(data: bytes, name: str, least: int = 0) -> "Image.Image":
             return _colours(_upright(image))
     except Exception as error:  # decoders can raise any exception
         raise InputError(
-            f"{name}: expected an image, but it cannot be decoded ({_problem(error)}); replace or remove it"
+            f"{name}: expected an image, but it cannot be decoded ({problem(error)}); replace or remove it"
         ) from None
 
 
-def check_headers(paths: Sequence[str]) -> None:
-    """Open each image without decoding it, or `HEADERS` evenly spaced ones of more: about 0.1 ms each.
-
-    Raises InputError that names the first file that is no image, and counts the others. A file whose header is intact
-    can still be damaged; it is found when it is decoded.
-    """
-    opener, bad = pillow(), []
-    spaced = np.linspace(0, len(paths) - 1, min(HEADERS, len(paths))).astype(int)
-    for path in (paths[i] for i in spaced.tolist()):
-        try:
-            with warnings.catch_warnings(action="ignore"), opener.open(path):
-                pass
-        except Exception as error:
-            bad.append(f"{path}: expected an image, but it cannot be opened ({_problem(error)})")
-    if bad:
-        more = f"; so are {len(bad) - 1} more of the {len(spaced):,} files that were opened" if bad[1:] else ""
-        raise InputError(f"{bad[0]}{more}; replace or remove {'them' if more else 'it'}")
-
-
-def _problem(error: Exception) -> str:
+def problem(error: Exception) -> str:
+    """What is wrong with an image file, from a decoder's exception, without the file's name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     known = type(error).__name__ != "UnidentifiedImageError"  # its own message does not name the file
