@@ -156,6 +156,9 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["train", "nowhere.json"], "nowhere.json: expected a recipe as JSON, found no such file"),
         (["compare", "demo", "--vary", "model.dim", "8"], "two recipes, found 1"),
         (["compare", "demo", "--vary", "train.steps", "8,9"], "equal train settings"),
+        (["compare", "demo", "--vary", "model.dim", "8,9", "--vary", "model.dim", "7,8"], "model.dim twice"),
+        (["compare", "demo", "demo", "--vary", "optim.lr", "1,2,3,4,5,6", "--vary", "model.dim", "1,2,3,4,5,6"], "= 72"),
+        (["compare", "demo", "--vary", "optim.lr", "1,2", "--vary", "model.dmi", "8"], "did you mean --model.dim"),
         (["train", "--resume", "nowhere"], "no recipe.json"),
         (["train", "demo", "--resume", "nowhere"], "--resume RUN alone"),
         (["train", "--resume", __file__], "recipe.json"),
@@ -240,6 +243,12 @@ def test_values_of_a_field_are_compared(tmp_path, monkeypatch):
     assert found[:2] == [("demo-cached-length-8", 8), ("demo-cached-length-32", 32)]
     assert found[2:] == [("demo-cache-none", None), ("demo-cache-paper", "auto")]
     assert seen[0][1].train.steps == 5
+    words = ["demo", "demo-cached", "--vary", "model.dim", "8,16", "--vary", "optim.lr", "1e-3,2e-3"]
+    assert main(["compare", *words, "--out", str(tmp_path)]) == 0
+    names = [recipe.name for recipe in seen[2]]
+    assert names[:4] == [f"demo-dim-{dim}-lr-{lr}" for dim in (8, 16) for lr in ("1e-3", "2e-3")]
+    assert [name[:11] for name in names[4:]] == ["demo-cached"] * 4
+    assert [(recipe.model.dim, recipe.optim.lr) for recipe in seen[2][5:7]] == [(8, 0.002), (16, 0.001)]
 
 
 def test_help_of_a_recipe_explains_each_field_once(capsys):
@@ -274,6 +283,7 @@ def comparison(tmp_path_factory, forked_comparisons) -> Path:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         arguments = ["compare", "demo", "demo-cached", "--unwritten", "--seeds", "2", "--out", str(folder), *QUICK]
         assert main(arguments) == 0
+    assert said.getvalue().startswith("3 recipes × 2 seeds: 6 runs\n")
     assert "majority class" in said.getvalue()
     assert "cache emptied" in said.getvalue()
     return folder

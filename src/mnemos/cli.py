@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,7 +31,7 @@ USAGE = """mnemos: memory for transformers
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
-                                               [--unwritten] [--baselines] [--vary FIELD V1,V2]
+                                               [--unwritten] [--baselines] [--vary FIELD V1,V2 ...]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
   mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
@@ -231,7 +230,7 @@ def _sample(arguments: list[str]) -> int:
 def _compare(arguments: list[str]) -> int:
     about = "Train recipes on the same data, seeds and data order, and compare their scores and costs."
     takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten] [--baselines] "
-    takes += "[--vary FIELD V1,V2]"
+    takes += "[--vary FIELD V1,V2 ...]"
     parser = _RecipeParser("compare", about, takes)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="the comparison's folder; by default a new one in runs")
@@ -239,23 +238,23 @@ def _compare(arguments: list[str]) -> int:
     parser.add_argument("--unwritten", action="store_true", help=about)
     about = "add that baseline, and one of equal parameters without the memory"
     parser.add_argument("--baselines", action="store_true", help=about)
-    about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32"
-    parser.add_argument("--vary", nargs=2, metavar=("FIELD", "V1,V2"), help=about)
+    about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32; given for "
+    about += "several fields, with each combination of their values"
+    parser.add_argument("--vary", nargs=2, metavar=("FIELD", "V1,V2"), action="append", default=[], help=about)
     options, names, fields = parser.split(arguments)
     if not names and "--help" in fields:
         parser.print_help()
         return 0
-    values = options.vary[1].split(",") if options.vary else [""]
-    count = len(names) * len(values) + (options.unwritten or options.baselines)
+    several = any("," in values for _, values in options.vary)
+    count = len(names) + several + (options.unwritten or options.baselines)
     if not names or (count < 2 and "--help" not in fields):
         raise InputError(f"compare: expected at least two recipes, found {len(names)}; mnemos list prints their names")
 
     from .train.compare import compare
     from .train.session import run_name
+    from .train.variants import variants
 
-    recipes = [_recipe("compare", name, fields) for name in names]
-    if options.vary:
-        recipes = [_varied(name, fields, options.vary[0], value) for name in names for value in values]
+    recipes = variants(names, fields, options.vary)
     folder = Path(options.out) if options.out else Path("runs") / run_name(recipes[0], "compare")
     switches = {"unwritten": options.unwritten, "baselines": options.baselines}
     return _training(lambda: compare(recipes, folder, options.seeds, **switches))
@@ -330,13 +329,6 @@ def _recipe(verb: str, name: str, fields: list[str]) -> "Recipe":
     from .train.recipe_files import find_recipe
 
     return with_fields(find_recipe(name), fields, f"mnemos {verb} {name}")
-
-
-def _varied(name: str, fields: list[str], field: str, value: str) -> "Recipe":
-    """The recipe with one more field changed, named for it: demo-cached-length-8."""
-    found = _recipe("compare", name, [*fields, f"--{field}", value])
-    suffix = "-".join([field.split(".")[-1], re.sub(r"[^\w.+-]", "_", value)])
-    return replace(found, name=f"{found.name}-{suffix}")
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

@@ -58,6 +58,8 @@ def compare(
     if any(map(unresolved, recipes)):
         recipes = _completed(recipes)
     folder.mkdir(parents=True, exist_ok=True)
+    if not quiet:
+        print(f"{len(recipes)} recipes × {seeds} seed{'s' * (seeds > 1)}: {len(recipes) * seeds} runs", flush=True)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for offset in range(seeds):
         for recipe in recipes:
