@@ -95,6 +95,7 @@ def test_list_names_every_entry(capsys):
             assert f"  {name}" in said
 
 
+@pytest.mark.slow
 def test_a_task_is_read_in_rollouts(tmp_path, capsys):
     small = "--model.dim 16 --model.mlp 16 --model.layers 1"
     small += " --data.distance 40 --data.shortest 4 --data.rows 8 --train.steps 2 --train.batch-size 4"
@@ -157,7 +158,10 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["compare", "demo", "--vary", "model.dim", "8"], "two recipes, found 1"),
         (["compare", "demo", "--vary", "train.steps", "8,9"], "equal train settings"),
         (["compare", "demo", "--vary", "model.dim", "8,9", "--vary", "model.dim", "7,8"], "model.dim twice"),
-        (["compare", "demo", "demo", "--vary", "optim.lr", "1,2,3,4,5,6", "--vary", "model.dim", "1,2,3,4,5,6"], "= 72"),
+        (
+            ["compare", "demo", "demo", "--vary", "optim.lr", "1,2,3,4,5,6", "--vary", "model.dim", "1,2,3,4,5,6"],
+            "= 72",
+        ),
         (["compare", "demo", "--vary", "optim.lr", "1,2", "--vary", "model.dmi", "8"], "did you mean --model.dim"),
         (["train", "--resume", "nowhere"], "no recipe.json"),
         (["train", "demo", "--resume", "nowhere"], "--resume RUN alone"),
@@ -216,6 +220,7 @@ def test_a_cache_is_added_changed_and_removed_by_name(capsys):
     assert cache("mnist-vit", "--model.cache", "mnemos")["preset"] == "mnemos"
 
 
+@pytest.mark.slow
 def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     assert main(["show", "demo-cached", "--train.steps", "7"]) == 0
     file = tmp_path / "mine.json"

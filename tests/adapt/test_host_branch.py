@@ -241,6 +241,7 @@ NO_PADDING = {"grid to grid", "pooled", "pooled across windows", "across padded 
 MASKED = [(case, masked) for case in CASES for masked in (False, True) if not (masked and case in NO_PADDING)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "masked"), MASKED)
 def test_values_and_gradients_of_the_equations_while_the_cache_evolves(case, masked):
     (dim, out, heads), t, grc, place = CASES[case]

@@ -73,6 +73,7 @@ def test_a_copy_does_not_read_what_its_original_remembers():
         close(different, run(twin.eval(), inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FEW[:4], "hf_bigbird_short", "hf_reformer"])  # sparse BigBird takes no autocast
 def test_half_precision_stays_near_and_keeps_the_cache_in_float32(name):
     for preset in ("paper", "official", "mnemos"):
@@ -166,6 +167,7 @@ def test_what_was_compiled_before_sees_the_cache_come_and_go(fresh_compiler):
         torch.testing.assert_close(run(compiled, inputs), host)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["wrapper", "compile", "function", "graph break"])
 def test_a_cache_leaves_other_compiled_code_alone(fresh_compiler, way):
     """However a model was compiled, it computes its caches; what was compiled of others is not compiled again."""
@@ -226,6 +228,7 @@ def test_several_threads_evaluate(preset):
             close(found, wanted)
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_the_model():
     model, inputs = cached("timm_vit", "paper").eval(), example("timm_vit")
     with torch.no_grad():

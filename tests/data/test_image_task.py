@@ -132,6 +132,7 @@ def test_generators_are_left_alone(folder, policy, workers):
     assert (torch.rand(2).tolist(), random.random(), np.random.rand()) == expected  # noqa: NPY002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["light", "timm"])
 def test_workers_make_the_same_batches(folder, policy):
     alone, helped = task(folder, policy), task(folder, policy, workers=2)
@@ -152,6 +153,7 @@ def test_workers_make_the_same_batches(folder, policy):
     assert len(multiprocessing.active_children()) == before
 
 
+@pytest.mark.slow
 def test_no_process_is_left_behind(folder):
     before = len(multiprocessing.active_children())
     made = task(folder, workers=2)

@@ -83,6 +83,7 @@ def test_depth_and_number_of_arguments(rules):
     assert counts == set(range(2, rules.max_arguments + 1))
 
 
+@pytest.mark.slow
 def test_distribution_equals_the_naive_generators():
     lengths, labels = samples(SHORT, 30)
     source, expected = random.Random(0), []
@@ -117,6 +118,7 @@ def test_lengths_have_their_exact_probabilities(rules, blocks, bins):
     assert not too_unlikely(statistic, used.sum())
 
 
+@pytest.mark.slow
 def test_long_range_arenas_setting():
     exact = exact_lengths(LONG)[501:]
     mean = (exact * np.arange(501, 2000)).sum() / exact.sum()

@@ -20,6 +20,7 @@ def texts(rows):
     return [rows.row(i).tobytes() for i in range(len(rows))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [SHORT, Rules()])
 def test_samples_do_not_depend_on_the_number_of_workers(rules):
     alone = generate(rules, 7, 3000, workers=1)

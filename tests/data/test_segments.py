@@ -52,6 +52,7 @@ def read(batches):
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 7), st.integers(0, 3))
 def test_training_reads_every_document_once_an_epoch(lengths, segment, batch_size, seed):
@@ -83,6 +84,7 @@ def test_evaluation_reads_every_document_once(lengths, segment, batch_size):
     assert predicted == made.size("valid") == sum(lengths)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=10), st.integers(1, 5))
 def test_train_batches_are_pure_functions_of_the_index(indices, batch_size):

@@ -165,6 +165,7 @@ def test_smaller_pictures_keep_their_shape():
     torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
 
 
+@pytest.mark.slow
 def test_sequences_of_pixels_are_pictures_too(tmp_path):
     task = DigitsConfig(valid_size=20, test_size=40).build()
     pixels = next(task.batches("test", 40)).inputs

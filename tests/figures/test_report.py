@@ -49,6 +49,7 @@ class Parsed(html.parser.HTMLParser):
             self.text.append(data)
 
 
+@pytest.mark.slow
 def test_report_holds_every_section_and_number(page):
     text = re.sub(r"\s+", " ", " ".join(Parsed(page).text))
     for section in (
@@ -102,6 +103,7 @@ def test_same_input_gives_the_same_bytes(comparison, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_single_runs_are_grouped_by_recipe(tmp_path):
     folders = [write_run(tmp_path / f"r{s}", "demo", s) for s in range(3)] + [write_run(tmp_path / "c", "demo-cached")]
     text = report(folders).read_text()
@@ -110,6 +112,7 @@ def test_single_runs_are_grouped_by_recipe(tmp_path):
     assert "demo-cached was run with one seed" in text
 
 
+@pytest.mark.slow
 def test_a_run_beside_a_comparison_is_an_arm_of_its_own(tmp_path):
     folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), variants=("demo",))
     extra = write_run(tmp_path / "x", "demo-cached", 5)
@@ -119,6 +122,7 @@ def test_a_run_beside_a_comparison_is_an_arm_of_its_own(tmp_path):
     assert path.read_text().count('<th scope="row"><code>demo-0</code>') == 1
 
 
+@pytest.mark.slow
 def test_runs_of_different_tasks_are_side_by_side_and_not_ranked(tmp_path):
     folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), variants=("demo", "demo-wider"))
     other = write_run(tmp_path / "pixels", "demo-cached")
@@ -192,6 +196,7 @@ def test_report_tells_what_the_caches_do(page):
     assert cells == ["blocks.0 … blocks.1", "2", "16", "32 × 32", "4", "20,000", "2 M", "800 K"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "cosine", "sentence"),
     [
@@ -217,6 +222,7 @@ def test_the_report_draws_what_was_recorded(page):
     assert len(re.findall("data:image/png", section)) == 2 * 2 * 6
 
 
+@pytest.mark.slow
 def test_a_model_without_pictures_says_so(tmp_path):
     run = write_run(tmp_path / "run", "demo-cached")
     found = json.loads((run / "explain.json").read_text())
@@ -234,6 +240,7 @@ def test_a_model_without_pictures_says_so(tmp_path):
     assert "no run has an explain.json" in report([run]).read_text()
 
 
+@pytest.mark.slow
 def test_layers_that_were_left_out_are_named_with_the_reason(tmp_path):
     run = write_run(tmp_path / "run", "demo-cached")
     found = json.loads((run / "explain.json").read_text())
@@ -257,6 +264,7 @@ def test_comparison_without_its_runs_still_has_a_table(tmp_path):
     assert "No run recorded a loss or a metric" in text
 
 
+@pytest.mark.slow
 def test_all_text_is_escaped(tmp_path):
     run = write_run(tmp_path / "<b>run</b>", "demo-cached")
     bad = '<script>alert("1")</script>&'

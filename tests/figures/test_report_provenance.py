@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from synthetic_runs import COMMIT, write_comparison
 
 from mnemos.figures import report
@@ -24,6 +25,7 @@ def rows(page, caption):
     ]
 
 
+@pytest.mark.slow
 def test_each_run_has_the_commit_that_trained_it(tmp_path):
     folder = write_comparison(
         tmp_path / "c", seeds=(0, 1), provenance={"command": "mnemos compare a b", "commit": OTHER}
@@ -45,6 +47,7 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
     assert rows(page, "The data: 1 file of 1,234,567 bytes") == [["train.tsv", "1,234,567", "a" * 64]]
 
 
+@pytest.mark.slow
 def test_what_reports_is_not_what_trained(tmp_path):
     folder = write_comparison(tmp_path / "c", provenance={"command": "mnemos compare a b", "commit": OTHER})
     page = report([folder]).read_text()

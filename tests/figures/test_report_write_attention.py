@@ -45,6 +45,7 @@ def written(tmp_path, found):
     return run
 
 
+@pytest.mark.slow
 def test_the_section_shows_kinds_examples_and_words(tmp_path):
     page = report([written(tmp_path, measured())]).read_text()
     part = page[page.index('<section id="write-attention"') :]
@@ -66,6 +67,7 @@ def test_the_section_shows_kinds_examples_and_words(tmp_path):
     assert not re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", part)
 
 
+@pytest.mark.slow
 def test_no_words_and_one_segment_are_drawn_too(tmp_path):
     page = report([written(tmp_path, measured(1, words=False))]).read_text()
     part = page[page.index('<section id="write-attention"') :]

@@ -339,6 +339,7 @@ def test_compiled_equals_eager(kind):
         assert a.grad.abs().max() > 0, name
 
 
+@pytest.mark.slow
 def test_flops_are_counted_and_are_those_of_the_formulas():
     """Two whole segments, with BOS; a multiply-add counts 2."""
     network, x = Memformer(**SMALL, memory=SlotsConfig(slots=5)), ids(1, 8)
@@ -362,6 +363,7 @@ def test_dropout_drops_in_training_alone():
     assert not torch.equal(network(ids())[0], network(ids())[0])
 
 
+@pytest.mark.slow
 def test_bad_input():
     network, x = model("reads"), ids()
     _, state = network(x)

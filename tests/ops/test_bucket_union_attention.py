@@ -96,6 +96,7 @@ def test_segments_change_nothing(causal, segments, sorted_path, poisoned):
     compare(y, reference_bucket_union(qk, v, rotations, 5, causal, mask), (qk, v))
 
 
+@pytest.mark.slow
 def test_a_key_met_in_several_rounds_counts_once():
     """The appendix's form, with N_ij and the rounds' normalisers, is softmax over the union."""
     qk, v, rotations = inputs(19, rounds=4, buckets=2)
@@ -186,6 +187,7 @@ def test_low_precision_and_determinism(path):
         )
 
 
+@pytest.mark.slow
 def test_gradcheck(path):
     qk, v, rotations = inputs(9, b=1, h=2)
     assert torch.autograd.gradcheck(lambda qk, v: bucket_union_attention(qk, v, rotations, 2), (qk, v))
@@ -205,6 +207,7 @@ def test_nothing_and_one_token(t, path):
     assert torch.equal(y, v)
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean(path):
     torch.manual_seed(0)
     qk, v, rotations = inputs(12, buckets=2)
@@ -215,6 +218,7 @@ def test_dropout_keeps_the_mean(path):
     torch.testing.assert_close(drawn.mean(0), exact, rtol=0, atol=0.15)
 
 
+@pytest.mark.slow
 def test_dropouts_gradient_is_of_what_was_dropped(sorted_path):
     qk, v, rotations = inputs(12, b=1, h=1, buckets=2)
 

@@ -79,6 +79,7 @@ def test_the_three_schedules_agree():
     compare((torch.cat(steps, 1), *moving), similar, (q, k, v, *state))
 
 
+@pytest.mark.slow
 def test_any_function_is_a_feature_map():
     projection = random_projection(9, D, torch.Generator().manual_seed(0))
     for phi in (functools.partial(favor, projection=projection), lambda x: torch.cat([x, -x], -1).exp(), torch.sigmoid):

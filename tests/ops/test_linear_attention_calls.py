@@ -85,6 +85,7 @@ def test_empty_calls():
     assert linear_attention(q, k[:, :0], v[:, :0], causal=False)[0].abs().max() == 0
 
 
+@pytest.mark.slow
 def test_backends_are_listed_best_first_and_agree():
     names = mnemos.ops.backends("linear_attention")
     assert names[-1] == "chunked"

@@ -187,6 +187,7 @@ def test_gradients_through_a_compensated_state(name, masked, backend):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("native" not in HERE, reason="the kernels were not built")
 @pytest.mark.parametrize("t", [0, 1, 20])
 def test_opcheck(t):

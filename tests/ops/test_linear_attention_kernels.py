@@ -147,6 +147,7 @@ def test_no_rows_and_no_heads(backend):
         y.sum().backward()
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager(backend):
     torch._dynamo.reset()
     compiled = torch.compile(linear_attention, backend="aot_eager", fullgraph=True)

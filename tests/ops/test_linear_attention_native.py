@@ -94,6 +94,7 @@ def test_outputs_large_enough_for_large_pages(shape):
     close(run(given, eps=0.1), run(exact, backend="chunked", eps=0.1), 1e-4)
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.skipif("[never]" in LARGE_PAGES or not LARGE_PAGES, reason="no transparent large pages here")
 def test_large_pages_are_asked_for():
@@ -166,6 +167,7 @@ def test_the_exponential_over_its_whole_range(variant):
     assert torch.equal(out.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("t", [0, 1, 20])
 def test_opcheck(t):

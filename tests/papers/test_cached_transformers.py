@@ -40,6 +40,7 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
     assert [round(one.training, 2) for one in cached] == [2.33, 3.06, 2.13, 2.55]
 
 
+@pytest.mark.slow
 def test_a_cost_is_counted_once(monkeypatch):
     """For all claims of a paper a model is built once."""
     monkeypatch.setattr(host_costs, "_KEPT", {})

@@ -130,6 +130,7 @@ def test_table1(tmp_path, monkeypatch):
     assert '<section id="pictures"' in Path(found["files"][0]).read_text()
 
 
+@pytest.mark.slow
 def test_latency(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "PAPER", TINY)
     (found,) = reproduce("linear_transformers/latency", Options(tmp_path))

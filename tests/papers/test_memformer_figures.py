@@ -62,6 +62,7 @@ def test_recipes_only_trains_and_draws_nothing(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_figure4(tmp_path):
     found = figure4(claim("figure4"), Options(tmp_path))
     (table,) = found.tables

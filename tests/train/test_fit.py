@@ -124,6 +124,7 @@ class Plain(mnemos.Task):
         return model(batch.inputs), None
 
 
+@pytest.mark.slow
 def test_a_loss_and_metrics_of_ones_own(tmp_path):
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x.sum(1, keepdim=True))

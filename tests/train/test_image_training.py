@@ -55,6 +55,7 @@ def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
     return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
 
 
+@pytest.mark.slow
 def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
     asked = recipe({"classes": 0, "image": 0, "channels": 0}, steps=60, eval_every=30)
     result = run(asked, tmp_path / "run")
@@ -119,6 +120,7 @@ class StopError(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["light", "timm"])
 def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
@@ -153,6 +155,7 @@ def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
         assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
 
 
+@pytest.mark.slow
 def test_bf16_keeps_soft_targets(tmp_path):
     for name, precision in {"full": "32-true", "half": "bf16-mixed"}.items():
         train(recipe(STILL, {"soft": True}, precision=precision), tmp_path / name, quiet=True)

@@ -78,6 +78,7 @@ def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
     assert line["accuracy"] == pytest.approx((logits.argmax(-1) == batch.targets)[counted].float().mean().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [True, False])
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_micro_batches_train_as_the_whole_batch(tmp_path, language, accumulate):

@@ -104,6 +104,7 @@ class References(dict):
         return folder
 
 
+@pytest.mark.slow
 def test_two_runs_are_the_same_and_seeds_differ(run_apart, references, tmp_path):
     assert run_apart(tmp_path / "again", LANGUAGE) == 0
     same(tmp_path / "again", references["language"])
@@ -112,6 +113,7 @@ def test_two_runs_are_the_same_and_seeds_differ(run_apart, references, tmp_path)
     assert measured(tmp_path / "other") != measured(references["language"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "number"), KILLS)
 def test_killed_and_resumed(run_apart, references, tmp_path, moment, number):
     folder = tmp_path / "run"
@@ -123,6 +125,7 @@ def test_killed_and_resumed(run_apart, references, tmp_path, moment, number):
     same(folder, references["language"])
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(run_apart, references, tmp_path):
     folder = tmp_path / "run"
     assert run_apart(folder, CLASSES, False, "mid-update", 2) == -9
@@ -132,6 +135,7 @@ def test_killed_again_and_again(run_apart, references, tmp_path):
     same(folder, references["classes"])
 
 
+@pytest.mark.slow
 def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path):
     folder = tmp_path / "run"
     assert run_apart(folder, SPLIT_CACHE, False, "SIGTERM", 7) == 130
@@ -141,6 +145,7 @@ def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path)
     same(folder, references["split cache"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number"),
     moments(
@@ -159,6 +164,7 @@ def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, mome
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision", ["16-mixed", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("bf16-mixed", "64-true"))]
 )
@@ -170,6 +176,7 @@ def test_every_precision(run_apart, tmp_path, precision):
     same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number"),
     moments(
@@ -185,6 +192,7 @@ def test_signals_finish_the_update_and_save(run_apart, references, tmp_path, mom
     same(folder, references["language"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [1, 2, 11])  # batches looked at: three a split, validation after 4, 8, 12, then test
 def test_signal_while_looking(run_apart, references, tmp_path, check):
     folder = tmp_path / "run"
@@ -194,6 +202,7 @@ def test_signal_while_looking(run_apart, references, tmp_path, check):
     same(folder, references["language"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_goes_on_from_the_newest_good_checkpoint(run_apart, references, tmp_path, damage):
     folder = tmp_path / "run"
@@ -208,6 +217,7 @@ def test_goes_on_from_the_newest_good_checkpoint(run_apart, references, tmp_path
     same(folder, references["language"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["half-written", "pruning"])
 def test_the_old_checkpoint_is_there_until_the_new_one_is(run_apart, tmp_path, moment):
     toys = Toys(language=True, train={"keep": 1})

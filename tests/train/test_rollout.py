@@ -45,6 +45,7 @@ def close(ours, theirs, tolerance):
 KINDS = [(True, {"segment_length": 5}), (False, {"segments": 4})]
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize(("rows", "reading"), KINDS)
 @pytest.mark.parametrize("horizon", [0, 2])
@@ -138,18 +139,21 @@ def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-14)
 
 
+@pytest.mark.slow
 def test_a_rollout_of_one_step_is_a_plain_update(tmp_path):
     plain = run(tmp_path / "plain", True, {"cached": True}, "32-true")
     one = run(tmp_path / "one", True, {"cached": True}, "32-true", segment_length=LENGTH + 5)
     assert all(torch.equal(one[name], plain[name]) for name in plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoints", [2, "sqrt"])
 def test_fewer_stored_states_change_nothing(tmp_path, checkpoints):
     all_of_them = run(tmp_path / "all", True, segment_length=2)
     close(run(tmp_path / "few", True, segment_length=2, checkpoints=checkpoints, offload=True), all_of_them, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 2e-3)])
 def test_mixed_precision(tmp_path, precision, tolerance):
     """In half precision sums are rounded in their order."""
@@ -197,6 +201,7 @@ def test_compiled_trains_as_eager(tmp_path, monkeypatch):
     close(final(tmp_path / "compiled"), eager, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
     """With dropout it draws a prefix of what the whole step draws, or replay would say that it does not."""
@@ -313,6 +318,7 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
             torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
     "rollout",
@@ -361,6 +367,7 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
     assert found[2] == pytest.approx(found[0], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_activations_do_not_grow_with_the_rollout():
     def kept(distance: int, replay: bool) -> int:
         recipe = transformer(distance, rollout={"segment_length": 16, "replay": replay})

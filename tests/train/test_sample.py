@@ -35,6 +35,7 @@ def pictures(tmp_path_factory):
     return trained("digits-pixels", tmp_path_factory.mktemp("pixels") / "run")
 
 
+@pytest.mark.slow
 def test_a_run_of_pictures_shows_some_in_its_report(pictures):
     found = load_file(pictures / "samples.safetensors")
     assert found["samples"].shape == (24, 8, 8, 1)
@@ -46,6 +47,7 @@ def test_a_run_of_pictures_shows_some_in_its_report(pictures):
     assert text.count('<img class="pixels"') == 2
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
     before = load_file(pictures / "samples.safetensors")["samples"]
     written = pictures / "sampled"
@@ -94,6 +96,7 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
         sample_run(folder, Sampling(prompt="x"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
     with pytest.raises(InputError, match=r"no recipe\.json"):
         sample_run(tmp_path, Sampling())

@@ -53,6 +53,7 @@ def finished(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_from_its_run(finished, tmp_path):
     of_run, of_model = mnemos.load(finished), mnemos.load(finished / "model")
     assert all(torch.equal(a, b) for a, b in zip(of_run.parameters(), of_model.parameters(), strict=True))
@@ -61,6 +62,7 @@ def test_a_model_is_loaded_from_its_run(finished, tmp_path):
         mnemos.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
     own = evaluate_run(finished)["as trained"]
     other = texts(tmp_path / "other", "xyzuvw")
@@ -119,6 +121,7 @@ def test_a_cache_is_added_to_a_trained_model_or_removed(tmp_path, cached):
     assert same(dict(plain), inside)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
     folder = tmp_path / "longer"
     shutil.copytree(finished, folder)
@@ -136,6 +139,7 @@ def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
         assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
     asked = recipe(str(finished.parent / "texts"), steps=60, keep_best=True, patience=3, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
