@@ -22,7 +22,7 @@ def made(
     rows = tuple(Row(n, one["mean"], one["std"], seeds, one["parameters"]) for n, one in variants.items())
     controls = (Control("east", "emptied", emptied, 0.010, seeds),) if emptied is not None else ()
     runs = {name: (run(name, one),) for name, one in variants.items()}
-    about = {"command": ["/opt/bin/mnemos", "compare", "north", "east", "--seeds", "5"]}
+    about = {"command": ["mnemos", "compare", "north", "east", "--seeds", "5"]}
     return Comparison("accuracy" if higher else "loss", higher, majority, rows, controls, runs, "c/x.json", about)
 
 

@@ -197,3 +197,13 @@ def test_a_comparison_says_which_commit_trained_each_run_and_what_all_share(tmp_
     assert found["reported"] == source()
     assert found["data"] == {key: value for key, value in data.items() if key != "files"}
     assert (found["device"], found["started"], found["finished"]) == ("cpu", "2026-01-01", "2026-01-02")
+
+
+def test_a_command_has_no_folder_of_this_machine(monkeypatch):
+    for found, words in (
+        (["/opt/somewhere/bin/mnemos", "train", "demo"], ["mnemos", "train", "demo"]),
+        (["/lib/mnemos/__main__.py", "train"], ["python", "-m", "mnemos", "train"]),
+        (["benchmarks/replay.py"], ["benchmarks/replay.py"]),
+    ):
+        monkeypatch.setattr("sys.argv", found)
+        assert module.command_line() == words

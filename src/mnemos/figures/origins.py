@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import PurePath
 
 from mnemos.types import JSONObject
 
@@ -188,12 +187,8 @@ def _moment(value: object) -> str:
 
 
 def command(value: object) -> str:
-    """A command line as a user types it, from a string or from sys.argv (without the path of the program)."""
-    if not isinstance(value, list) or not value:
-        return str(value)
-    program = PurePath(str(value[0]))
-    first = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
-    return shlex.join([*first, *map(str, value[1:])])
+    """A command line as a user types it, from a string or a list of words."""
+    return shlex.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _reproduce(comparison: Comparison) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import torch
@@ -39,9 +39,17 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
         "threads": torch.get_num_threads(),
         "seed": seed,
         **({} if data is None else {"data": data_read(data)}),
-        "command": sys.argv,
+        "command": command_line(),
         "started": now(),
     }
+
+
+def command_line() -> list[str]:
+    """The words of this process's command as a user types them, without the folder that the program is installed in."""
+    program = PurePath(sys.argv[0])
+    if program.name == "__main__.py":
+        return ["python", "-m", program.parent.name, *sys.argv[1:]]
+    return [program.name if program.is_absolute() else str(program), *sys.argv[1:]]
 
 
 def source() -> JSONObject:
@@ -123,7 +131,7 @@ def shared(places: Sequence[Path]) -> JSONObject:
         "started": min((a["started"] for a in abouts if a.get("started")), default=None),
         "finished": max((a["finished"] for a in abouts if a.get("finished")), default=None),
     }
-    return {**same, **times, "reported": source(), "command": sys.argv}
+    return {**same, **times, "reported": source(), "command": command_line()}
 
 
 def _shared_folder(paths: Sequence[str | os.PathLike[str]]) -> str:

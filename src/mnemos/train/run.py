@@ -9,7 +9,6 @@ runs/NAME/recipe.json      the resolved recipe
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
@@ -21,7 +20,7 @@ from mnemos.config import to_dict
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .provenance import now, provenance, source
+from .provenance import command_line, now, provenance, source
 from .recipe import Recipe, as_json, as_written
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
@@ -90,7 +89,7 @@ class RunFolder:
     def resumed(self, step: int) -> str | None:
         """Record in run.json that the run continues after `step`. Returns a warning if the thread count changed."""
         about = _json(self.folder / "run.json")
-        about["resumed"].append({"step": step, "at": now(), **source(), "command": sys.argv})
+        about["resumed"].append({"step": step, "at": now(), **source(), "command": command_line()})
         write_json(self.folder / "run.json", about)
         if about["threads"] == torch.get_num_threads():
             return None
