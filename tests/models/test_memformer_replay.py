@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from mnemos import Memformer, SlotsConfig
 from mnemos.memory_replay import replay
-from mnemos.types import reset
+from mnemos.types import detach, reset
 
 STEPS, L = 6, 4
 
@@ -59,3 +59,41 @@ def test_gradients_are_those_of_back_propagation_through_time(fields):
     torch.testing.assert_close(out.loss, total.detach())
     for mine, p in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(mine, p.grad, rtol=1e-11, atol=1e-13)
+
+
+def test_sliding_windows_are_those_of_back_propagation_through_time():
+    """Three segments in an update, the next one later (Algorithm 1), with the paper's settings and a plain loop."""
+    torch.manual_seed(0)
+    sizes = {"dim": 12, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 16}
+    model = Memformer(vocab_size=13, segment=L, preset="paper", memory=SlotsConfig(slots=5), **sizes).double()
+    x = torch.randint(13, (3, STEPS * L + 1))
+    segments = [(x[:, i : i + L], x[:, i + 1 : i + L + 1]) for i in range(0, STEPS * L, L)]
+
+    def step(segment, state):
+        logits, state = model(segment[0], state)
+        return F.cross_entropy(logits.flatten(0, 1), segment[1].flatten()), state
+
+    state = slid = None
+    for first in range(STEPS - 2):
+        out = replay(
+            step, segments[first : first + 3], slid, advance=lambda s, m: model.advance(s[0], m), module=model, slide=1
+        )
+        found = [p.grad for p in model.parameters()]  # None: BOS is read in the first window alone
+        model.zero_grad()
+        total, states = torch.zeros((), dtype=torch.float64), [state]
+        for segment in segments[first : first + 3]:
+            loss, after = step(segment, states[-1])
+            total = total + loss / 3
+            states.append(after)
+        total.backward()
+        torch.testing.assert_close(out.loss, total.detach())
+        for mine, p in zip(found, model.parameters(), strict=True):
+            assert (mine is None) == (p.grad is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, p.grad, rtol=1e-11, atol=1e-13)
+        state, slid = detach(states[1]), out.next_state
+        torch.testing.assert_close(slid.memory.slots, state.memory.slots)
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * (0 if p.grad is None else p.grad)
+        model.zero_grad()

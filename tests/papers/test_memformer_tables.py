@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ def tiny(monkeypatch) -> None:
         recipes.SMALL, "digits", ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
     )
     monkeypatch.setattr(language, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
-    sizes = LanguageSizes(dim=8, num_heads=2, layer_divisor=4, length_divisor=16, dropout=0.0)
+    sizes = LanguageSizes(dim=8, num_heads=2, layer_divisor=4, length_divisor=16, dropout=0.0, slide=0)
     monkeypatch.setattr(language, "PAPER", sizes)
     monkeypatch.setattr(language, "ROUNDS", 1)
     for module in (language, recipes):
@@ -137,7 +138,12 @@ def test_the_papers_settings():
     )
     text = registry.load("recipe", "wikitext-memformer")()
     assert (text.model.dim, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
+    for recipe in (found, text):
+        resolved = recipe.model.resolved()
+        assert (resolved.memory.radius, resolved.cls, resolved.decoder_reads) == (1, 2, False)
     baseline = registry.load("recipe", "wikitext-xl")()
+    assert (text.train.rollout.segments, text.train.rollout.slide) == (8, 1)
+    compare._check([text, baseline], Path("no such folder"))  # both read one new segment per update
     assert (baseline.model.layers, baseline.model.attention.memory, baseline.data) == (16, 1024, text.data)
     for other in table_models.PICTURES.values():
         recipe = registry.load("recipe", f"mnist-{other}")()

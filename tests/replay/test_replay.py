@@ -47,6 +47,38 @@ def test_the_step_makes_a_learned_start_from_none(checkpoints):
     assert model.start.grad is None  # zeroed by `gradients`, which found it equal
 
 
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"checkpoints": "sqrt"}, {"truncate_every": 3}])
+@pytest.mark.parametrize("slide", [1, 3, 4, 5])
+def test_a_window_that_slides_starts_from_the_state_after_its_step(options, slide):
+    """Windows of five segments; each starts from what the one before computed, with the weights of that time."""
+    model, pieces, state = cell(), segments(12), begin()
+
+    def step(x, state):  # whose state is a view of a larger tensor
+        loss, state = model(x, state)
+        return loss, {**state, "h": torch.stack([state["h"]] * 8)[3]}
+
+    every = options.get("truncate_every", 10**9)
+    for first in range(0, 12 - 4, slide):
+        window = pieces[first : first + 5]
+        torch.manual_seed(3 + first)
+        _, _, wanted = plain(step, window[:slide], state)
+        gradients(model)
+        torch.manual_seed(3 + first)
+        total, _, end = plain(step, window, state, every=every)
+        expected = gradients(model)
+        torch.manual_seed(3 + first)
+        out = replay(step, window, state, slide=slide, **options)
+        agree(gradients(model), expected, 1e-12)
+        agree((out.loss, out.state, out.next_state), (total, end, wanted), 1e-12)
+        assert not out.next_state["h"].requires_grad
+        assert out.next_state["h"].untyped_storage().nbytes() == 3 * 5 * 8, "no activation is kept alive"
+        assert torch.equal(out.next_state["seen"][0], state["seen"][0] + sum(x.shape[1] for x in window[:slide]))
+        state = out.next_state
+        with torch.no_grad():  # other weights for the next window
+            for p in model.parameters():
+                p *= 0.9
+
+
 def test_gradient_to_a_given_state():
     leaf = begin()["h"].clone().requires_grad_()
     start = torch.randn(5, dtype=torch.float64, requires_grad=True)
@@ -239,6 +271,8 @@ def test_losses_of_several_types():
         ({"checkpoints": 1}, "checkpoints"),
         ({"checkpoints": "some"}, "checkpoints"),
         ({"truncate_every": 0}, "truncate_every"),
+        ({"slide": 0}, "slide from 1 to 7.*found 0"),
+        ({"slide": 8}, "slide from 1 to 7.*found 8"),
         ({"offload": "no such folder"}, "found 'no such folder'"),
         ({"weights": [1.0]}, "weights for 7 segments, found 1"),
         ({"truncate_every": True}, "truncate_every of at least 1, found True"),

@@ -1,6 +1,7 @@
 """Updates that read in steps: the gradients of one whole sequence, however they are come by and wherever it is cut."""
 
 import contextlib
+import copy
 import dataclasses
 import gc
 import itertools
@@ -22,7 +23,7 @@ from mnemos.train import devices
 from mnemos.train.learner import Learner
 from mnemos.train.loop import train
 from mnemos.train.rollout import Carry, ModelWithLoss
-from mnemos.types import InputError, map_state
+from mnemos.types import InputError, detach, map_state, reset
 
 WIDE = {"precision": "64-true"}
 
@@ -92,6 +93,65 @@ def test_the_gradient_is_that_of_the_whole_sequence(tmp_path, monkeypatch, rows,
 
 def fresh(batch: Batch, first: bool) -> dict:
     return {} if batch.reset is None else {"reset": torch.full_like(batch.reset, first)}
+
+
+@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (False, 0), (True, 2), (False, 2), (True, 1)])
+@pytest.mark.parametrize("slide", [1, 2, 3])
+def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, horizon, slide):
+    """Update u reads batches u·slide … u·slide + 2, from the state after `slide` batches of the update before it."""
+    rollout = {"segments": 3, "slide": slide, "replay": replay, "horizon": horizon}
+    recipe = toys(False, {**STILL, "cached": False}, **rollout).recipe()
+    task = recipe.data.build()
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    model, start = recipe.model.build().double(), None
+    for update in range(4):
+        model.load_state_dict(learner.model.state_dict())
+        model.zero_grad()
+        batches = [task.train_batch(update * slide + i, 4, recipe.train.seed) for i in range(3)]
+        state, losses, count = start, [], sum((b.targets != IGNORE).sum() for b in batches)
+        for i, batch in enumerate(batches):
+            if horizon and i % horizon == 0 and state is not None:
+                state = detach(state)
+            state = state if state is None else reset(state, batch.reset)
+            logits, state = model(batch.inputs, state)
+            losses.append(F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum"))
+            if i + 1 == slide:
+                start = detach(state)
+        (sum(losses) / count).backward()
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
+        found = learner.update()
+        assert found["loss"] == pytest.approx(sum(losses).item() / count.item(), rel=1e-6)
+        assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
+        torch.testing.assert_close(learner._states[0].hidden, start.hidden, rtol=1e-12, atol=0)
+
+
+def test_a_sliding_run_goes_on_from_its_snapshot_bit_for_bit():
+    recipe = toys(False, {"cached": True}, "32-true", 2, segments=3, slide=1, horizon=2).recipe()
+
+    def learner():
+        return Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+
+    whole = learner()
+    for _ in range(3):
+        whole.update()
+    saved = copy.deepcopy(whole.snapshot())
+    wanted = [whole.update() for _ in range(3)]
+    resumed = learner()
+    resumed.restore(saved)
+    assert [resumed.update() for _ in range(3)] == wanted
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+
+
+def test_a_batch_that_two_updates_read_is_made_once(monkeypatch):
+    recipe = toys(False, segments=4, slide=1).recipe()
+    task = recipe.data.build()
+    original, made = task.train_batch, []
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    monkeypatch.setattr(task, "train_batch", lambda i, *rest: made.append(i) or original(i, *rest))
+    for _ in range(3):
+        learner.update()
+    assert made == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("replay", [True, False])

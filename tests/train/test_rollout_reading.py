@@ -66,6 +66,8 @@ def test_pieces():
         (toys(False, segments=0), r"train\.rollout\.segments: .*1, found 0"),
         (toys(False, horizon=-1), r"train\.rollout\.horizon: .*0, found -1"),
         (toys(True, segment_length=4, checkpoints=1), r"train\.rollout\.checkpoints: .*all, sqrt .*2, found 1"),
+        (toys(False, segments=2, slide=3), r"train\.rollout\.slide: .*segments, 2, found 3"),
+        (toys(True, segment_length=4, slide=1), r"train\.rollout\.slide is 1.*use 0"),
         (toys(True, segments=2), r"train\.rollout\.segments is 2.*use train\.rollout\.segment_length"),
         (
             toys(False, segment_length=4),
@@ -139,6 +141,7 @@ def test_the_settings_are_in_the_recipe(tmp_path):
     assert saved == {
         "segment_length": 4,
         "segments": 1,
+        "slide": 0,
         "horizon": 0,
         "replay": True,
         "checkpoints": 2,
@@ -154,7 +157,7 @@ def test_the_settings_are_in_the_recipe(tmp_path):
             toys(True, {"cached": True}, "32-true", 2, segment_length=5), "mid-update", 6, marks=pytest.mark.exhaustive
         ),
         (toys(False, {"cached": True}, "32-true", 2, segments=3, horizon=2), "mid-update", 6),
-        (toys(False, None, "16-mixed", 1, segments=3), "SIGTERM", 7),
+        (toys(False, None, "16-mixed", 1, segments=3, slide=1), "SIGTERM", 7),
     ],
 )
 def test_killed_and_resumed(run_apart, tmp_path, toys_, moment, number):

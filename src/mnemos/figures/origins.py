@@ -74,7 +74,9 @@ def rollout(recipe: JSONObject, result: JSONObject | None) -> str | None:
         how = ", by replay: the activations of one segment are in memory at a time"
     else:
         how = ", without replay: the activations of all of them are in memory"
-    return f"an update reads {many}{length}; the gradient {through}{how}."
+    slide = about("rollout.slide") or 0
+    begins = f"the next update begins {plural(slide, 'segment')} later; " if 0 < slide < steps else ""
+    return f"an update reads {many}{length}; {begins}the gradient {through}{how}."
 
 
 def _cell(value: object, absent: object) -> str:

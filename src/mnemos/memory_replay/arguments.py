@@ -59,6 +59,18 @@ def horizon(truncate_every: int | None, steps: int) -> int:
     return truncate_every
 
 
+def window_step(slide: int | None, steps: int) -> int:
+    """The number of steps from the start of this rollout to that of the next one."""
+    if slide is None:
+        return steps
+    if not isinstance(slide, int) or isinstance(slide, bool) or not 1 <= slide <= steps:
+        raise InputError(
+            f"replay: expected slide from 1 to {steps}, the number of segments, found {slide!r}; use None for rollouts "
+            "that share no segment"
+        )
+    return slide
+
+
 def scaled(
     scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None
 ) -> Callable[[Tensor], object]:

@@ -26,13 +26,14 @@ class ReplayResult:
 
     loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their dtypes. state: the state after the last step.
     state_grad: the gradient of the given state, with its structure; None for leaves without gradient and for state
-    None. A scaler scales it like every .grad.
+    None. A scaler scales it like every .grad. next_state: the state after step `slide`; by default `state`.
     """
 
     loss: Tensor
     losses: Tensor
     state: State
     state_grad: State
+    next_state: State
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def replay(
     weights: Sequence[float] | Tensor | None = None,
     resets: Sequence[Tensor | None] | Tensor | None = None,
     truncate_every: int | None = None,
+    slide: int | None = None,
     checkpoints: int | str = "all",
     offload: bool | str | os.PathLike[str] = False,
     verify: bool | float = True,
@@ -85,6 +87,9 @@ def replay(
     (`mnemos.reset`), so that no gradient crosses. The first axis of the state's tensors must be the batch.
     truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation. Each k
     steps are then a replay of their own.
+    slide=n: the result's `next_state` is the state after n steps. A rollout of segments n … S + n − 1 that starts from
+    it overlaps with this one: a sliding window, as in Algorithm 1, which pops the oldest memory (n = 1). It recomputes
+    all of its other states, because the weights have changed. None: rollouts share no segment, n = S.
     checkpoints: the number of states in memory at a time. "all": S. An integer n ≥ 2: n per level, with log_n(S)
     levels, each of which costs one more first pass. "sqrt": √S, two levels.
     offload: True stores states in the host's memory (for a GPU). An existing folder stores each state in a file there,
@@ -118,6 +123,7 @@ def replay(
     walk.backward = arguments.scaled(scaler, backward)
     walk.suspended = no_sync or suspension(walk.module)
     every = arguments.horizon(truncate_every, len(walk.segments))
+    walk.slide = arguments.window_step(slide, len(walk.segments))
     before = Gradients(walk.module, [x for x in walk.given if isinstance(x, Tensor) and x.is_leaf and x.requires_grad])
     walk.store = Store(offload)
     try:
@@ -137,6 +143,8 @@ class _ReplayPasses:
     backward: Callable[[Tensor], object]
     suspended: Callable[[], AbstractContextManager[object]] | None
     store: Store
+    slide: int
+    next_state: State
 
     def __init__(
         self,
@@ -195,7 +203,7 @@ class _ReplayPasses:
         loss = (losses * torch.tensor(self.weights, dtype=wide, device=losses.device)).sum()
         end = pytree.tree_unflatten(self.end.leaves, self.end.structure)
         start = None if self.fresh else pytree.tree_unflatten(gradients, self.start.structure)
-        return ReplayResult(loss, losses, end, start)
+        return ReplayResult(loss, losses, end, start, end if self.slide == count else self.next_state)
 
     def put(self, saved: StepStart) -> None:
         """Restore the generators and buffers that a step starts from."""
@@ -262,6 +270,8 @@ class _ReplayPasses:
             state_checks.check_untouched(leaves, versions, outgoing, t)
             state_checks.check_attached(given, outgoing, t)
             self.losses = self._noted(self.losses, t, loss)
+            if t + 1 == self.slide:
+                self.next_state = pytree.tree_unflatten(compact(_detached(outgoing), leaves), structure)
             if later is None:
                 later = _Later([], [None] * len(outgoing), [])
                 self.end = StepStart(

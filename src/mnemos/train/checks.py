@@ -46,11 +46,16 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     if train.seed < 0:
         raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")
     rollout = train.rollout
-    for name, least in (("segment_length", 0), ("segments", 1), ("horizon", 0)):
+    for name, least in (("segment_length", 0), ("segments", 1), ("slide", 0), ("horizon", 0)):
         if getattr(rollout, name) < least:
             raise InputError(
                 f"train.rollout.{name}: expected at least {least}, found {getattr(rollout, name)}; raise it"
             )
+    if rollout.slide > rollout.segments:
+        raise InputError(
+            f"train.rollout.slide: expected at most train.rollout.segments, {rollout.segments}, found {rollout.slide}; "
+            "use 0 for updates that share no batch"
+        )
     if rollout.checkpoints not in ("all", "sqrt") and (isinstance(rollout.checkpoints, str) or rollout.checkpoints < 2):
         raise InputError(
             f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
@@ -156,6 +161,10 @@ def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
         fix = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
         raise InputError(
             f"train.rollout.segments is {rollout.segments}, but the data's batches do not continue one another; {fix}"
+        )
+    if rollout.slide and not task.carries_state:
+        raise InputError(
+            f"train.rollout.slide is {rollout.slide}, but the data's batches do not continue one another; use 0"
         )
     count = rollout.count(task.max_length)
     if rollout.horizon > count:

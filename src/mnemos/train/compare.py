@@ -114,8 +114,8 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
 
 
 def _train(recipe: Recipe) -> TrainConfig:
-    """The training settings that must be equal: all except the rollout, but including its number of batches."""
-    return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.segments))
+    """The training settings that must be equal: all except the rollout, but including its number of new batches."""
+    return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.stride))
 
 
 def _run(recipe: Recipe, place: Path, quiet: bool) -> None:

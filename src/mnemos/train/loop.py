@@ -59,10 +59,10 @@ def train(
     validation split}, "metric" (the name of the task's first metric, which comparisons use), "metrics": {name:
     {"higher_is_better", "about"}}, "reference": {name: score in the metric}, "majority" (share of the most frequent
     class; null without classes), "parameters", "seconds" (spent in updates), "peak_bytes" (of the GPU; on the CPU, the
-    growth of the process since before the model was built), "tokens" (images or frames for other data),
-    "epoch_seconds" (seconds of updates per epoch; null if the size of an epoch is unknown), "rollout_segments"
-    (segments per update, if more than one), "best_step" (with `train.keep_best`: the step whose weights were scored),
-    "stopped_early": true (with `train.patience`, if the run did not train all steps)}.
+    growth of the process since before the model was built), "tokens" (images or frames for other data; those that
+    two updates read count twice), "epoch_seconds" (seconds of updates per epoch; null if the size of an epoch is
+    unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with `train.keep_best`: the step
+    whose weights were scored), "stopped_early": true (with `train.patience`, if the run did not train all steps)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.

@@ -74,6 +74,9 @@ class RolloutConfig:
     Attributes:
         segment_length: tokens per segment into which rows [B, T] are split; 0: the whole row is one segment.
         segments: for tasks that carry their state from batch to batch, the number of successive batches per update.
+        slide: with `segments`, the number of batches by which the next update starts later. 0: all of them, so that
+            updates share no batch. Less: a sliding window, as in Algorithm 1 of Memformer (slide 1); a batch is read by
+            segments/slide updates, and the next update starts from the state after `slide` batches, without gradient.
         horizon: the number of segments through which the gradient flows back; 0: all.
         replay: use memory replay (`mnemos.replay`), which keeps the activations of one segment at a time and costs a
             second forward. Without it, plain back-propagation through time keeps those of a whole horizon. The
@@ -85,10 +88,16 @@ class RolloutConfig:
 
     segment_length: int = 0
     segments: int = 1
+    slide: int = 0
     horizon: int = 0
     replay: bool = True
     checkpoints: Literal["all", "sqrt"] | int = "all"
     offload: bool = False
+
+    @property
+    def stride(self) -> int:
+        """The number of batches that an update reads for the first time."""
+        return self.slide or self.segments
 
     def count(self, length: int) -> int:
         """The number of segments per update, for rows of `length` tokens."""

@@ -34,12 +34,27 @@ class Carry:
 
     weight: weight of the losses. auxiliary: weight of the auxiliary losses. visible: the new state will get a gradient
     of its own, so the forward must also return something that depends on it: DDP finds used parameters in this way.
+    noted: the state after `note_after` batches of the forward; None before it is known.
     """
 
-    __slots__ = ("auxiliary", "state", "visible", "weight")
+    __slots__ = ("auxiliary", "note_after", "noted", "state", "visible", "weight")
 
-    def __init__(self, state: State, weight: float = 1.0, auxiliary: float = 0.0, visible: bool = False) -> None:
+    def __init__(
+        self,
+        state: State,
+        weight: float = 1.0,
+        auxiliary: float = 0.0,
+        visible: bool = False,
+        note_after: int = 0,
+    ) -> None:
         self.state, self.weight, self.auxiliary, self.visible = state, weight, auxiliary, visible
+        self.note_after, self.noted = note_after, None
+
+    def reach(self, state: State, batches: int) -> None:
+        """Set the state, that after so many batches of the forward."""
+        self.state = state
+        if batches == self.note_after:
+            self.noted = state
 
 
 class ModelWithLoss(nn.Module):
@@ -71,16 +86,17 @@ class ModelWithLoss(nn.Module):
         added: list[Tensor] = []
         sums: list[Tensor | None] = []
         with collect_auxiliary_losses():  # auxiliary losses that `advance` or a metric adds are dropped
-            for batch in batches:
+            for count, batch in enumerate(batches, start=1):
                 state, resets = carry.state, self.task.resets(batch)
                 if state is not None and resets is not None:
                     state = reset(state, resets)
                 if advance or not self.reads(batch):
-                    carry.state = self.task.advance(self.model, batch, state)
+                    carry.reach(self.task.advance(self.model, batch, state), count)
                     continue
                 with collect_auxiliary_losses() as auxiliary:
-                    outputs, carry.state = self.task.forward(self.model, batch, state)
+                    outputs, state = self.task.forward(self.model, batch, state)
                     losses.append(self.task.loss(self.model, outputs, batch))
+                carry.reach(state, count)
                 added += auxiliary
                 with torch.no_grad():
                     functions = self._functions.items()
@@ -117,6 +133,7 @@ class RolloutGradients:
         # Fabric enters autocast inside the wrapped model, so replay cannot detect half precision by itself.
         self._verify = HALF if config.precision.endswith("mixed") else True
         self._stores = any(True for _ in model.buffers())
+        self._kept: dict[int, object] = {}  # batches of the last update, by index
 
     def forwards(self, micro_batches: Sequence[Sequence[object]]) -> int:
         """The number of whole forwards of an update on this process; at least 1."""
@@ -127,8 +144,16 @@ class RolloutGradients:
         if self._config.segment_length:
             batch = self._task.train_batch(update, config.batch_size, config.seed)
             return list(self._task.segments(batch, self._config.segment_length))
-        first, steps = update * self._config.segments, self._config.segments
-        return [self._task.train_batch(first + i, config.batch_size, config.seed) for i in range(steps)]
+        first, steps = update * self._config.stride, self._config.segments
+        # Batches that the next update reads again are kept: a task may have to start a pass anew to go back to them.
+        kept, self._kept = self._kept, {}
+        found = {
+            i: kept[i] if i in kept else self._task.train_batch(i, config.batch_size, config.seed)
+            for i in range(first, first + steps)
+        }
+        if self._config.stride < steps:
+            self._kept = found
+        return list(found.values())
 
     def accumulating_caches(self) -> contextlib.AbstractContextManager[None]:
         """Context of an update: stored caches are written once, from all of its micro-batches and segments."""
@@ -139,9 +164,10 @@ class RolloutGradients:
     ) -> tuple[Tensor, State]:
         """Add the gradients of a micro-batch's segments; `weights` are those of the losses and auxiliary losses.
 
-        Returns ([weight × Σ losses, then the sums of `ModelWithLoss`], the last state, detached and contiguous).
-        last: the update's last micro-batch, after which gradients are summed over processes. Raises InputError for a
-        model without state.
+        Returns ([weight × Σ losses, then the sums of `ModelWithLoss`], the state that the next update starts from,
+        detached and contiguous: the last one, or with `rollout.slide` the one after so many segments). last: the
+        update's last micro-batch, after which gradients are summed over processes. Raises InputError for a model
+        without state.
         """
         # With horizon 1, plain back-propagation keeps the graph of one segment too, and needs no second forward.
         replayed = self._config.replay and len(batches) > 1 and self._config.horizon != 1
@@ -163,16 +189,18 @@ class RolloutGradients:
     ) -> tuple[Tensor, State]:
         """Plain back-propagation through time: one graph per `horizon` segments."""
         horizon = self._config.horizon or len(batches)
-        found = []
+        slide = self._config.slide or len(batches)
+        found, following = [], None
         for start in range(0, len(batches), horizon):
-            carry = Carry(state, *weights)
+            carry = Carry(state, *weights, note_after=slide - start)
             with self._without_gradient_sync(not (last and start + horizon >= len(batches))):
                 loss, sums = self._wrapped(batches[start : start + horizon], carry)
                 if loss.requires_grad:
                     self._fabric.backward(loss)
             state = detach(carry.state)
+            following = detach(carry.noted) if start < slide <= start + horizon else following
             found.append(_split_losses(loss.detach(), sums))
-        return torch.stack(found).sum(0), state
+        return torch.stack(found).sum(0), following
 
     def _replayed(
         self, batches: list[object], state: State, weights: tuple[float, float], last: bool
@@ -200,6 +228,7 @@ class RolloutGradients:
                 advance=advance if isinstance(self._model, Advances) else None,
                 weights=[1.0] * len(batches),
                 truncate_every=self._config.horizon or None,
+                slide=self._config.slide or None,
                 checkpoints=self._config.checkpoints,
                 offload=self._config.offload,
                 verify=self._verify,
@@ -208,7 +237,7 @@ class RolloutGradients:
                 # Processes sum gradients after the last segment of the last micro-batch.
                 no_sync=self._without_gradient_sync if last else contextlib.nullcontext,
             )
-        return _split_losses(out.losses.sum(), torch.stack(found).sum(0)), out.state
+        return _split_losses(out.losses.sum(), torch.stack(found).sum(0)), out.next_state
 
 
 def _split_losses(loss: Tensor, sums: Tensor) -> Tensor:

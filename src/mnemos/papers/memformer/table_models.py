@@ -34,13 +34,14 @@ class ImageSizes(NamedTuple):
 
 
 class LanguageSizes(NamedTuple):
-    """The size of Table 2's models: the paper's by default."""
+    """The size of Table 2's models: the paper's by default. slide: of Memformer's windows; 0: they share no segment."""
 
     dim: int = 512
     num_heads: int = 8
     layer_divisor: int = 1  # divides the paper's numbers of layers
     length_divisor: int = 1  # divides the paper's segments, memories and numbers of slots
     dropout: float = 0.1
+    slide: int = 1  # Algorithm 1 pops the oldest memory after an update
 
     @property
     def segment(self) -> int:
@@ -83,7 +84,8 @@ SMALL = {
     "digits": ImageSizes(dim=32, layer_divisor=2, slot_divisor=4, side=8, dropout=0.0),
     "mnist": ImageSizes(dim=32, layer_divisor=2, dropout=0.0),
 }
-SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, layer_divisor=4, length_divisor=4, dropout=0.0)
+# Windows that slide would read an eighth of the text in the same time.
+SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, layer_divisor=4, length_divisor=4, dropout=0.0, slide=0)
 
 
 def picture_variant(name: str, size: ImageSizes) -> Variant:
@@ -134,7 +136,7 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
 def language_variant(name: str, size: LanguageSizes) -> Variant:
     """The model of a row of Table 2, and how its updates read: `HORIZON` segments, with gradient through all of them.
 
-    Transformer-XL reads as many segments; its memory carries no gradient.
+    Transformer-XL reads as much new text per update; its memory carries no gradient.
     """
     if name in _XL:
         model = TransformerConfig(
@@ -147,7 +149,7 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
             dropout=size.dropout,
             attention=RelativeConfig(memory=_XL[name] // size.length_divisor),
         )
-        return model, RolloutConfig(segments=HORIZON, horizon=1)
+        return model, RolloutConfig(segments=size.slide or HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[name]
     memformer = MemformerConfig(
         preset="paper",
@@ -160,7 +162,7 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
         memory=SlotsConfig(slots=slots // size.length_divisor, temperature=0.125),
         dropout=size.dropout,
     )
-    return memformer, RolloutConfig(segments=HORIZON)
+    return memformer, RolloutConfig(segments=HORIZON, slide=size.slide)
 
 
 def _number(name: str) -> int:

@@ -11,17 +11,18 @@ from ..reproduce import Options
 
 
 def small(options: Options, steps: int) -> Recipe:
-    """The recipe text-memformer on the options' text, with the options' number of updates, or `steps`.
+    """The recipe text-memformer with the paper's preset, on the options' text, with the options' updates or `steps`.
 
     Only 1 % of the documents is held out: for such small models a small test split is sufficient.
     """
     recipe = text_memformer()
+    model: Any = recipe.model
     data: Any = recipe.data
     assert isinstance(data, TextConfig)
     data = replace(data, path=None if options.data is None else str(options.data), held_out=0.01)
     count = options.steps or steps
     train = replace(recipe.train, steps=count, eval_every=max(1, count // 4))
-    return replace(recipe, data=data, train=train)
+    return replace(recipe, model=replace(model, preset="paper"), data=data, train=train)
 
 
 def source(options: Options) -> str:
