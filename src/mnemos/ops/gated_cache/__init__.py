@@ -1,7 +1,7 @@
 """The gated recurrent cache's equations, as functions of tensors."""
 
 from .resampling import places, pool_grid, resample
+from .swin_windows import Windows
 from .update import GateWeights, gated_update
-from .windows import Windows
 
 __all__ = ["GateWeights", "Windows", "gated_update", "places", "pool_grid", "resample"]

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from mnemos.types import InputError
 
-from .scores import distance_scores, hidden, seen_keys, sinusoids
+from .distances import distance_scores, hidden, seen_keys, sinusoids
 
 __all__ = ["distance_scores", "hidden", "relative_attention", "seen_keys", "sinusoids", "weighted"]
 
