@@ -280,3 +280,12 @@ def test_frozen_keys_are_not_kept_past_a_fused_optimiser():
     with torch.no_grad():
         after = layer(x)[0]
     torch.testing.assert_close(after, layer(x)[0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_state_counts_the_tokens_of_a_row(causal):
+    """A row that has seen tokens reads its own cache; a row of zeros reads the stored one."""
+    layer = GatedCacheAttention(8, 2, grc=GRC(length=4, scope="stream"), causal=causal)
+    _, state = layer(torch.randn(2, 3, 8))
+    _, state = layer(torch.randn(2, 2, 8), state)
+    assert state.walk.seen.tolist() == [5, 5]

@@ -205,3 +205,5 @@ def test_patches_are_cut_where_the_tokens_stand():
     np.testing.assert_array_equal(found[0, 1, 2:6, 2:6], picture[0, 0:4, 8:12])
     assert (found[0, 1, :2] == 128).all()
     assert (found[0, 1, :, 6:] == 128).all()
+    wide = patches(picture, torch.zeros(1, 2, dtype=torch.int64), where, (6, 2))  # patches of 4 x 6 pixels
+    np.testing.assert_array_equal(wide[0, 0, 2:6, 3:9], picture[0, 4:8, 3:9])
