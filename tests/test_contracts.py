@@ -96,9 +96,10 @@ def test_a_layer_without_a_state_returns_none_and_refuses_one(layer):
 
 
 @over_layers(stateful, modes=(False,))
-def test_a_state_of_other_rows_is_refused(layer):
-    with pytest.raises(InputError, match="expected a state"):
-        layer(tokens(), layer.initial_state(ROWS + 1, dtype=torch.float64))
+def test_a_state_of_other_rows_or_of_another_layer_is_refused(layer):
+    for state in (layer.initial_state(ROWS + 1, dtype=torch.float64), torch.zeros(ROWS, 1)):
+        with pytest.raises(InputError, match="expected a state"):
+            layer(tokens(), state)
 
 
 @over_layers(is_future_free, modes=(True, False))

@@ -96,9 +96,11 @@ class BucketUnionAttention(MultiHeadAttention[HashedKeys]):
         """Raise InputError unless the keys are [B, N, H, D/H], with counts of this layer's rounds and buckets."""
         rounds, heads, width, half = self.rotations.shape
         wanted = (batch_size, heads, width), (batch_size, heads, rounds, 2 * half)
-        found = (state.k.shape[0], *state.k.shape[2:]), tuple(state.held.shape)
+        found: object = type(state).__name__
+        if isinstance(state, HashedKeys):
+            found = (state.k.shape[0], *state.k.shape[2:]), tuple(state.held.shape)
         if wanted != found:
             raise InputError(
-                f"expected a state of (rows, heads, channels) {wanted[0]} and counts {wanted[1]}, found {found[0]} and "
-                f"{found[1]}; use the layer's own initial_state"
+                f"expected a state of (rows, heads, channels) and counts {wanted}, found {found}; use the layer's own "
+                "initial_state"
             )

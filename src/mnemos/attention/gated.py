@@ -122,9 +122,9 @@ class GatedCacheAttention(GatedBranch):
     ) -> tuple[Tensor, GatedState | None]:
         """The mixed heads [B, T, H, D/H], before `project`, and the new state."""
         check_stateful(self.state_kind, state)
+        if state is not None:
+            _check_state(state, (len(x), *self.cache.shape))
         inner_state, walked = (None, None) if state is None else state
-        if walked is not None:
-            _check_walk(walked, (len(x), *self.cache.shape))
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
         projected = None
         if self.grc.source == "output" or self.lift is not None:
@@ -227,12 +227,16 @@ def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object
         raise InputError("causal=True: expected no grid and no class token, found one; use causal=False for images")
 
 
-def _check_walk(walked: Walk, wanted: tuple[int, ...]) -> None:
-    if tuple(walked.cache.shape) != wanted:
-        raise InputError(
-            f"expected a state with caches {list(wanted)}, found {list(walked.cache.shape)}; use the layer's own "
-            "initial_state, and select or reset to change its rows"
-        )
+def _check_state(state: GatedState, caches: tuple[int, ...]) -> None:
+    found: object = type(state).__name__
+    if isinstance(state, GatedState):
+        if state.walk is None or state.walk.cache.shape == caches:
+            return
+        found = list(state.walk.cache.shape)
+    raise InputError(
+        f"expected a state with caches {list(caches)}, found {found}; use the layer's own initial_state, and select or "
+        "reset to change its rows"
+    )
 
 
 class ImageTokens(TypedDict, total=False):
