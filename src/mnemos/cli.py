@@ -26,7 +26,8 @@ USAGE = """mnemos: memory for transformers
                                                [--train.steps N: train it for longer]
   mnemos eval RUN                              evaluate a run's model, with and without its memory
                                                [--split valid|test] [--data.FIELD value ...: on other data]
-  mnemos predict RUN FILE ...                  print the classes of images, or of folders of images    [--top N]
+  mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
+                                               continue (- reads the standard input)    [--top N] [--length N]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
@@ -102,12 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+_TITLES = {"data": "tasks (data)", "preprocessing": "what predict reads (preprocessing)"}
+
+
 def _list(arguments: list[str]) -> int:
     _Parser("list", "List the recipes, models, attentions and tasks.").parse_args(arguments)
     for failure in registry.load_plugins():
         print(f"mnemos: warning: {failure}", file=sys.stderr)
     for kind in registry.KINDS:
-        print(f"{kind}s" if kind != "data" else "tasks (data)")
+        print(_TITLES.get(kind, f"{kind}s"))
         places = registry.places(kind)
         width = max(map(len, places))
         for name, place in places.items():
@@ -184,14 +188,16 @@ def _eval(arguments: list[str]) -> int:
 def _predict(arguments: list[str]) -> int:
     from .evaluate.predict import predict
 
-    parser = _Parser("predict", "Print the most probable classes of images, by the model of an image classifier's run.")
+    about = "Print what a run's model says about files: the most probable classes of images, the words of recordings, "
+    parser = _Parser("predict", f"{about}or the most probable continuation of texts.")
     parser.add_argument("run", help="the run's folder")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="an image, or a folder of images")
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per image (%(default)s)")
+    about = "an image, a wav file or a text, as the model reads them, or a folder of them; - is a text from stdin"
+    parser.add_argument("files", nargs="+", metavar="FILE", help=about)
+    parser.add_argument("--top", type=int, metavar="N", help="classes per image (3)")
+    parser.add_argument("--length", type=int, metavar="N", help="bytes that continue a text (200)")
     options = parser.parse_args(arguments)
-    for found in predict(options.run, options.files, options.top):
-        likely = "  ".join(f"{one['name']} {one['probability']:.3f}" for one in found["classes"])
-        print(f"{found['file']}: {likely}")
+    for found in predict(options.run, options.files, top=options.top, length=options.length):
+        print(f"{found.file}: {found.text}", flush=True)
     return 0
 
 

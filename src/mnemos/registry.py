@@ -1,7 +1,8 @@
 """The registry: names used in the command line and in recipe.json, with the class or function that each one names.
 
-There are four kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
-with `build(...)`, decorated with `register`. "recipe" names functions that return a `Recipe`, decorated with
+There are five kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
+with `build(...)`, decorated with `register`. "preprocessing" names the classes by which `mnemos predict` reads files,
+decorated in the same way. "recipe" names functions that return a `Recipe`, decorated with
 `mnemos.train.recipe.recipe`. Entries of this package are found by parsing the source files of the sub-packages that
 hold their kind, so a new file needs no line here. Parsing does not import, so `mnemos list` does not load torch; `load`
 imports only the module that defines an entry.
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .errors import InputError
 
-KINDS = ("attention", "model", "data", "recipe")
+KINDS = ("attention", "model", "data", "recipe", "preprocessing")
 GROUP = "mnemos.plugins"
 
 # For each kind: its decorator, and the sub-packages whose files define this package's entries.
@@ -37,6 +38,7 @@ _WRITTEN = {
     "model": ("register", ("models",)),
     "data": ("register", ("data",)),
     "recipe": ("recipe", ("recipes", "papers")),
+    "preprocessing": ("register", ("data",)),
 }
 # What to use instead of a name that this package had.
 _RENAMED = {("attention", "lsh"): "use 'bucket-union', its new name, or 'reformer', the attention as published"}
@@ -74,7 +76,8 @@ def register(cls: _Class) -> _Class:
 
             name: ClassVar[str] = "decay"
 
-    The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, which set `kind`.
+    The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, or from
+    `mnemos.data.preprocessing.Preprocessing`, which set `kind`.
     Recipes can then use the class, and recipe.json and `mnemos.load` find it by its name. Raises InputError if the
     class has no kind or name, or if a class defined elsewhere has the name.
     """
@@ -127,7 +130,7 @@ def places(kind: str) -> dict[str, Definition]:
 
 
 def names(kind: str) -> list[str]:
-    """The names registered under a kind: "attention", "model", "data" or "recipe"; see `places`."""
+    """The names registered under a kind, one of `KINDS`; see `places`."""
     return list(places(kind))
 
 
@@ -197,6 +200,8 @@ def _ours(kind: str) -> dict[str, Definition]:
             continue
         module = ".".join((str(__package__), *path.relative_to(_PACKAGE).with_suffix("").parts))
         for name, node in _decorated(ast.parse(source), decorator):
+            if kind in ("data", "preprocessing") and (kind == "preprocessing") != _is_preprocessing(node):
+                continue  # the two kinds share a folder
             place = Definition(module, node.name, first_line(ast.get_docstring(node)))
             if name in found:
                 raise InputError(f"the {kind} {name!r} is defined twice, at {found[name]} and {place}; rename one")
@@ -213,6 +218,12 @@ def _decorated(tree: ast.Module, decorator: str) -> Iterator[tuple[str, ast.Clas
                     yield _class_name(node) if isinstance(node, ast.ClassDef) else default_name(node.name), node
                 elif isinstance(used, ast.Call) and isinstance(used.func, ast.Name) and used.func.id == decorator:
                     yield ast.literal_eval(used.args[0]), node
+
+
+def _is_preprocessing(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    """Whether a class has the base class of preprocessings."""
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return any(isinstance(base, ast.Name) and base.id == "Preprocessing" for base in bases)
 
 
 def _class_name(node: ast.ClassDef) -> str:

@@ -49,15 +49,16 @@ def test_files_have_the_classes_that_evaluation_finds(finished, capsys):
     (batch,) = task.batches("test", 99)
     logits, _ = mnemos.load(finished)(batch.inputs)
     wanted = {tuple(round(p, 4) for p in sorted(row, reverse=True)) for row in logits.softmax(-1).tolist()}
-    found = predict(finished, [finished.parent / "photos"])
+    found = list(predict(finished, [finished.parent / "photos"]))
     assert len(found) == 18
-    given = {tuple(round(one["probability"], 4) for one in each["classes"]) for each in found}
+    given = {tuple(round(one["probability"], 4) for one in each.details["classes"]) for each in found}
     assert len(wanted & given) == len(wanted) == 3
-    assert {one["name"] for one in found[0]["classes"]} == {"cat", "dog", "emu"}
+    assert {one["name"] for one in found[0].details["classes"]} == {"cat", "dog", "emu"}
     file = finished.parent / "photos/dog/3.png"
     assert main(["predict", str(finished), str(file), "--top", "2"]) == 0
     assert re.fullmatch(rf"{file}: (cat|dog|emu) 0\.\d+  (cat|dog|emu) 0\.\d+\n", capsys.readouterr().out)
-    assert predict(finished / "model", [file])[0]["classes"][0]["probability"] > 1 / 3
+    (one,) = predict(finished / "model", [file], top=1)
+    assert one.details["classes"][0]["probability"] > 1 / 3
     assert torch.is_grad_enabled()
 
 
@@ -66,7 +67,7 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
     for run_folder, file, words in (
         (finished, tmp_path / "nowhere.png", "nowhere.png: expected an image"),
         (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
-        (tmp_path, tmp_path / "broken.png", "run of an image classifier, found no preprocessing.json"),
+        (tmp_path, tmp_path / "broken.png", "expected config.json and model.safetensors"),
     ):
         assert main(["predict", str(run_folder), str(file)]) == 2
         said = capsys.readouterr().err
@@ -74,7 +75,19 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
         assert said.count("\n") == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: expected images .*found none"):
-        predict(finished, [tmp_path / "empty"])
+        list(predict(finished, [tmp_path / "empty"]))
+    with pytest.raises(InputError, match=r"--length: expected --top for a model of images"):
+        predict(finished, [], length=3)
+    with pytest.raises(InputError, match=r"--top: expected at least 1, found 0"):
+        predict(finished, [], top=0)
+    saved = finished / "model/preprocessing.json"
+    kept = saved.read_text()
+    saved.write_text('{"names": ["cat"]}')  # of another version
+    try:
+        with pytest.raises(InputError, match=r"preprocessing.json: .*'is' is missing.*; train again"):
+            predict(finished, [])
+    finally:
+        saved.write_text(kept)
 
 
 def test_a_file_that_is_no_image_is_found_before_training(finished, tmp_path, capsys):

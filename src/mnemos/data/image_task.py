@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError
 
 from .ahead import ahead
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
@@ -17,6 +17,7 @@ from .batch import Batch
 from .batch_checks import check_images
 from .buckets import Order
 from .folders import Split
+from .image_preprocessing import ImagePreprocessing
 from .metrics import ACCURACY, MAJORITY, TOP5
 from .pictures import Pictures
 from .randomness import AUGMENT, ORDER, generator, global_generators
@@ -130,10 +131,9 @@ class ImageTask(Task):
         """Classes, pixels per side and colours."""
         return {"classes": self.classes, "image": self.side, "channels": len(self.colours.mean)}
 
-    def preprocessing(self) -> JSONObject:
-        """{"names" of the classes, "size", "centre" (see `fit`), "mean" and "std" per channel}."""
-        colours = {"mean": list(self.colours.mean), "std": list(self.colours.std)}
-        return {"names": self.names, "size": self.side, "centre": self._maker.augment.centre, **colours}
+    def preprocessing(self) -> ImagePreprocessing:
+        """The names of the classes, and how evaluation scales, crops and normalises an image."""
+        return ImagePreprocessing(self.side, self._maker.augment.centre, *self.colours, names=tuple(self.names))
 
     def check(self, batch: Batch, where: str) -> None:
         """Raise InputError for images or targets of another shape or type."""

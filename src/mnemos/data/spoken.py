@@ -19,9 +19,10 @@ from .audio import Recordings, read_recordings, recording_files
 from .batch import IGNORE, Batch
 from .batch_checks import check_frames
 from .buckets import POOL
-from .filterbanks import filterbanks, frames, normalised
+from .filterbanks import frames
 from .metrics import ACCURACY, TOKEN_ERROR_RATE
 from .randomness import ORDER, TEST, TRAIN, VALID, generator
+from .speech_preprocessing import SpeechPreprocessing
 from .task import Split, Task
 from .transcriptions import SHOWN, transcriptions
 
@@ -91,6 +92,7 @@ class SpokenTask(Task):
     def __init__(self, recordings: Recordings, config: SpokenConfig) -> None:
         self.recordings, self.config = recordings, config
         self.names, self.vocab_size = list(recordings.words), len(recordings.words)
+        self._preprocessing = SpeechPreprocessing(recordings.rate, config.bands, names=recordings.words)
         takes, edge = recordings.takes, config.test_takes + config.valid_takes
         inside = {"test": takes < config.test_takes, "train": takes >= edge}
         inside["valid"] = ~(inside["test"] | inside["train"])
@@ -167,8 +169,7 @@ class SpokenTask(Task):
 
     def _batch(self, split: Split, indices: NDArray[np.int64], seed: int) -> Batch:
         strings = [self.string(split, i, seed) for i in indices.tolist()]
-        rate, bands = self.recordings.rate, self.config.bands
-        rows = [normalised(filterbanks(torch.from_numpy(samples), rate, bands)) for samples, _ in strings]
+        rows = [self._preprocessing.features(samples) for samples, _ in strings]
         lengths = torch.tensor([len(row) for row in rows])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         return Batch(
@@ -203,6 +204,10 @@ class SpokenTask(Task):
     def check(self, batch: Batch, where: str) -> None:
         """Raise InputError for frames, masks or targets that are not what is promised."""
         check_frames(batch, where, self.config.bands, self.vocab_size, self.max_length)
+
+    def preprocessing(self) -> SpeechPreprocessing:
+        """The words, the samples per second and the features."""
+        return self._preprocessing
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """Some strings of the split: what was said, and what the model heard."""

@@ -12,6 +12,7 @@ from mnemos.types import InputError, JSONObject, State, leaves
 
 from .batch import Batch, counted, each, pieces, row_count
 from .metrics import ACCURACY, Metric, negative_log_likelihood
+from .preprocessing import Preprocessing
 
 Split = Literal["train", "valid", "test"]
 
@@ -144,8 +145,8 @@ class Task:
         """
         return {}
 
-    def preprocessing(self) -> JSONObject | None:
-        """What `mnemos predict` needs to prepare new inputs and to name the outputs, as JSON; None by default."""
+    def preprocessing(self) -> Preprocessing | None:
+        """How `mnemos predict` prepares new files and names the outputs; None, the default, where it has no meaning."""
         return None
 
     def show(self, model: nn.Module, split: Literal["valid", "test"]) -> Sequence[str]:

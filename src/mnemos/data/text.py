@@ -21,6 +21,7 @@ from .files import read_bytes
 from .segments import SegmentedTask
 from .task import Sampling, Split
 from .text_files import TextFiles, find_text, nothing_found
+from .text_preprocessing import TextPreprocessing
 from .token_task import sampling_generator, sampling_options
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
@@ -93,6 +94,10 @@ class TextConfig(DataConfig):
 
 class TextTask(SegmentedTask):
     """A `SegmentedTask` whose tokens are bytes of text."""
+
+    def preprocessing(self) -> TextPreprocessing:
+        """The segments and the start token of documents."""
+        return TextPreprocessing(self.max_length, self._start)
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""

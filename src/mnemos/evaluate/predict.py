@@ -1,85 +1,59 @@
-"""The classes of new images, by the trained model of a run: `mnemos predict RUN FILES`."""
+"""What a run's trained model says about new files: `mnemos predict RUN FILES`."""
 
 import json
-import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from mnemos.data.augment import normalise
-from mnemos.data.folders import ENDINGS
-from mnemos.data.pictures import fit, read_image
+from mnemos import registry
+from mnemos.config import from_dict
+from mnemos.data.preprocessing import Predicted, Preprocessing
 from mnemos.models.store import RUN_MODEL, load
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError
 
 PREPROCESSING = "preprocessing.json"  # in the model's folder; `Task.preprocessing` gives its content
-_BATCH = 32
 
 
-def predict(folder: str | Path, files: Sequence[str | Path], top: int = 3) -> list[JSONObject]:
-    """The most probable classes of each image: [{"file", "classes": [{"name", "probability"}, …]}].
+def predict(folder: str | Path, files: Sequence[str | Path], **options: int | None) -> Iterator[Predicted]:
+    """What a trained model says about each file: the classes of an image, the words of a recording, a text's end.
 
-    folder: a finished run of an image classifier, or the folder of its model, whose preprocessing.json has the class
-    names and the size and colours that the model was trained with. files: images, and folders, all images in which are
-    read. An image is prepared as in evaluation: upright, scaled and cropped to its centre. top: classes per image.
-    Cost: one forward per image, 32 at a time. Raises InputError for another folder, a missing file, a folder without
-    images, and an image that cannot be read.
+    folder: a finished run, or the folder of its model, which has the preprocessing of the run's task. files: also
+    folders. options: those of the preprocessing (`Preprocessing.options`); None means the default.
+    Raises InputError at once for a run whose task reads no files and for options that do not fit, and for a file that
+    cannot be read when its turn comes.
     """
-    if top < 1:
-        raise InputError(f"--top: expected at least 1 class, found {top}; raise it")
-    folder = Path(folder)
-    about = _preprocessing(folder)
-    paths = [path for file in files for path in _images(Path(file))]
-    model = load(folder)
-    names, found = about["names"], []
-    for start in range(0, len(paths), _BATCH):
-        chosen = paths[start : start + _BATCH]
-        pixels = np.stack([_pixels(path, about) for path in chosen])
-        with torch.no_grad():
-            logits, _ = model(normalise(pixels, tuple(about["mean"]), tuple(about["std"])))
-        best = logits.float().softmax(-1).topk(min(top, len(names)))
-        for path, values, classes in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
-            likely = [{"name": names[i], "probability": value} for value, i in zip(values, classes, strict=True)]
-            found.append({"file": str(path), "classes": likely})
-    return found
+    about = read_preprocessing(Path(folder))
+    chosen = {**about.options, **_given(about, options)}
+    return about.predict(load(folder), [Path(file) for file in files], chosen)
 
 
-def _preprocessing(folder: Path) -> JSONObject:
+def _given(about: Preprocessing, options: Mapping[str, int | None]) -> dict[str, int]:
+    """The options that are not None. Raises InputError for those that do not fit."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if name not in about.options:
+            known = ", ".join(f"--{one}" for one in about.options) or "no options"
+            raise InputError(f"--{name}: expected {known} for a model of {about.name}, found --{name}; leave it out")
+        if value < 1:
+            raise InputError(f"--{name}: expected at least 1, found {value}; raise it")
+    return given
+
+
+def read_preprocessing(folder: Path) -> Preprocessing:
+    """The preprocessing that a finished run saved beside its model. folder: the run, or the folder of its model.
+
+    Raises InputError if the run is not finished, or if files have no meaning for its task.
+    """
     places = (folder / RUN_MODEL / PREPROCESSING, folder / PREPROCESSING)
     path = next((path for path in places if path.is_file()), None)
     if path is None:
+        load(folder)  # raises for a folder that is no model, and for a run that is not finished
+        kinds = ", ".join(registry.names("preprocessing"))
         raise InputError(
-            f"{folder}: expected a finished run of an image classifier, found no {PREPROCESSING} in its model's "
-            "folder; for other tasks use mnemos eval RUN --data.FIELD value"
+            f"{folder}: expected a model that reads files ({kinds}), found one whose task does not; evaluate it with "
+            "mnemos eval RUN --data.FIELD value"
         )
     try:
-        about: JSONObject = json.loads(path.read_text())
-        if not {"names", "size", "centre", "mean", "std"} <= about.keys():
-            raise ValueError("a field is missing")
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path}: expected names, size, centre, mean and std as JSON ({error}); train again") from None
+        about: Preprocessing = from_dict(Preprocessing, json.loads(path.read_text()))
+    except (ValueError, InputError) as error:
+        raise InputError(f"{path}: expected a preprocessing as JSON, found an error ({error}); train again") from None
     return about
-
-
-def _images(path: Path) -> Iterator[Path]:
-    """The file itself, or the images of a folder at any depth, sorted; hidden ones are ignored."""
-    if not path.is_dir():
-        yield path
-        return
-    found = []
-    for here, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(here, n) for n in names if n.lower().endswith(ENDINGS) and not n.startswith(".")]
-    if not found:
-        raise InputError(f"{path}: expected images ({' '.join(ENDINGS)}), found none; name another folder")
-    yield from sorted(found)
-
-
-def _pixels(path: Path, about: JSONObject) -> NDArray[np.uint8]:
-    """The image as the model's task prepares it for evaluation: [size, size, C]."""
-    image = read_image(path, 2 * math.floor(about["size"] / about["centre"]))  # as `FilePictures` decodes it
-    return fit(image.convert("L") if len(about["mean"]) == 1 else image, about["size"], about["centre"])

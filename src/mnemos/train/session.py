@@ -1,7 +1,6 @@
 """The work of `mnemos train` and `mnemos eval`: train a recipe, measure the trained model, evaluate a finished run."""
 
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -12,11 +11,11 @@ import torch
 from torch import nn
 
 from mnemos.atomic import write_json
-from mnemos.config import ModelConfig
+from mnemos.config import ModelConfig, to_dict
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
-from mnemos.evaluate.predict import PREPROCESSING
+from mnemos.evaluate.predict import PREPROCESSING, read_preprocessing
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.evaluate.write_attention import record_write_attention
@@ -117,7 +116,7 @@ def assess(
     if isinstance(getattr(model, "config", None), ModelConfig):
         save(model, folder / RUN_MODEL)
         if (about := task.preprocessing()) is not None:
-            write_json(folder / RUN_MODEL / PREPROCESSING, about)
+            write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
     result |= task.artifacts(model, folder, "test")
     write_json(folder / "result.json", result)
     explain(model, task, folder)
@@ -155,10 +154,10 @@ def open_run(folder: Path, fields: Sequence[str] = ()) -> tuple[Recipe, Task, nn
 
 def _check_names(folder: Path, task: Task) -> None:
     """Raise InputError if the classes of other data have other names than those that the run's model was trained on."""
-    path, about = folder / RUN_MODEL / PREPROCESSING, task.preprocessing()
-    if about is None or not path.is_file():
+    about = task.preprocessing()
+    if about is None or not (folder / RUN_MODEL / PREPROCESSING).is_file():
         return
-    known, found = json.loads(path.read_text())["names"], about["names"]
+    known, found = read_preprocessing(folder).names, about.names
     if known != found:
         first = next((a, b) for a, b in zip(known, found, strict=True) if a != b)
         raise InputError(

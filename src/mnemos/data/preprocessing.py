@@ -1,0 +1,64 @@
+"""The base class of preprocessings: how `mnemos predict` turns files into a model's inputs, and names its outputs."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from mnemos.config import Config
+from mnemos.types import InputError, JSONObject
+
+
+class Predicted(NamedTuple):
+    """What a model says about a file: the text that `mnemos predict` prints, and its details as JSON."""
+
+    file: str
+    text: str
+    details: JSONObject = MappingProxyType({})  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Preprocessing(Config):
+    """What a task knows that the model does not: how a new file becomes inputs, and the names of the outputs.
+
+    `Task.preprocessing` returns one. A finished run saves it as JSON beside the model, so that predictions need no data
+    set. A subclass is decorated with `mnemos.register`, so that the JSON names it.
+
+    Attributes:
+        names: of the model's classes or output tokens, in their order; () if they have none.
+        options: the options of `mnemos predict` that the class takes, with their defaults.
+    """
+
+    kind: ClassVar[str] = "preprocessing"
+    options: ClassVar[Mapping[str, int]] = MappingProxyType({})
+
+    names: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """What the model says about each of the files and of the files in folders, in order.
+
+        options: a value for each name in `options`. Raises InputError for a file that cannot be read, when its turn
+        comes.
+        """
+        raise NotImplementedError
+
+
+def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> Iterator[Path]:
+    """Each path that is no folder, and of each folder the files with these endings, at any depth, sorted.
+
+    Hidden files and folders are ignored. Raises InputError for a folder without such files; what: names them in the
+    error.
+    """
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        found = []
+        for here, folders, names in os.walk(path):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [Path(here, n) for n in names if n.lower().endswith(endings) and not n.startswith(".")]
+        if not found:
+            raise InputError(f"{path}: expected {what} ({' '.join(endings)}), found none; name another folder")
+        yield from sorted(found)
