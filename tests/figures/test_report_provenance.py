@@ -7,6 +7,7 @@ import pytest
 from synthetic_runs import COMMIT, write_comparison
 
 from mnemos.figures import report
+from mnemos.figures.origins import rollout
 
 OTHER = "0123456789" * 4
 
@@ -23,6 +24,13 @@ def rows(page, caption):
     return [
         [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", one, re.S)] for one in found
     ]
+
+
+@pytest.mark.parametrize(("slide", "said"), [(0, None), (8, None), (1, "1 segment later"), (3, "3 segments later")])
+def test_the_report_says_whether_updates_overlap(slide, said):
+    sentence = rollout({"train": {"rollout": {"segments": 8, "slide": slide, "replay": True}}}, None)
+    assert sentence.startswith("an update reads 8 segments, one batch each; ")
+    assert (said in sentence) if said else "next update" not in sentence
 
 
 @pytest.mark.slow
