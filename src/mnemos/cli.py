@@ -149,7 +149,6 @@ def _train(arguments: list[str]) -> int:
     parser.add_argument("--from", dest="start", metavar="RUN", help=about)
     options, names, fields = parser.split(arguments)
 
-    from .train.continuing import extend
     from .train.session import run, run_name
 
     if options.resume is not None:
@@ -159,9 +158,9 @@ def _train(arguments: list[str]) -> int:
                 "expected --resume RUN alone or with --train.steps N, because a resumed run keeps its recipe and "
                 "folder, found others; leave them out"
             )
-        if steps is not None:
-            extend(Path(options.resume), steps)
-        return _training(lambda: run(None, Path(options.resume), resume=True))
+        return _training(lambda: run(None, Path(options.resume), resume=True, steps=steps))
+    if "" in (options.out, options.start):
+        raise InputError("mnemos train: expected a folder after --out and --from, found an empty name; give its path")
     fields += ["--train.init-from", options.start] if options.start else []
     recipe = _recipe("train", _only("train", names), fields)
     return _training(lambda: run(recipe, Path(options.out) if options.out else Path("runs") / run_name(recipe)))

@@ -30,6 +30,10 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
 
 
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -58,7 +62,7 @@ def test_a_model_is_loaded_from_its_run(finished, tmp_path):
     of_run, of_model = mnemos.load(finished), mnemos.load(finished / "model")
     assert all(torch.equal(a, b) for a, b in zip(of_run.parameters(), of_model.parameters(), strict=True))
     (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(InputError, match=r"expected a finished run .* --resume"):
+    with pytest.raises(InputError, match=r"expected a finished run, .* --resume"):
         mnemos.load(tmp_path)
 
 
@@ -74,7 +78,10 @@ def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
     for words, expected in (
         (["--model.dim", "8"], "settings of the data"),
         (["--data.pth", other], "did you mean --data.path"),
-        (["--data.segment", "64"], "model.max_length"),
+        (
+            ["--data.segment", "64"],
+            "fit the run's model: model.max_length is 32, but the data needs at least 64; c",
+        ),
     ):
         assert main(["eval", str(finished), *words]) == 2
         assert expected in capsys.readouterr().err
@@ -95,6 +102,8 @@ def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
     assert first < untrained - 0.1
     deeper = replace(complete, layers=2)
     assert "17 of 29 tensors; new: blocks.1" in Start.read(finished, deeper.build()).about
+    assert main(["train", "text", "--from", "", "--out", str(tmp_path / "other")]) == 2
+    assert "expected a folder after --out and --from" in capsys.readouterr().err
     words = ["train", "text", "--from", str(finished), "--data.path", asked.data.path, "--out", str(tmp_path / "other")]
     assert main(words) == 2
     assert "expected a run of a similar model" in capsys.readouterr().err
@@ -139,13 +148,40 @@ def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
         assert expected in capsys.readouterr().err
 
 
+def test_a_longer_run_keeps_what_the_shorter_one_evaluated(finished, tmp_path):
+    """Its old end is no multiple of eval_every, so that the evaluation there is not one of the longer run's own."""
+    asked = recipe(str(finished.parent / "texts"), steps=5, eval_every=3, checkpoint_every=2, keep_best=True, keep=9)
+    asked = replace(asked, optim=OptimConfig(lr=1.0))  # so high that step 5 is the best
+    folder = tmp_path / "run"
+    assert run(asked, folder, quiet=True)["best_step"] == 5
+    valid = lambda: [line for line in lines(folder) if line["kind"] == "valid"]  # noqa: E731
+    before = valid()
+    # A run that cannot go on, as its data are gone, keeps its recipe and result.
+    there, away = finished.parent / "texts", finished.parent / "away"
+    there.rename(away)
+    kept = [(folder / name).read_text() for name in ("recipe.json", "result.json")]
+    assert main(["train", "--resume", str(folder), "--train.steps", "7"]) == 2
+    away.rename(there)
+    assert main(["train", "--resume", str(folder), "--train.steps", "0"]) == 2
+    assert [(folder / name).read_text() for name in ("recipe.json", "result.json")] == kept
+    result = run(None, folder, resume=True, quiet=True, steps=7)
+    after = valid()
+    assert [line["step"] for line in after] == [3, 5, 6, 7]
+    assert [line["loss"] for line in after[:2]] == [line["loss"] for line in before]
+    assert (result["best_step"], result["valid"]["loss"]) == (5, before[-1]["loss"])
+    assert same(dict(mnemos.load(folder).state_dict()), weights(folder, 5))
+    # Until the longer run has finished, there is no model of it.
+    (folder / "result.json").unlink()
+    with pytest.raises(InputError, match=r"found no result.json"):
+        mnemos.load(folder)
+
+
 @pytest.mark.slow
 def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
     asked = recipe(str(finished.parent / "texts"), steps=60, keep_best=True, patience=3, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
     result = run(asked, tmp_path / "run", quiet=True)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    valid = {line["step"]: line["loss"] for line in lines if line["kind"] == "valid"}
+    valid = {line["step"]: line["loss"] for line in lines(tmp_path / "run") if line["kind"] == "valid"}
     best = min(valid, key=valid.__getitem__)
     assert (result["best_step"], result["steps"], result["stopped_early"]) == (best, best + 6, True)
     assert result["valid"]["loss"] == valid[best]

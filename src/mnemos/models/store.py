@@ -52,12 +52,13 @@ def load(folder: str | Path) -> Any:
 
     folder = Path(folder)
     if (folder / "recipe.json").is_file() and not (folder / "config.json").is_file():
-        folder = folder / RUN_MODEL
-        if not folder.is_dir():
+        missing = next((name for name in (RUN_MODEL, "result.json") if not (folder / name).exists()), None)
+        if missing is not None:  # a run that is being trained for longer has the model of its earlier end
             raise InputError(
-                f"{folder.parent}: expected a finished run with a folder {RUN_MODEL}, found none in it; continue the "
-                "run with mnemos train --resume"
+                f"{folder}: expected a finished run, found no {missing} in it; continue the run with "
+                "mnemos train --resume"
             )
+        folder = folder / RUN_MODEL
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
     try:

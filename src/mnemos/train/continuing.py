@@ -85,16 +85,16 @@ def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
     inside, outside = _cached(own) - _cached(saved), _cached(saved) - _cached(own)
     found = {}
     for name in own:
-        place = next((p for p in inside | outside if name.startswith(f"{p}.")), None)
-        if place is None:
+        layer = next((layer for layer in inside | outside if name.startswith(f"{layer}.")), None)
+        if layer is None:
             found[name] = name
             continue
-        part = name.removeprefix(f"{place}.")
-        if place in outside:
-            found[name] = f"{place}.{_INNER}.{part}"
+        part = name.removeprefix(f"{layer}.")
+        if layer in outside:
+            found[name] = f"{layer}.{_INNER}.{part}"
         else:
             attention, _, rest = part.partition(".")
-            found[name] = f"{place}.{rest}" if attention == _INNER else ""
+            found[name] = f"{layer}.{rest}" if attention == _INNER else ""
     return found
 
 

@@ -30,7 +30,7 @@ from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint, devices
 from .checks import check_settings, check_state, check_task, complete, schedule_warning
-from .continuing import Start, final_weights
+from .continuing import Start, extend, final_weights
 from .learner import Learner
 from .progress import NoProgress, progress
 from .recipe import Recipe, as_json, as_written
@@ -52,6 +52,7 @@ def train(
     quiet: bool = False,
     task: Task | None = None,
     model: nn.Module | None = None,
+    longer: bool = False,
 ) -> JSONObject:
     """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
 
@@ -67,7 +68,8 @@ def train(
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
     resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged, and its
-    weights are loaded into a given `model`.
+    weights are loaded into a given `model`. longer: the run resumes with another number of steps, that of `recipe`,
+    which `continuing.extend` writes to its folder.
     on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes a
     line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print neither
     progress nor what the splits hold (`Task.about`).
@@ -90,7 +92,7 @@ def train(
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(Path(folder) / "checkpoints"):
             start = Start.read(Path(recipe.train.init_from), checked)
-        run, saved, result = _open(fabric, recipe, Path(folder), resume)
+        run, saved, result = _open(fabric, recipe, Path(folder), resume, longer)
         if result is not None:
             if model is not None:
                 load_model_state(model, final_weights(Path(folder)))
@@ -99,15 +101,17 @@ def train(
             for line in [*task.about, *([start.about] if start else [])]:
                 print(f"{recipe.name}: {line}", flush=True)
         learner = Learner(fabric, recipe, task, model)
+        ended = False
         if saved is not None:
             learner.restore(saved)
+            ended = learner.count.step == saved["recipe"]["train"]["steps"]
         elif start is not None:
             start.load(learner.model)
         if run is not None and not quiet and (warning := schedule_warning(recipe)):
             print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
-            return _Session(fabric, learner, run, Path(folder), display, signals, on_evaluation).work()
+            return _Session(fabric, learner, run, Path(folder), display, signals, on_evaluation).work(ended)
     finally:
         task.close()
         if run is not None:
@@ -135,11 +139,14 @@ class _Session:
         self.saved = learner.count.step
         self.valid: dict[str, float] = {}
 
-    def work(self) -> JSONObject:
-        """Train to the last step and return the result. After a signal to stop, save a checkpoint, then raise."""
+    def work(self, ended: bool = False) -> JSONObject:
+        """Train to the last step and return the result. After a signal to stop, save a checkpoint, then raise.
+
+        ended: the checkpoint was the last one of a run that is now trained for longer.
+        """
         config = self.recipe.train
         try:
-            if self.step and self._due(config.eval_every):
+            if self.step and (ended or self._due(config.eval_every)):
                 self._evaluate()  # the checkpoint was saved before the evaluation at its step
             while self.step < config.steps and not self._stalled():
                 update = self.learner.update()
@@ -290,12 +297,14 @@ class _StopRequestedError(Exception):
 
 
 def _open(
-    fabric: Fabric, recipe: Recipe, folder: Path, resume: bool
+    fabric: Fabric, recipe: Recipe, folder: Path, resume: bool, longer: bool
 ) -> tuple[RunFolder | None, JSONObject | None, JSONObject | None]:
     """Open the run's folder: (run, on the first process only; checkpoint to continue from; result if finished)."""
     run, saved, problem, step, result = None, None, None, 0, None
     if fabric.is_global_zero:
         try:
+            if longer:
+                extend(folder, recipe.train.steps)
             if resume:
                 run = RunFolder.resume(folder, recipe)
                 result = run.result

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -39,10 +40,17 @@ def run_name(recipe: Recipe, verb: str = "") -> str:
     return "-".join(filter(None, (verb, recipe.name, datetime.now().strftime("%Y%m%d-%H%M%S"))))
 
 
-def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: bool = False) -> JSONObject:
+def run(
+    recipe: Recipe | None,
+    folder: str | Path,
+    resume: bool = False,
+    quiet: bool = False,
+    steps: int | None = None,
+) -> JSONObject:
     """Train a recipe in a folder, measure the trained model (`assess`), and return the result.
 
-    resume: continue the folder's run with its own recipe (`recipe` is ignored). To the result of `train` this adds
+    resume: continue the folder's run with its own recipe (`recipe` is ignored); steps: the number of steps up to which
+    it is trained (`continuing.extend`), by default its own number. To the result of `train` this adds
     "flops" (of a training forward of one sample of the greatest length), "controls" (for models with gated caches) and
     the entries of `Task.artifacts`. The model is saved in folder/model, for `mnemos.load`, and the stored caches in
     caches.safetensors. The data are opened once.
@@ -51,7 +59,9 @@ def run(recipe: Recipe | None, folder: str | Path, resume: bool = False, quiet: 
     if resume:
         recipe = read_recipe(folder)
     assert recipe is not None
-    return train_and_assess(recipe, recipe.data.build(), folder, resume, quiet)
+    if steps is not None:
+        recipe = replace(recipe, train=replace(recipe.train, steps=steps))
+    return train_and_assess(recipe, recipe.data.build(), folder, resume, quiet, longer=steps is not None)
 
 
 def train_and_assess(
@@ -61,8 +71,9 @@ def train_and_assess(
     resume: bool = False,
     quiet: bool = False,
     model: nn.Module | None = None,
+    longer: bool = False,
 ) -> JSONObject:
-    """`run` with an open task. model: a model to train in place instead of building the recipe's."""
+    """`run` with an open task. model: a model to train instead of building the recipe's. longer: see `train`."""
     recipe = complete(recipe, task)
 
     @functools.cache
@@ -73,7 +84,7 @@ def train_and_assess(
     on_evaluation = (
         (lambda model, _: probe(model, first(), task) if caches(model) else None) if recipe.train.devices == 1 else None
     )
-    result = train(recipe, folder, resume=resume, on_evaluation=on_evaluation, quiet=quiet, task=task, model=model)
+    result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer)
     if not _leave_process_group():
         return result
     if "flops" not in result:
@@ -147,7 +158,13 @@ def open_run(folder: Path, fields: Sequence[str] = ()) -> tuple[Recipe, Task, nn
     model = trained_model(folder, recipe)
     task = recipe.data.build()
     if fields:
-        check_task(recipe, task)
+        try:
+            check_task(recipe, task)
+        except InputError as error:
+            problem = str(error).rpartition("; ")[0]
+            raise InputError(
+                f"{folder}: expected data that fit the run's model: {problem}; choose other data"
+            ) from None
         _check_names(folder, task)
     return recipe, task, model
 
