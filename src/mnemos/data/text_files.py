@@ -62,11 +62,12 @@ def find_text(path: str | Path | None, pattern: str | None = None) -> TextFiles:
 
     A folder gives the splits in one of two ways. (1) A folder `train` with a folder for validation (valid, validation,
     val or dev), for test, or both beside it: each folder is a split, and files beside them are left out. (2) A file
-    such as wiki.train.tokens or train.txt with one of validation or test that has the same name but for that word and
-    for numbers: all such files are splits, and other files are left out. In any other folder, files at any depth are
-    undivided.
+    in the folder itself, such as wiki.train.tokens or train.txt, with one of validation or test that has the same name
+    but for that word and for numbers: all such files are splits, and other files are left out. In any other folder,
+    files at any depth are undivided.
     pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one. None
-    reads every file whose content is text, except licences, checksums and a README at the top of the folder.
+    reads every file whose content is text, except licences, checksums and a README at the top of the folder. Files
+    that are not read give no splits.
     Names count without .gz. Hidden files and folders are ignored.
     Raises InputError if the path does not exist, a split's folder holds no text, or a split has two folders or files.
     """
@@ -80,7 +81,9 @@ def find_text(path: str | Path | None, pattern: str | None = None) -> TextFiles:
     if folder.is_file():
         return TextFiles(folder, {}, [folder], [])
     every = sorted(_files(folder))
-    given = _split_folders(folder, every, pattern) or _split_names(folder, every)
+    given = _split_folders(folder, every, pattern)
+    if not given:
+        given = _split_names(_chosen(folder, [file for file in every if file.parent == folder], pattern))
     undivided = [] if given else _chosen(folder, every, pattern)
     taken = {*undivided, *(file for files in given.values() for file in files)}
     return TextFiles(folder, given, undivided, [file for file in every if file not in taken])
@@ -121,14 +124,14 @@ def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None) -> 
     return given
 
 
-def _split_names(folder: Path, every: Sequence[Path]) -> dict[Split, list[Path]]:
-    """The files in the folder itself whose names differ by the split alone; {} without train and another split.
+def _split_names(files: Sequence[Path]) -> dict[Split, list[Path]]:
+    """The files of a folder whose names differ by the split alone; {} without train and another split.
 
     Names that differ in a number are alike: train-1.txt, train-2.txt and valid-1.txt.
     """
     groups: dict[tuple[str, ...], dict[str, list[Path]]] = {}  # {the name around the word: {the word: its files}}
-    for file in every:
-        words = list(_WORD.finditer(_plain(file))) if file.parent == folder else []
+    for file in files:
+        words = list(_WORD.finditer(_plain(file)))
         if len(words) == 1:
             start, end = words[0].span()
             around = tuple(re.sub(r"\d+", "#", part) for part in (_plain(file)[:start], _plain(file)[end:]))
@@ -140,7 +143,7 @@ def _split_names(folder: Path, every: Sequence[Path]) -> dict[Split, list[Path]]
             continue
         if twice := next((split for split in splits if splits.count(split) > 1), None):
             first, second, *_ = (group[word][0].name for word in group if _SPLITS[word] == twice)
-            raise _two(folder, twice, first, second)
+            raise _two(files[0].parent, twice, first, second)
         for word, files in group.items():
             given.setdefault(_SPLITS[word], []).extend(files)
     return given
