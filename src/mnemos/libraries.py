@@ -1,4 +1,4 @@
-"""The optional libraries timm, torchvision and transformers, imported when they are first needed."""
+"""The optional libraries (timm, torchvision, transformers, tensorboard, trackio), imported when first needed."""
 
 import importlib
 import importlib.util
@@ -48,6 +48,16 @@ def transformers() -> ModuleType:
     if importlib.util.find_spec("torchvision") is not None:
         torchvision()  # transformers imports torchvision if it is installed
     return _imported("transformers", "hf")
+
+
+def tensorboard() -> ModuleType:
+    """The module `tensorboard`. Raises InputError with the install command if it is missing."""
+    return _imported("tensorboard", "tensorboard")
+
+
+def trackio() -> ModuleType:
+    """The module `trackio`. Raises InputError with the install command if it is missing."""
+    return _imported("trackio", "trackio")
 
 
 def _imported(name: str, extra: str) -> ModuleType:

@@ -10,7 +10,7 @@ from mnemos.data.metrics import LOSS, Metric, SumMetric
 from mnemos.data.task import Task
 from mnemos.types import Declared, InputError
 
-from . import optim
+from . import optim, sinks
 from .recipe import Recipe, RolloutConfig, TrainConfig
 
 ANY = "any"  # `inputs` of a model that accepts every kind of input
@@ -36,7 +36,7 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 
 
 def check_settings(recipe: Recipe, processes: int) -> None:
-    """Raise InputError for training, rollout or optimiser settings out of range."""
+    """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
     train = recipe.train
     for name in ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep", "devices"):
         if getattr(train, name) < 1:
@@ -60,6 +60,7 @@ def check_settings(recipe: Recipe, processes: int) -> None:
         raise InputError(
             f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
         )
+    sinks.check_library(train.log)
     _check_split(train, processes)
     optim.check(recipe.optim)
 

@@ -117,6 +117,7 @@ class TrainConfig:
             weights and bfloat16 arithmetic.
         compile: compile the model with torch.compile for training.
         log_every: steps between two lines of training metrics.
+        log: send the lines of metrics.jsonl to TensorBoard (files in RUN/tensorboard) or to trackio as well.
         eval_every: steps between two evaluations on the validation split.
         checkpoint_every: steps between two checkpoints.
         keep: the number of newest checkpoints that are kept.
@@ -138,6 +139,7 @@ class TrainConfig:
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
     compile: bool = False
     log_every: int = 50
+    log: Literal["none", "tensorboard", "trackio"] = "none"
     eval_every: int = 500
     checkpoint_every: int = 500
     keep: int = 2

@@ -3,6 +3,7 @@
 runs/NAME/recipe.json      the resolved recipe
           run.json         provenance: commit, versions, machine, threads, seed, data, command, times
           metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
+          tensorboard/     or trackio.json: copies of these lines, with `TrainConfig.log`
           checkpoints/     step-00000100.safetensors ..., and best.safetensors with `TrainConfig.keep_best`
           result.json      written last: a run that has it is finished
 """
@@ -22,6 +23,7 @@ from mnemos.types import InputError, JSONObject
 from . import checkpoint
 from .provenance import command_line, now, provenance, source
 from .recipe import Recipe, as_json, as_written
+from .sinks import Sink, open_sink
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
@@ -29,11 +31,13 @@ _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.jso
 class RunFolder:
     """A run's folder, locked for one writer. `start` makes a new one; `resume` opens an existing one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, recipe: Recipe | None = None) -> None:
+        self.folder, self._recipe = folder, recipe
         self.checkpoints = folder / "checkpoints"
         self._lock = _lock(folder)
         self._metrics: FileIO | None = None
+        self._trimmed = 0  # the step after which the run continues
+        self._sink: Sink | None = None
 
     @classmethod
     def start(cls, folder: str | Path, recipe: Recipe, device: str) -> "RunFolder":
@@ -56,7 +60,7 @@ class RunFolder:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
-        run = cls(folder)
+        run = cls(folder, recipe)
         about = {**provenance(recipe.train.seed, device, recipe.data), "finished": None, "resumed": []}
         write_json(folder / "run.json", about)
         write_json(folder / "recipe.json", to_dict(recipe))
@@ -73,7 +77,7 @@ class RunFolder:
             )
         if difference := differing(as_written(_json(folder / "recipe.json")), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
-        run = cls(folder)
+        run = cls(folder, recipe)
         for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
             (folder / name).unlink(missing_ok=True)
         run.checkpoints.mkdir(exist_ok=True)
@@ -100,10 +104,14 @@ class RunFolder:
         )
 
     def record(self, lines: Sequence[JSONObject]) -> None:
-        """Append lines to metrics.jsonl in a single write."""
+        """Append lines to metrics.jsonl in a single write, then send them where `TrainConfig.log` says."""
         if self._metrics is None:
+            if self._recipe is not None:
+                self._sink = open_sink(self.folder, self._recipe, self._trimmed)
             self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
         self._metrics.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        if self._sink is not None:
+            self._sink.write(lines)
 
     def trim(self, step: int) -> None:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
@@ -127,6 +135,7 @@ class RunFolder:
             if keep:
                 kept.append(line)
         write_bytes(path, b"".join(kept))
+        self._trimmed = step
 
     def save(self, step: int, value: object, keep: int) -> None:
         """Flush metrics.jsonl, write a checkpoint, and then delete all but the `keep` newest checkpoints."""
@@ -146,12 +155,14 @@ class RunFolder:
         write_json(self.folder / "result.json", result)
 
     def close(self) -> None:
-        """Close the files and release the lock."""
+        """Close the files and the log, and release the lock."""
+        if self._sink is not None:
+            self._sink.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._lock is not None:
             os.close(self._lock)
-        self._metrics = self._lock = None
+        self._metrics = self._lock = self._sink = None
 
 
 def differing(left: object, right: object, where: str = "") -> str | None:
