@@ -14,6 +14,7 @@ from mnemos.figures.names import shortened
 from mnemos.figures.origins import command, flat
 from mnemos.figures.results import Comparison, Row, RunRecord
 from mnemos.figures.style import HEADS, head, thin
+from mnemos.figures.summary_image import heading
 
 
 def test_mean_over_the_steps_that_every_seed_has():
@@ -119,3 +120,11 @@ def test_the_twin_is_the_same_recipe_without_its_cache():
     assert uncached_baseline(comparison, "cached") == uncached_baseline(comparison, "other") == "plain"
     assert uncached_baseline(comparison, "wider") is None
     assert uncached_baseline(comparison, "plain") is None
+
+
+def test_a_legend_is_no_wider_than_its_axes():
+    from matplotlib.figure import Figure
+
+    axes = Figure((10, 4.4)).add_axes((0.05, 0.1, 0.4, 0.6))
+    heading(axes, "title", [("red", f"a name of a variant {i}", "o") for i in range(4)])
+    assert axes.get_legend().get_window_extent().width <= axes.get_window_extent().width

@@ -38,7 +38,7 @@ def picture(folder: Path, out_png: Path) -> Path:
 
 
 def _lay_out(figure: "Figure", comparison: Comparison) -> None:
-    left = figure.add_axes((0.055, 0.13, 0.42, 0.68))
+    left = figure.add_axes((0.055, 0.13, 0.42, 0.65))
     name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)
     variants = [
@@ -47,7 +47,7 @@ def _lay_out(figure: "Figure", comparison: Comparison) -> None:
         if comparison.runs.get(n)
     ]
     heading(left, title("valid", name), variants)
-    right = figure.add_axes((0.565, 0.13, 0.42, 0.68))
+    right = figure.add_axes((0.565, 0.13, 0.42, 0.65))
     for label in comparison.variants:
         gated = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
         if gated:
@@ -65,21 +65,25 @@ def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | Non
     from matplotlib.lines import Line2D
 
     axes.set_xlabel("updates")
-    axes.text(0, 1.16, text, transform=axes.transAxes, fontsize=15, va="bottom")
-    if not entries:
-        return
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=5, label=name) for colour, name, marker in entries
     ]
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.02),
-        ncol=len(handles),
-        borderpad=0,
-        borderaxespad=0,
-        frameon=False,
-        fontsize=12,
-        handlelength=1.5,
-        columnspacing=1.6,
-    )
+    height = 0.0
+    for columns in range(len(handles), 0, -1):  # as many names beside each other as the axes are wide
+        keys = axes.legend(
+            handles=handles,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.02),
+            ncol=columns,
+            borderpad=0,
+            borderaxespad=0,
+            frameon=False,
+            fontsize=12,
+            handlelength=1.5,
+            columnspacing=1.6,
+        )
+        space = keys.get_window_extent().transformed(axes.transAxes.inverted())
+        height = space.height
+        if space.width <= 1:
+            break
+    axes.text(0, 1.1 + height, text, transform=axes.transAxes, fontsize=15, va="bottom")
