@@ -3,12 +3,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from mnemos import config
+from mnemos import Transformer, config
+from mnemos.attention import SoftmaxConfig
 from mnemos.data.text import TextConfig, read_documents, split_documents
 from mnemos.data.text_files import find_text
+from mnemos.data.written_text import GIVEN, TEXTS, WRITTEN, written_texts
+from mnemos.models.transformer import HeadConfig
 from mnemos.types import InputError
 
+CYRILLIC = "Привет, мир. "  # two bytes for most characters
 SHARED = Path(__file__).parents[2] / "../shared/data"
 BOOKS = SHARED / "books/train"
 
@@ -211,3 +216,42 @@ def test_wrong_text(tmp_path, files, change, words):
     with pytest.raises(InputError, match=words) as error:
         TextConfig(str(folder), **change).build()
     assert "\n" not in str(error.value)
+
+
+def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"{split} \x01 {CYRILLIC * 300}", encoding="utf-8")
+    task = TextConfig(str(tmp_path), segment=32, longest=1500).build()
+    torch.manual_seed(0)
+    model = Transformer(dim=8, layers=1, num_heads=2, mlp=8, max_length=32, attention=SoftmaxConfig(window=16)).train()
+    random = torch.get_rng_state()
+    found = task.artifacts(model, tmp_path, "test")
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert found == task.artifacts(model, tmp_path, "test"), "the same weights write the same text"
+    assert found["examples"]["texts"]["exact"] is False
+    assert len(found["texts"]) == TEXTS
+    given = [one["given"] for one in found["texts"]]
+    assert given[0].startswith("valid \ufffd Привет"), "a control character is not printed"
+    assert all(len(text.encode()) <= GIVEN + 2 and "\ufffd" not in text for text in given[1:]), "no character is cut"
+    assert all(0 < len(one["wrote"]) <= WRITTEN + 1 for one in found["texts"])
+
+
+def test_what_the_model_writes_is_its_own():
+    """A model that always predicts the byte after the last one writes the alphabet on."""
+
+    class Counter(Transformer):
+        def forward(self, x, state=None, mask=None):
+            _, state = super().forward(x, state, mask)
+            return torch.nn.functional.one_hot((x + 1) % 256, 256).float() * 1000, state
+
+    model = Counter(dim=8, layers=1, num_heads=2, mlp=8, max_length=32, attention=SoftmaxConfig(window=4))
+    (text,) = written_texts(model, [b"." * (GIVEN - 1) + b"A", b"too short"])
+    assert text["given"].endswith(".A")
+    assert text["wrote"].startswith("BCDEFGHIJKLMNOPQRSTUVWXYZ[")
+
+
+def test_a_model_that_does_not_write_gives_no_text():
+    classifier = Transformer(dim=8, layers=1, num_heads=2, mlp=8, causal=False, head=HeadConfig(classes=2))
+    assert written_texts(classifier, [b"x" * GIVEN]) == []
+    assert written_texts(Transformer(dim=8, layers=1, num_heads=2, mlp=8), [b"short"]) == []

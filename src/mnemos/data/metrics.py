@@ -192,6 +192,13 @@ LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, i
 BITS = SumMetric(
     "bits", False, "The loss in bits per target.", "{value:.4f} bits", None, lambda sums: bits(ratio(sums)), 2, False
 )
+BITS_PER_BYTE = SumMetric(
+    "bits per byte",
+    False,
+    "The mean negative log-likelihood of a byte of text, in bits.",
+    "{value:.4f} bits per byte",
+    value=lambda sums: bits(ratio(sums)),
+)
 PERPLEXITY = SumMetric(
     "perplexity",
     False,
@@ -221,5 +228,5 @@ TOKEN_ERROR_RATE = SumMetric(
     value=lambda sums: 1 - ratio(sums),
 )
 KNOWN: dict[str, Metric] = {
-    metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, PERPLEXITY, TOKEN_ERROR_RATE)
+    metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, BITS_PER_BYTE, PERPLEXITY, TOKEN_ERROR_RATE)
 }

@@ -141,7 +141,8 @@ class Task:
         """Write files (images, transcriptions, …) to a finished run's folder; returns entries for its result.json.
 
         Reports show an entry that is a list of records {field: text} as a table if "examples" describes it:
-        {"examples": {entry: {"title", "given": field, "found": field, "about": a sentence}}}.
+        {"examples": {entry: {"title", "given": field, "found": field, "about": a sentence, "exact": whether the second
+        field should equal the first (true if absent)}}}.
         """
         return {}
 

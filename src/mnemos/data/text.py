@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,14 +15,16 @@ from torch import nn
 from mnemos.config import DataConfig
 from mnemos.generate.stream import Stream
 from mnemos.registry import register
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .files import read_bytes
+from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY
 from .segments import SegmentedTask
 from .task import Sampling, Split
 from .text_files import TextFiles, find_text, nothing_found
 from .text_preprocessing import TextPreprocessing
 from .token_task import sampling_generator, sampling_options
+from .written_text import TEMPERATURE, written_texts
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
 Document = NDArray[np.uint8]
@@ -93,7 +95,22 @@ class TextConfig(DataConfig):
 
 
 class TextTask(SegmentedTask):
-    """A `SegmentedTask` whose tokens are bytes of text."""
+    """A `SegmentedTask` whose tokens are bytes of text. The first metric is the loss in bits per byte."""
+
+    metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
+
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+        """What the model writes after the beginnings of some documents of the validation split."""
+        texts = written_texts(model, [document.tobytes() for document in self._splits["valid"]])
+        about = {
+            "title": "Written text",
+            "given": "given",
+            "found": "wrote",
+            "about": f"Beginnings of validation documents, and how the model goes on from them: bytes drawn at "
+            f"temperature {TEMPERATURE:g}.",
+            "exact": False,
+        }
+        return {"texts": texts, "examples": {"texts": about}} if texts else {}
 
     def preprocessing(self) -> TextPreprocessing:
         """The segments and the start token of documents."""

@@ -173,17 +173,17 @@ class Learner:
             "step": self.count.step,
             "loss": tally.loss / tally.updates,
             **auxiliary,
-            **self._metrics(tally.sums),
+            **self._metrics(tally.sums, (tally.loss, tally.updates)),
             "lr": update["lr"],
             "grad_norm": update["grad_norm"],
             "seconds": round(self.count.seconds, 3),
             "tokens": self.count.tokens,
         }
 
-    def _metrics(self, sums: list[float]) -> dict[str, float]:
+    def _metrics(self, sums: list[float], loss: tuple[float, float]) -> dict[str, float]:
         rest = iter(sums)
         functions = sum_functions(self.task.metrics, training=True)
-        return values(self.task.metrics, {f: list(islice(rest, n)) for f, n in functions.items()}, training=True)
+        return values(self.task.metrics, {f: list(islice(rest, n)) for f, n in functions.items()}, loss, training=True)
 
     def snapshot(self) -> JSONObject:
         """Everything that the next update depends on. Collective: every process must call it; all get the result."""

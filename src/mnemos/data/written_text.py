@@ -1,0 +1,46 @@
+"""Text that a trained model writes after real beginnings, for reports."""
+
+import codecs
+import unicodedata
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from mnemos.generate.stream import Stream
+from mnemos.types import RecurrentModel
+
+TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents, and bytes of each that are given and written
+TEMPERATURE = 0.8
+START = 0  # the token before a document's first byte
+
+
+def written_texts(model: nn.Module, documents: Sequence[bytes]) -> list[dict[str, str]]:
+    """What the model writes after the first bytes of some documents: [{"given", "wrote"}].
+
+    The documents are evenly spaced among those of at least `GIVEN` bytes. Returns [] for a model that cannot write (it
+    is not autoregressive or has no state), and where no document is long enough. The same weights write the same text.
+    Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
+    """
+    long = [document for document in documents if len(document) >= GIVEN]
+    writes = isinstance(model, RecurrentModel) and model.autoregressive and model.state_kind != "none"
+    if not long or not writes:
+        return []
+    count = min(TEXTS, len(long))
+    chosen = [long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN] for i in range(count)]
+    device = next(model.parameters()).device
+    stream = Stream(model).prefill(torch.tensor([[START, *text] for text in chosen], device=device))
+    generator = torch.Generator(device).manual_seed(0)
+    tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
+    return [_decoded(given, bytes(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
+
+
+def _decoded(given: bytes, wrote: bytes) -> dict[str, str]:
+    """The two parts as text. A character that is cut between them belongs to the second one."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return {"given": _visible(decoder.decode(given)), "wrote": _visible(decoder.decode(wrote, final=True))}
+
+
+def _visible(text: str) -> str:
+    """Control characters as �, except line ends and tabs."""
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
