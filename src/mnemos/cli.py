@@ -175,7 +175,7 @@ def _longer(fields: list[str]) -> int | None:
 def _eval(arguments: list[str]) -> int:
     from .train.session import evaluate_run
 
-    about = "Evaluate a run's model, as trained and with its memory emptied, exchanged and closed."
+    about = "Evaluate a run's model, as trained and with its memory emptied, exchanged, frozen and closed."
     more = "--data.FIELD value changes a setting of the data: --data.path FOLDER scores the model on other texts."
     parser = _Parser("eval", about, usage="mnemos eval RUN [--split SPLIT] [--data.FIELD value ...]", epilog=more)
     parser.add_argument("run", help="the run's folder")

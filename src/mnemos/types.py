@@ -116,6 +116,16 @@ class RecurrentModel(Declared, Protocol):
 
 
 @runtime_checkable
+class NamedMemory(Protocol):
+    """A part of a state that is a memory by itself, such as a layer's keys and values. Reports use its name."""
+
+    @property
+    def memory_name(self) -> str | None:
+        """What the part holds, such as "slots"; None for a part that has a meaning only with the rest of the state."""
+        ...
+
+
+@runtime_checkable
 class Advances(Protocol):
     """A model that can compute its next state without its outputs, at less cost than `forward`.
 

@@ -53,30 +53,9 @@ def test_controls_are_what_they_say_and_leave_the_model_alone(preset):
         network.load_state_dict(before)
 
 
-class Advancing(Transformer):
-    """A model that reads segments without a counted target by `advance`."""
-
-    def advance(self, x, state=None, mask=None):
-        return self(x, state, mask=mask)[1]
-
-
-def test_caches_are_changed_before_segments_that_advance_reads():
-    grc = GRC(length=2, scope="stream", block=2)
-    settings = dict(vocab_size=7, dim=8, layers=2, num_heads=2, mlp=8, max_length=6, head=HeadConfig(), cache=grc)
-    networks = []
-    for kind in (Transformer, Advancing):
-        torch.manual_seed(0)
-        networks.append(kind(**settings).eval())
-    tokens, starts = torch.randint(7, (3, 3, 4)), torch.eye(3, dtype=torch.bool)[0]
-    targets = [torch.full((3, 4), -100), torch.full((3, 4), -100), tokens[2]]
-    parts = [Batch(x, y, None, s.expand(3)) for x, y, s in zip(tokens, targets, starts, strict=True)]
-    plain, advancing = (controls(network, lambda: parts) for network in networks)
-    assert plain == advancing
-    assert plain["emptied"]["loss"] != evaluate(networks[0], parts)["loss"]
-
-
-def test_a_cache_that_is_never_written_has_nothing_to_be_emptied_of():
-    assert set(controls(model(GRC(write=False)), batches)) == {"closed"}
+@pytest.mark.parametrize("cache", [GRC(write=False), GRC(scope="stream")], ids=["unwritten", "stream"])
+def test_a_model_that_stores_no_content_has_none_to_change(cache):
+    assert set(controls(model(cache), batches)) == {"closed"}
 
 
 def test_a_model_without_caches_has_no_controls_and_no_gates():
@@ -115,18 +94,6 @@ def test_the_effective_rank():
     assert layers[0]["cache"]["rank"] == pytest.approx(1, abs=1e-3)
     assert layers[1]["cache"]["rank"] == pytest.approx(4, rel=1e-5)
     assert layers[0]["cache"]["rms"] == pytest.approx(2)
-
-
-def test_a_streams_memory_is_the_one_that_is_controlled():
-    torch.manual_seed(0)
-    network = Transformer(vocab_size=7, dim=8, layers=1, num_heads=2, mlp=8, cache=GRC(length=2, scope="stream"))
-    x = torch.randint(7, (3, 13))
-    fresh = [torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)]
-    segments = [Batch(x[:, i : i + 6], x[:, i + 1 : i + 7], None, fresh[i > 0]) for i in (0, 6)]
-    whole = evaluate(network, segments)
-    found = controls(network, lambda: segments)
-    losses = {whole["loss"], *(scores["loss"] for scores in found.values())}
-    assert len(losses) == 4, "each control changes what is carried"
 
 
 def test_modes_are_left_as_they_were():

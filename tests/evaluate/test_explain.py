@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import mnemos
 from mnemos import GRC
 from mnemos.data.augment import normalise
+from mnemos.data.batch import Batch
 from mnemos.data.images import DigitsConfig
 from mnemos.data.token_task import TokenTask
 from mnemos.evaluate import explain as module
@@ -94,9 +95,11 @@ def test_files_stay_small(tmp_path):
         assert torch.equal(cut, arrays["patches.0"][i])
 
 
-def test_without_caches_nothing_is_written(tmp_path):
-    assert explain(VIT.build(), photos(), tmp_path) is None
-    assert not list(tmp_path.iterdir())
+def test_without_caches_the_controls_of_the_state_alone(tmp_path):
+    found = explain(VIT.build(), photos(), tmp_path)
+    assert found["memory"] == {"left": "the model keeps no state"}
+    assert (found["layers"], found["left"]) == ([], "the model has no gated cache")
+    assert [path.name for path in tmp_path.iterdir()] == ["explain.json"]
 
 
 def test_without_pictures_the_cost_alone(tmp_path):
@@ -126,6 +129,9 @@ class Stand(TokenTask):
 
     def size(self, split):
         return 3
+
+    def batches(self, split, batch_size):
+        yield Batch(self.sample(), torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])

@@ -22,6 +22,11 @@ class Walk(NamedTuple):
     valid: Tensor
     seen: Tensor
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "cache"
+
     @staticmethod
     def fresh(batch: int, slots: int, width: int, block: int, device: Device, dtype: torch.dtype | None) -> "Walk":
         """`batch` new rows."""

@@ -1,12 +1,12 @@
-"""Record what a trained gated cache does: o_self and o_mem as images, the contents of slots, and the cost.
+"""Record what a trained model's memory does: controls of its state, and what its gated caches do, hold and cost.
 
-Nothing is trained and nothing is plotted here. The trained model processes some pictures, and two files are written to
-the run folder for the report. `explain.json`:
+Nothing is trained and nothing is plotted here. The trained model processes some segments and pictures of the test
+split, and two files are written to the run folder for the report. `explain.json`:
 
-    {"pictures": {"split", "index", "label", "guess", "names"} or null, "left": the reason for null, or null,
-     "sizes": {"train", "valid", "test"}, "middle": the layer for Figure 4, "layers": [{"name", "share": σ(λ) per head,
-     "inference": "frozen" or "transient", "cost": {...} or null, "maps": {...} or {"left": reason} or null,
-     "slots": {...} or {"left": reason} or null}]}
+    {"memory": what `state_controls` returns, "pictures": {"split", "index", "label", "guess", "names"} or null,
+     "left": the reason for null, or null, "sizes": {"train", "valid", "test"}, "middle": the layer for Figure 4,
+     "layers": [{"name", "share": σ(λ) per head, "inference": "frozen" or "transient", "cost": {...} or null,
+     "maps": {...} or {"left": reason} or null, "slots": {...} or {"left": reason} or null}]}
 
 `explain.safetensors`: pictures [N, height, width, 1 or 3] uint8; self.i and memory.i [N, h, w] of layer i: the mean of
 o_self and o_mem over heads and channels at every token, not scaled (Figure 4 scales each map to [0, 1]);
@@ -33,6 +33,7 @@ from mnemos.types import JSONObject
 from .branches import first_calls, maps, rounded
 from .holdings import IMAGES, TOKENS, evenly_spaced, holdings
 from .places import Places, places
+from .state_controls import state_controls
 
 PICTURES = 8  # of the test split, recorded
 SIDE = 96  # maximum side of a recorded picture, in pixels
@@ -42,20 +43,19 @@ BATCH = 32
 
 
 @torch.no_grad()
-def explain(model: nn.Module, task: Task, folder: Path) -> JSONObject | None:
+def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0) -> JSONObject:
     """Write explain.json and explain.safetensors to a run folder. Returns the contents of explain.json.
 
-    Returns None, and writes nothing, for a model without gated caches. For a task without pictures only the costs are
-    recorded. The result is deterministic and smaller than 4 MB; the model is unchanged.
-    Cost: forward passes for about 260 pictures, and about 10⁶·Dm² multiply-adds for the slots in each of at most six
-    layers.
+    "layers" has the layers with a gated cache; for a task without pictures only their costs are recorded.
+    segment_length: that of the run's rollout. The result is deterministic and smaller than 4 MB; the model and the
+    random generators are unchanged.
+    Cost: that of `state_controls`; with gated caches also forward passes for about 260 pictures, and about 10⁶·Dm²
+    multiply-adds for the slots in each of at most six layers.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
-    if not layers:
-        return None
     tensors: dict[str, Tensor] = {}
     with evaluating(model):
-        shapes = _shapes(model, layers, task)
+        shapes = _shapes(model, layers, task) if layers else {}
         entries = [
             {
                 "name": name,
@@ -68,8 +68,11 @@ def explain(model: nn.Module, task: Task, folder: Path) -> JSONObject | None:
             for name, layer in layers.items()
         ]
         sizes = {split: task.size(split) for split in ("train", "valid", "test")}
-        found: JSONObject = {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
-        if hasattr(task, "picture"):
+        found: JSONObject = {"memory": state_controls(model, task, "test", segment_length)}
+        found |= {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
+        if not layers:
+            found["left"] = "the model has no gated cache"
+        elif hasattr(task, "picture"):
             _record_pictures(model, task, layers, found, tensors)
         else:
             found["left"] = "the task has no pictures"

@@ -1,5 +1,6 @@
 """The stored cache after training: the [Tm, Dm] matrix of each layer, its singular values, and slot similarity."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import numpy as np
 from .markup import figure, listed, missing, plural
 from .names import shortened
 from .results import Comparison, RunRecord
+from .roles import writable
 from .style import INK, NEGATIVE, POSITIVE, RULE, nothing, panel
 
 if TYPE_CHECKING:
@@ -21,12 +23,28 @@ def section(comparison: Comparison) -> str:
     """For each cached variant, a figure of the first run that stored its caches, or a line that says none did."""
     parts = []
     for index, name in enumerate(comparison.variants):
-        stored = [run for run in comparison.runs.get(name, ()) if run.caches]
-        if stored:
+        runs = comparison.runs.get(name, ())
+        stored = [run for run in runs if run.caches]
+        if why := _not_stored(runs):
+            parts.append(missing(f"{name}: {why}."))
+        elif stored:
             parts.append(_variant(index, name, stored))
         elif name in comparison.with_memory():
             parts.append(missing(f"{name}: no run has a caches.safetensors, so no cache can be drawn."))
     return "\n".join(parts)
+
+
+def _not_stored(runs: Sequence[RunRecord]) -> str:
+    """Why a variant's model stores no content of a cache; "" if it stores one, or has no gated cache."""
+    grcs = [one for run in runs[:1] for one in writable(run.recipe.get("model")) if "slots" not in one]
+    if grcs and all(one.get("scope") == "stream" for one in grcs):
+        return (
+            "each stream has a cache of its own, which is part of the state that a stream carries; the model stores "
+            "none, so there is none to draw. The controls of the state say whether it was used"
+        )
+    if grcs and not any(one.get("write", True) for one in grcs):
+        return "its cache is never written, so it holds nothing that could be drawn"
+    return ""
 
 
 def _variant(index: int, name: str, stored: list[RunRecord]) -> str:

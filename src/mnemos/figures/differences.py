@@ -7,7 +7,7 @@ under a control are the same trained models, so their difference is taken run by
 import math
 from dataclasses import dataclass
 
-from .results import Comparison, Control, Row, spread
+from .results import Comparison, Control, Row, RunRecord, StateControls, spread
 
 # Student's t, 97.5 % point, by degrees of freedom 1, 2, …
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -50,15 +50,44 @@ def effect(comparison: Comparison, name: str, control: str = "emptied") -> Diffe
     sign = 1 if comparison.higher_is_better else -1
     metric = comparison.metric
     pairs = [(r.tested(metric, control), r.tested(metric)) for r in comparison.runs.get(name, ())]
-    mean, std, n = spread([sign * (without - intact) for without, intact in pairs])
-    if n:
-        reach = _student(n - 1) * std / math.sqrt(n) if n > 1 else math.nan
-        return Difference(mean, mean - reach, mean + reach)
+    if found := _paired([sign * (without - intact) for without, intact in pairs]):
+        return found
     for row in comparison.controls:
         if (row.name, row.control) == (name, control) and math.isfinite(row.mean):
             intact = next(r for r in comparison.rows if r.name == name)
             return difference(row, intact, comparison.higher_is_better)
     return None
+
+
+def state_controls(comparison: Comparison, name: str) -> list[tuple[RunRecord, StateControls]]:
+    """The runs of a variant that recorded controls of their state, or why there are none."""
+    found = [(run, run.explained.memory) for run in comparison.runs.get(name, ()) if run.explained]
+    return [(run, known) for run, known in found if known is not None]
+
+
+def memory_effect(comparison: Comparison, name: str, memory: str, control: str) -> Difference | None:
+    """What a control of one memory of the state does to a variant, run by run; None where it was not run.
+
+    It is measured in the comparison's metric, or in the runs' own where that is not recorded.
+    """
+    sign = 1 if comparison.higher_is_better else -1
+    changes = []
+    for _, known in state_controls(comparison, name):
+        metric = comparison.metric if comparison.metric in known.carried else known.metric
+        changed = [
+            one.scores[control][metric] for one in known.memories if one.name == memory and control in one.scores
+        ]
+        changes += [sign * (value - known.carried[metric]) for value in changed]
+    return _paired(changes)
+
+
+def _paired(values: list[float]) -> Difference | None:
+    """The mean of differences that were taken run by run, with its interval; None without a finite one."""
+    mean, std, n = spread(values)
+    if not n:
+        return None
+    reach = _student(n - 1) * std / math.sqrt(n) if n > 1 else math.nan
+    return Difference(mean, mean - reach, mean + reach)
 
 
 def _student(freedom: float) -> float:

@@ -16,6 +16,7 @@ from . import (
     examples,
     gates,
     image_grids,
+    memory_use,
     origins,
     slot_attention,
     table,
@@ -31,6 +32,7 @@ from .verdict import verdict
 SECTIONS = (
     ("results", "Results", table.section),
     ("curves", "Learning curves", curves.section),
+    ("memory", "Was the memory used?", memory_use.section),
     ("pictures", "Generated images", image_grids.section),
     ("examples", "Examples", examples.section),
     ("gates", "The gates", gates.section),

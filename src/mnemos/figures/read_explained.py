@@ -9,6 +9,7 @@ import numpy as np
 
 from mnemos.types import InputError, JSONObject
 
+from .read_memory import read_state_controls
 from .read_metrics import number
 from .results import Cached, Explained
 
@@ -48,13 +49,14 @@ def read_explained(folder: Path) -> Explained | None:
         count = len(_list(pictures.get("label"), f"{where}, pictures", "label"))
         _list(pictures.get("guess"), f"{where}, pictures", "guess", count)
         _list(pictures.get("names"), f"{where}, pictures", "names")
-    layers = _list(found.get("layers"), where, "layers")
+    layers = _list(found.get("layers"), where, "layers") if found.get("layers") != [] else []
     return Explained(
         layers=tuple(_layer(entry, f"{where}, layer {i}", i, count, arrays, path) for i, entry in enumerate(layers)),
         pictures=_array(arrays, "pictures", (count, 0, 0, 0), path) if count else None,
         about=pictures or {},
         left=found.get("left"),
         middle=found.get("middle") if isinstance(found.get("middle"), int) else None,
+        memory=read_state_controls(found.get("memory"), where),
         sizes={k: number(v, where, f"sizes.{k}") for k, v in (_part(found, where, "sizes") or {}).items()},
     )
 

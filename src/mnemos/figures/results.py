@@ -41,8 +41,36 @@ class Cached:
 
 
 @dataclass(frozen=True)
+class ControlledMemory:
+    """One memory of a state, by control: scores, the metric of each segment [S], or the reason why there is neither."""
+
+    name: str
+    scores: dict[str, dict[str, float]]
+    by_segment: dict[str, np.ndarray]
+    left: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StateControls:
+    """Segments read with a changed state (see evaluate/state_controls.py); left: the reason if there are none.
+
+    about: "rows", "targets" and "cut"; segments [S]: their numbers; carried, course [S]: the scores of the unchanged
+    state, in all and the metric of each segment.
+    """
+
+    left: str | None
+    metric: str = "loss"
+    about: dict[str, float] = field(default_factory=dict)
+    segments: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    carried: dict[str, float] = field(default_factory=dict)
+    course: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    memories: tuple[ControlledMemory, ...] = ()
+
+
+@dataclass(frozen=True)
 class Explained:
-    """The analysis of a finished model's caches: its layers and the pictures [N, H, W, C] it was run on.
+    """The analysis of a finished model's memory: the controls of its state (None: not recorded), its cached layers, and
+    the pictures [N, H, W, C] it was run on.
 
     about: "label", "guess" and "names" of the pictures; left: the reason if there are none; middle: index of the layer
     that Figure 4 shows.
@@ -54,6 +82,7 @@ class Explained:
     left: str | None
     middle: int | None
     sizes: dict[str, float]
+    memory: StateControls | None = None
 
 
 @dataclass(frozen=True)

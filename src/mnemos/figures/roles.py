@@ -26,7 +26,7 @@ def memory(comparison: Comparison, name: str) -> Memory:
     if not runs:
         return "written" if name in comparison.with_memory() else "none"
     model = runs[0].recipe.get("model")
-    found = _writable(model)
+    found = writable(model)
     if found:
         return "written" if any(one.get("write", True) for one in found) else "unwritten"
     return "other" if isinstance(model, dict) and model.get("cache") else "none"
@@ -35,7 +35,7 @@ def memory(comparison: Comparison, name: str) -> Memory:
 def noun(comparison: Comparison, name: str) -> str:
     """What the memory of a variant is called: "a cache" or "slots"."""
     runs = comparison.runs.get(name)
-    found = _writable(runs[0].recipe.get("model")) if runs else []
+    found = writable(runs[0].recipe.get("model")) if runs else []
     return "slots" if found and "slots" in found[0] else "a cache"
 
 
@@ -58,7 +58,7 @@ def role(comparison: Comparison, row: Row, other: Row) -> Role:
     return "equal" if abs(share) <= EQUAL else "smaller" if share < 0 else "larger"
 
 
-def _writable(value: object) -> list[JSONObject]:
+def writable(value: object) -> list[JSONObject]:
     """Every configuration of a gated cache (`mnemos.GRC`) or of slots (`mnemos.SlotsConfig`) within a recipe's JSON.
 
     A gated cache has a preset and a length; a memory of 0 slots is none.
@@ -66,8 +66,8 @@ def _writable(value: object) -> list[JSONObject]:
     if isinstance(value, dict):
         if {"preset", "length"} <= set(value) or ({"slots", "temperature"} <= set(value) and value["slots"]):
             return [value]
-        return [one for part in value.values() for one in _writable(part)]
-    return [one for part in value for one in _writable(part)] if isinstance(value, list) else []
+        return [one for part in value.values() for one in writable(part)]
+    return [one for part in value for one in writable(part)] if isinstance(value, list) else []
 
 
 def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str | None:
@@ -84,7 +84,7 @@ def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str |
         recipe.pop(field, None)
     if isinstance(recipe.get("train"), dict):
         recipe["train"].pop("seed", None)
-    for found in _writable(recipe.get("model")):
+    for found in writable(recipe.get("model")):
         try:
             if "slots" in found:
                 slots: SlotsConfig = from_dict(SlotsConfig, found)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mnemos.types import JSONObject
 
-from .differences import effect
+from .differences import effect, state_controls
 from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
 from .origins import flat
 from .read_metrics import number
@@ -131,6 +131,8 @@ def draw_seeds(axes: "Axes", comparison: Comparison, variants: list[str]) -> Non
 
 def _controls(comparison: Comparison) -> str:
     if not comparison.controls:
+        if any(state_controls(comparison, name) for name in comparison.variants):
+            return ""  # a section of its own has the controls of the state
         return missing("No control was run, so these results do not show whether the models use their memory.")
     rows = []
     for control in comparison.controls:

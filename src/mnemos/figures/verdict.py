@@ -9,7 +9,7 @@ import math
 import shlex
 from pathlib import PurePath
 
-from .differences import Difference, difference, effect
+from .differences import Difference, difference, effect, memory_effect
 from .markup import decimal, listed, plural
 from .origins import command
 from .results import Comparison, Control, Row
@@ -119,16 +119,18 @@ def _amount(c: Comparison, d: Difference) -> str:
 
 
 def _emptied(c: Comparison, row: Row) -> str:
-    """What emptying the cache did."""
-    d = effect(c, row.name)
+    """What emptying the memory did: the cache on the whole test split, else that part of the state on some rows."""
+    slots = noun(c, row.name) == "slots"
+    name, hold = ("slots", "hold") if slots else ("cache", "holds")
+    d = effect(c, row.name) or memory_effect(c, row.name, name, "emptied")
     if d is None:
-        return "" if noun(c, row.name) == "slots" else "The cache was not emptied at evaluation."
+        return "" if slots else "The cache was not emptied at evaluation."
     return {
-        "worse": f"Emptying the cache at evaluation hurts ({_amount(c, d)}). This shows that the trained model depends "
-        "on what its cache holds, and not that the memory pays.",
-        "alike": f"Emptying the cache at evaluation makes no difference beyond the spread ({_amount(c, d)}).",
-        "better": f"Emptying the cache at evaluation improves the {c.metric} ({_amount(c, d)}).",
-        "unknown": f"Emptying the cache at evaluation changes the {c.metric} by {_amount(c, d)}.",
+        "worse": f"Emptying the {name} at evaluation hurts ({_amount(c, d)}). This shows that the trained model "
+        f"depends on what its {name} {hold}, and not that the memory pays.",
+        "alike": f"Emptying the {name} at evaluation makes no difference beyond the spread ({_amount(c, d)}).",
+        "better": f"Emptying the {name} at evaluation improves the {c.metric} ({_amount(c, d)}).",
+        "unknown": f"Emptying the {name} at evaluation changes the {c.metric} by {_amount(c, d)}.",
     }[d.says]
 
 

@@ -27,6 +27,11 @@ class HashedKeys:
         self.k, self.v, self.place, self.held = k, v, place, held
         self._buffer, self._end = _buffer, _end
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "keys and values"
+
     @staticmethod
     def empty(
         batch: int,

@@ -27,6 +27,11 @@ class KeyValues:
         self.k, self.v, self.valid, self.seen = k, v, valid, seen
         self._buffer, self._end = _buffer, _end  # the buffer of the tokens, and where in it they end
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "keys and values"
+
     @staticmethod
     def empty(
         batch: int, heads: int, width: int, device: Device = None, dtype: torch.dtype | None = None

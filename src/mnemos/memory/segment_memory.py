@@ -24,6 +24,11 @@ class Segments:
         self.x, self.valid = x, valid
         self._buffer, self._end = _buffer, _end
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "segments"
+
     @staticmethod
     def empty(batch: int, dim: int, device: Device = None, dtype: torch.dtype | None = None) -> "Segments":
         """The state before the first token: B rows of width D."""

@@ -54,6 +54,11 @@ class SlotState(NamedTuple):
     slots: Tensor
     writes: Tensor
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "slots"
+
 
 class _Settings(TypedDict):
     """The keyword arguments that `slot_write` and `slot_attention` share."""

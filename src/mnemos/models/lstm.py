@@ -39,6 +39,11 @@ class LSTMState(NamedTuple):
     h: Tensor
     c: Tensor
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "hidden state"
+
 
 class LSTM(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: an embedding, layers of `torch.nn.LSTM`, and a linear map.

@@ -119,6 +119,11 @@ class DecoderCache(NamedTuple):
     own: KeyValues
     sources: tuple[KeysValues, ...]
 
+    @property
+    def memory_name(self) -> None:
+        """None: the cache belongs to a place within the segment, which the state counts elsewhere."""
+        return None
+
 
 class MemformerDecoder(nn.Module):
     """A causal decoder of the present segment that attends to the previous encoding and, with `memory`, to the slots.

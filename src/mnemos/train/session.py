@@ -19,6 +19,7 @@ from mnemos.evaluate.explain import explain
 from mnemos.evaluate.predict import PREPROCESSING, read_preprocessing
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.scores import evaluate, metrics_text
+from mnemos.evaluate.state_controls import control_lines, state_controls
 from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
@@ -121,8 +122,11 @@ def assess(
     if found:
         from safetensors.torch import save_file
 
-        stored = {name: m.cache.contiguous() for name, m in model.named_modules() if isinstance(m, GatedCache)}
-        save_file(stored, str(folder / "caches.safetensors"))
+        modules = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache)]
+        # A cache per stream is part of the state, and one that is never written holds nothing: neither is stored.
+        stored = {name: m.cache.contiguous() for name, m in modules if m.grc.scope == "shared" and m.grc.write}
+        if stored:
+            save_file(stored, str(folder / "caches.safetensors"))
         result["controls"] = found
     if isinstance(getattr(model, "config", None), ModelConfig):
         save(model, folder / RUN_MODEL)
@@ -130,7 +134,7 @@ def assess(
             write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
     result |= task.artifacts(model, folder, "test")
     write_json(folder / "result.json", result)
-    explain(model, task, folder)
+    explain(model, task, folder, recipe.train.rollout.segment_length)
     record_write_attention(model, task, folder)
     return result
 
@@ -196,6 +200,8 @@ def evaluate_run(
 ) -> JSONObject:
     """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
 
+    The controls of its state (`state_controls`) are printed below them.
+
     fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER]. What the splits
     of these data hold is printed. Raises InputError for other settings, and for data that do not fit the model.
 
@@ -214,6 +220,8 @@ def evaluate_run(
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
         print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
+    for line in control_lines(state_controls(model, task, split, recipe.train.rollout.segment_length), task):
+        print(line)
     for name, value in task.reference.items():
         print(f"  {name:11} {'':3}{metric.text(value)}")
     if metric.about:

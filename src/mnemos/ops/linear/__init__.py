@@ -40,6 +40,11 @@ class LinearState(NamedTuple):
     s: Tensor
     z: Tensor
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "sums"
+
 
 def linear_attention(
     q: Tensor,

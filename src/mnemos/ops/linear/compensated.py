@@ -31,6 +31,11 @@ class CompensatedState(NamedTuple):
     s_low: Tensor
     z_low: Tensor
 
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "sums"
+
 
 def carry(
     before: CompensatedState,

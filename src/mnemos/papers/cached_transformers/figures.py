@@ -150,7 +150,7 @@ def _explained(run: Path) -> Explained:
         _, task, model = open_run(run)
         explain(model, task, run)
     found = read_run(run, str(run)).explained
-    if found is None:
+    if found is None or not found.layers:
         raise InputError(
             f"{run}: expected a run with gated caches, found none in its model; choose another run with --run"
         )

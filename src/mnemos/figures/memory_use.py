@@ -1,0 +1,189 @@
+"""Was the memory used? Later segments of rows, read with the state as carried, emptied, exchanged and frozen."""
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mnemos.types import JSONObject
+
+from .curves import extent
+from .differences import Difference, memory_effect, state_controls
+from .markup import decimal, escape, figure, legend, listed, missing, paragraph, plural, short, table
+from .results import Comparison, ControlledMemory, RunRecord, StateControls
+from .style import INK, RULE, VARIANTS, panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WORDS = {
+    "emptied": "emptied",
+    "exchanged": "exchanged with another row's",
+    "frozen": "frozen after the first segment",
+}
+Scored = dict[str, list[tuple[RunRecord, StateControls]]]  # by variant: the runs that recorded controls
+_COLOURS = dict(zip(WORDS, (1, 2, 3), strict=True))  # indices into the palette
+_SAYS = (
+    "A control that makes the score worse shows that the trained model depends on what its memory holds, and nothing "
+    "more: a model can depend on a memory that does not help. What the memory adds is the difference to the same model "
+    "trained with a memory that is never written."
+)
+
+
+def section(comparison: Comparison) -> str:
+    """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls."""
+    found = {name: runs for name in comparison.variants if (runs := state_controls(comparison, name))}
+    scored = {name: runs for name, runs in found.items() if any(known.left is None for _, known in runs)}
+    whys = _not_scored({name: str(runs[0][1].left) for name, runs in found.items() if name not in scored}, comparison)
+    if not scored:
+        return "\n".join(whys)
+    said = [paragraph(_summary(comparison, name)) for name in scored]
+    shown = [_drawing(comparison, scored), _table(comparison, scored)]
+    return "\n".join(filter(None, [*said, paragraph(_SAYS), *shown, *whys]))
+
+
+def _not_scored(reasons: dict[str, str], comparison: Comparison) -> list[str]:
+    """One line per reason why the state of some variants was not controlled."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(name)
+    lines = [f"{listed(names)}: {reason}, so there is no state to change." for reason, names in by_reason.items()]
+    if any(control.name in reasons for control in comparison.controls):
+        lines.append("The controls of caches that the model stores are in the table of controls above.")
+    return [missing(line) for line in lines]
+
+
+def _memories(comparison: Comparison, name: str) -> dict[str, ControlledMemory]:
+    """The memories of a variant, by name, from the first run that has each."""
+    known = [one for _, one in state_controls(comparison, name)]
+    return {memory.name: memory for one in reversed(known) for memory in one.memories}
+
+
+def _summary(comparison: Comparison, name: str) -> str:
+    parts = []
+    for memory in _memories(comparison, name):
+        effects = {kind: memory_effect(comparison, name, memory, kind) for kind in WORDS}
+        changes = [f"{WORDS[kind]}, {_amount(comparison, d)}" for kind, d in effects.items() if d is not None]
+        if changes:
+            parts.append(f"With its {memory} {listed(changes)}. {_dependence(memory, effects['emptied'])}".strip())
+    start = f"{name}, change in the test {_metric(comparison, name)} of the segments after the first."
+    return " ".join([start, *parts])
+
+
+def _dependence(memory: str, emptied: Difference | None) -> str:
+    """What emptying says about a memory, with several seeds."""
+    are = "are" if memory.endswith("s") else "is"
+    if emptied is None or emptied.says == "unknown":
+        return ""
+    return {
+        "worse": f"The trained models depend on their {memory}.",
+        "better": f"The trained models do better when their {memory} {are} emptied.",
+        "alike": f"The change is within the spread between seeds when the {memory} {are} emptied.",
+    }[emptied.says]
+
+
+def _amount(comparison: Comparison, d: Difference) -> str:
+    value = d.value if comparison.higher_is_better else -d.value
+    return _rounded(value) if abs(value) >= 5e-5 else "no change"
+
+
+def _rounded(value: float) -> str:
+    """A change with its sign; what is smaller than 0.00005 is a rounding error."""
+    return decimal(round(value, 4) + 0.0, signed=True)
+
+
+def _metric(comparison: Comparison, name: str) -> str:
+    known = next(one for _, one in state_controls(comparison, name) if one.left is None)
+    return comparison.metric if comparison.metric in known.carried else known.metric
+
+
+def _drawing(comparison: Comparison, scored: Scored) -> str:
+    """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
+    panels, sources = [], []
+    for name, runs in scored.items():
+        run, known = next((run, known) for run, known in runs if known.left is None)
+        if len(known.segments) < 2:
+            continue
+        index = comparison.variants.index(name)
+        courses = [course - known.course for memory in known.memories for course in memory.by_segment.values()]
+        for place, memory in enumerate(known.memories):
+            drawn = partial(draw, known=known, memory=memory, limits=_limits(courses))
+            aloud = f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed"
+            panels.append(panel(f"memory-{index}-{place}", f"{short(name)}: {memory.name}", drawn, label=aloud))
+        sources.append(f"{name}: {_read(known)} From {run.label}/explain.json.")
+    if not panels:
+        return ""
+    keys = legend([("ink", "as carried"), *((f"variant-{i}", WORDS[kind]) for kind, i in _COLOURS.items())])
+    caption = (
+        "Change of the test metric by segment of a row, against the state as carried; panels of one variant have one "
+        "scale. The memory is replaced before each segment after the first, which reads none. Emptied: by that of a "
+        "new row. Exchanged: by that which another row has at this segment. Frozen: by the row's own after its first "
+        f"segment. {' '.join(sources)}"
+    )
+    return figure(panels, caption, legend=keys)
+
+
+def _read(known: StateControls) -> str:
+    rows, targets = plural(int(known.about["rows"]), "row"), plural(int(known.about["targets"]), "target")
+    cut = known.about["cut"]
+    how = f"Rows are cut into segments of {cut:.0f} tokens for this. " if math.isfinite(cut) else ""
+    return f"{how}{rows} at once, {targets} in {plural(len(known.segments), 'segment')}."
+
+
+def _limits(changes: list[np.ndarray]) -> tuple[float, float]:
+    """Limits that hold zero and all changes, and span at least 0.02, so that rounding errors are not magnified."""
+    return extent(np.concatenate([np.zeros(1), *changes]), 0.02)
+
+
+def draw(axes: "Axes", known: StateControls, memory: ControlledMemory, limits: tuple[float, float]) -> None:
+    """Draw how each control of one memory changes the metric, by segment."""
+    from matplotlib.ticker import MaxNLocator
+
+    few: JSONObject = {"marker": "o", "markersize": 3.4} if len(known.segments) <= 25 else {}
+    for kind, course in memory.by_segment.items():
+        axes.plot(known.segments, course - known.course, color=VARIANTS[_COLOURS[kind]][0], **few)
+    axes.axhline(0, color=INK[0], linewidth=1)
+    axes.set_ylim(*limits)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.grid(axis="y", color=RULE[0])
+
+
+def _table(comparison: Comparison, scored: Scored) -> str:
+    rows, whys = [], []
+    sign = 1 if comparison.higher_is_better else -1
+    for name, runs in scored.items():
+        index = comparison.variants.index(name) % len(VARIANTS)
+        metric = _metric(comparison, name)
+        known = [one for _, one in runs if one.left is None]
+        carried = float(np.mean([one.carried.get(metric, math.nan) for one in known]))
+        for memory in _memories(comparison, name).values():
+            whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.left.items()]
+            for kind in memory.scores:
+                d = memory_effect(comparison, name, memory.name, kind)
+                if d is None:
+                    continue
+                low, high = sorted((sign * d.low, sign * d.high))
+                interval = f"{_rounded(low)} to {_rounded(high)}"
+                rows.append(
+                    [
+                        f'<i class="dot" style="color:var(--variant-{index})"></i>{escape(name)}',
+                        escape(f"{memory.name} {WORDS[kind]}"),
+                        decimal(carried),
+                        decimal(carried + sign * d.value),
+                        _rounded(sign * d.value),
+                        interval if math.isfinite(d.low) else "–",
+                        str(len(known)),
+                    ]
+                )
+    first = next(known for runs in scored.values() for _, known in runs if known.left is None)
+    better = "higher" if comparison.higher_is_better else "lower"
+    caption = (
+        f"Controls of the state: test {_metric(comparison, next(iter(scored)))} ({better} is better) of some rows' "
+        f"segments after the first ({plural(int(first.about['rows']), 'row')} at once, "
+        f"{plural(int(first.about['targets']), 'target')}), so it differs from that of the whole split. Mean over "
+        "seeds; the 95% interval of the change comes from the spread between seeds. From the runs' explain.json."
+    )
+    head = ["variant", "memory", "as carried", "changed", "change", "95% interval", "seeds"]
+    return table(caption, head, rows, "controls") + "\n".join(map(missing, whys))
