@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.adapt.host import hides_the_future
 from mnemos.memory.gated_cache import caches
 
 
@@ -142,6 +143,11 @@ def test_a_model_that_is_distributed_already(monkeypatch):
 
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Wrapped)
     refused(Wrapped(build("timm_vit")), "not distributed yet, found Wrapped; call mnemos.cache.. first")
+
+
+def test_a_mask_without_values_is_not_read():
+    assert not hides_the_future(torch.ones(3, 3, dtype=torch.bool, device="meta"), True)
+    assert hides_the_future(torch.ones(3, 3, dtype=torch.bool).triu(1), True)
 
 
 def calls_of(attention: nn.Module) -> dict[str, tuple[str, Callable[[], Any]]]:

@@ -7,7 +7,7 @@ import torch
 
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
-from mnemos.attention.linear import LinearConfig
+from mnemos.attention.linear import LinearConfig, SoftmaxConfig
 from mnemos.models.blocks import sinusoids
 from mnemos.models.speech import SpeechConfig
 from mnemos.models.transformer import HeadConfig
@@ -147,6 +147,10 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         (lambda: model(dropout=1.0), "dropout"),
         (lambda: model(head=HeadConfig(classes=3)), 'head.pool: .* "cls"'),
         (lambda: model(causal=False), "set head.classes"),
+        (
+            lambda: model(causal=False, attention=SoftmaxConfig(window=4), head=HeadConfig(classes=3, pool="mean")),
+            "attention 'softmax': expected causal=True, its only mode",
+        ),
         (lambda: model()(torch.tensor([[3, 11]])), "0 to 10, found 3 to 11"),
         (lambda: model()(torch.tensor([[3, -1]])), "0 to 10, found -1 to 3"),
         (lambda: model()(torch.zeros(2, 3)), "integers"),
