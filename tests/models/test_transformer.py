@@ -7,7 +7,7 @@ import torch
 
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
-from mnemos.attention.linear import LinearConfig, SoftmaxConfig
+from mnemos.attention import LinearConfig, SoftmaxConfig
 from mnemos.models.blocks import sinusoids
 from mnemos.models.speech import SpeechConfig
 from mnemos.models.transformer import HeadConfig
