@@ -38,7 +38,8 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 def check_settings(recipe: Recipe, processes: int) -> None:
     """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
     train = recipe.train
-    for name in ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep", "devices"):
+    counts = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep")
+    for name in (*counts, "devices", "num_nodes"):
         if getattr(train, name) < 1:
             raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
     if train.patience < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,33 +24,39 @@ if TYPE_CHECKING:  # importing it takes longer than a small run
 
 
 T = TypeVar("T")
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machines find each other without a launcher
 
 
 def connect(config: TrainConfig) -> Fabric:
     """A launched Fabric with the device, precision and processes of a recipe.
 
-    strategy "auto": one device, or DDP on several. With several devices and no torchrun, this starts the other
-    processes by running the same program again; torchrun has started them already.
-    Raises InputError if the machine does not have the devices.
+    strategy "auto": one device, or DDP on several. torchrun and srun have started all processes already. Without them,
+    the program is started once on each machine, and this starts the machine's other processes by running the same
+    program again; several machines find each other by MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
+    Raises InputError if the machine does not have the devices, or there are other processes than the recipe says.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     _hush()
-
+    _check_processes(config)
     strategy: Any = "auto"
     if config.strategy == "fsdp":
         from lightning_fabric.strategies import ModelParallelStrategy
 
-        strategy = ModelParallelStrategy(_shard, data_parallel_size=config.devices, tensor_parallel_size=1)
-    elif config.strategy == "ddp" or config.devices > 1:
+        strategy = ModelParallelStrategy(_shard, data_parallel_size=config.processes, tensor_parallel_size=1)
+    elif config.strategy == "ddp" or config.processes > 1:
         from lightning_fabric.strategies import DDPStrategy
 
         # A short segment may not reach the gates, which then have no gradient; DDP would wait for it without end.
         strategy = DDPStrategy(find_unused_parameters=True)
     try:
         fabric = Fabric(
-            accelerator=config.accelerator, strategy=strategy, devices=config.devices, precision=config.precision
+            accelerator=config.accelerator,
+            strategy=strategy,
+            devices=config.devices,
+            num_nodes=config.num_nodes,
+            precision=config.precision,
         )
         fabric.launch()
     except (MisconfigurationException, ValueError, RuntimeError) as error:
@@ -62,6 +69,31 @@ def connect(config: TrainConfig) -> Fabric:
         # At exit rather than after training: another training in this program uses the same processes.
         atexit.register(_leave)
     return fabric
+
+
+def _check_processes(config: TrainConfig) -> None:
+    """Raise InputError if torchrun or srun started other processes, or if the machines have no address to meet at."""
+    from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    if TorchElasticEnvironment.detect():
+        launcher, started, here = "torchrun", int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    elif SLURMEnvironment.detect():
+        launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
+        here = started // int(os.environ.get("SLURM_NNODES", "1"))
+    else:
+        missing = [name for name in _MEETING if name not in os.environ]
+        if config.num_nodes > 1 and missing:
+            raise InputError(
+                f"train.num_nodes is {config.num_nodes}: expected {', '.join(_MEETING)} in the environment on each "
+                f"machine, or torchrun or srun, found no {missing[0]}; see docs/machines.md"
+            )
+        return
+    if (here, started) != (config.devices, config.processes):
+        raise InputError(
+            f"train: {launcher} started {started} processes, {here} per machine: expected train.devices {here} and "
+            f"train.num_nodes {started // here}, found {config.devices} and {config.num_nodes}; set "
+            f"--train.devices {here} --train.num_nodes {started // here}"
+        )
 
 
 def _leave() -> None:

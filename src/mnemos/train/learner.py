@@ -209,8 +209,8 @@ class Learner:
         taken = saved["generators"]
         if len(taken) != self.fabric.world_size:
             raise InputError(
-                f"train.devices: expected {len(taken)} process(es), as the run was started with, found "
-                f"{self.fabric.world_size}; resume with {len(taken)}"
+                f"train.devices × train.num_nodes: expected {len(taken)} process(es), as the run was started with, "
+                f"found {self.fabric.world_size}; resume with {len(taken)}"
             )
         self.count, self.tally = Counters(**saved["counters"]), Tally(**saved["tally"])
         self.plateau, self.best = Plateau(**saved["plateau"]), Best(**saved.get("best", {}))

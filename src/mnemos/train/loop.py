@@ -41,6 +41,7 @@ from .stopping import Interrupted, StopSignals, TrainingFailed
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+_SHARED_SECONDS = 10.0  # that a network file system may need
 EvaluationHook = Callable[[nn.Module, int], JSONObject | None]
 
 
@@ -79,6 +80,7 @@ def train(
     (the last checkpoint stays as it is), and Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
     """
     fabric = devices.connect(recipe.train)
+    folder = Path(fabric.broadcast(str(folder)))  # a name with the time of day differs between processes
     check_settings(recipe, fabric.world_size)
     task = recipe.data.build() if task is None else task
     run: RunFolder | None = None
@@ -90,12 +92,12 @@ def train(
             checked = recipe.model.build() if model is None else model
         check_state(checked, task)
         start = None
-        if recipe.train.init_from is not None and not checkpoint.steps(Path(folder) / "checkpoints"):
+        if recipe.train.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
             start = Start.read(Path(recipe.train.init_from), checked)
-        run, saved, result = _open(fabric, recipe, Path(folder), resume, longer)
+        run, saved, result = _open(fabric, recipe, folder, resume, longer)
         if result is not None:
             if model is not None:
-                load_model_state(model, final_weights(Path(folder)))
+                load_model_state(model, final_weights(folder))
             return result
         if run is not None and not quiet:
             for line in [*task.about, *([start.about] if start else [])]:
@@ -111,7 +113,7 @@ def train(
             print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
-            return _Session(fabric, learner, run, Path(folder), display, signals, on_evaluation).work(ended)
+            return _Session(fabric, learner, run, folder, display, signals, on_evaluation).work(ended)
     finally:
         task.close()
         if run is not None:
@@ -320,9 +322,26 @@ def _open(
     problem, step, result = fabric.broadcast((problem, step, result))
     if problem is not None:
         raise InputError(problem)
+    if recipe.train.num_nodes > 1 and devices.any_of(fabric, not _visible(folder / "recipe.json")):
+        if run is not None:
+            run.close()
+        raise InputError(
+            f"{folder}: expected a folder that every machine sees, because each reads the run's checkpoints from it, "
+            "found a machine without it; name a folder on a shared disk with --out"
+        )
     if step and saved is None:
         saved = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
     return run, saved, result
+
+
+def _visible(path: Path) -> bool:
+    """Whether a file exists. A network file system may show it to other machines some seconds after it was written."""
+    deadline = time.monotonic() + _SHARED_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _but_steps(recipe: JSON) -> JSON:

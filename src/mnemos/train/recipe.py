@@ -126,7 +126,8 @@ class TrainConfig:
         patience: stop after this many successive evaluations without a better one; 0: train all steps.
         init_from: the folder of a run whose weights the model starts with, where names and shapes agree.
         accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.
-        devices: the number of processes, one per device.
+        devices: the number of processes per machine, one per device.
+        num_nodes: the number of machines, each with as many devices.
         strategy: "ddp": every process holds the model. "fsdp": the processes hold shards of it. "auto": "ddp" for
             several devices.
         rollout: how one update reads a long sequence.
@@ -148,8 +149,14 @@ class TrainConfig:
     init_from: str | None = None
     accelerator: str = "auto"
     devices: int = 1
+    num_nodes: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes on all machines together."""
+        return self.devices * self.num_nodes
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,8 @@ def train_and_assess(
         return next(_batches(recipe, task, "valid", NoProgress()))
 
     # The probe runs the model on one process; with several processes all would have to run it together.
-    on_evaluation = (
-        (lambda model, _: probe(model, first(), task) if caches(model) else None) if recipe.train.devices == 1 else None
-    )
+    alone = recipe.train.processes == 1
+    on_evaluation = (lambda model, _: probe(model, first(), task) if caches(model) else None) if alone else None
     result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer)
     if not _leave_process_group():
         return result
