@@ -41,6 +41,7 @@ def test_the_memory_pays_where_it_beats_its_never_written_baseline():
     assert "better than west, the same model with a cache that is never written, at 0.550" in said[1]
     assert "(+0.050, 95% interval +0.0" in said[1]
     assert "--unwritten" not in said[1]
+    assert said[0].endswith("never written, of equal parameters.")
 
 
 def test_slots_have_a_never_written_baseline_too():
@@ -105,6 +106,17 @@ def test_another_variants_baseline_is_not_this_ones():
     assert "pays" not in said[0]
     assert "west, another model with a memory" in said[1]
     assert "is missing" in said[1]
+
+
+def test_variants_with_a_memory_are_compared_with_each_other():
+    """Two lengths of a cache, beside their baselines: which length is better is what the comparison is for."""
+    longer = CACHED | {"mean": 0.620, "cache": CACHED["cache"] | {"length": 32}}
+    assert "Of the variants with a memory, far is better than east (0.600\u00a0±\u00a00.010)." in verdict(
+        made(unwritten=UNWRITTEN, more=(("far", longer),))
+    )
+    alike = verdict(made(unwritten=UNWRITTEN, more=(("far", longer | {"mean": 0.601}),)))
+    assert any("far is not distinguishable from east" in text for text in alike)
+    assert not any("Of the variants" in text for text in verdict(made(unwritten=UNWRITTEN)))
 
 
 def test_an_attention_cache_is_no_baseline_without_a_memory():

@@ -40,6 +40,9 @@ def verdict(comparison: Comparison) -> list[str]:
                 ]
             ).strip()
         )
+    if 1 < len(cached) < len(rows):
+        best, parts = _ahead(comparison, cached)
+        grounds.append(f"Of the variants with a memory, {best.name} is {parts}.")
     if len(rows) == 1 and not cached:
         grounds.append(_reached(comparison, rows[0]))
     return [text for text in [" ".join(filter(None, claims)), *grounds, _majority(comparison, rows)] if text]
@@ -67,15 +70,19 @@ def mean_and_spread(row: Row | Control) -> str:
 
 def _ranked(c: Comparison, rows: list[Row]) -> str:
     """The best variant compared with each other one, when none is a baseline of another."""
+    best, parts = _ahead(c, rows)
+    return f"{_reached(c, best)} It is {parts}. No two variants here differ by a memory alone."
+
+
+def _ahead(c: Comparison, rows: list[Row]) -> tuple[Row, str]:
+    """The best of several variants, and what it is to each other one: "better than A (0.5), not ahead of B (0.6)"."""
     best = (max if c.higher_is_better else min)(rows, key=lambda row: row.mean)
-    others = [row for row in rows if row is not best]
     named: dict[str, list[str]] = {}
-    for other in others:
+    for other in (row for row in rows if row is not best):
         named.setdefault(_word(difference(best, other, c.higher_is_better)), []).append(
             f"{other.name} ({mean_and_spread(other)})"
         )
-    parts = [f"{word} {listed(names)}" for word, names in named.items()]
-    return f"{_reached(c, best)} It is {listed(parts)}. No two variants here differ by a memory alone."
+    return best, listed([f"{word} {listed(names)}" for word, names in named.items()])
 
 
 def _word(d: Difference) -> str:
@@ -181,8 +188,9 @@ def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:
             f"it is not better than {listed(as_good)}, without a memory."
         )
     without = [other for other in others if role(c, row, other) == "unwritten"]
-    same = all(abs(other.parameters / row.parameters - 1) <= EQUAL for other in without)
-    sizes = "of equal parameters" if same else "which has fewer parameters, as it has no writer"
+    # Slots that are never written have no writer; a cache that is never written has the same parameters.
+    fewer = noun(c, row.name) == "slots" and any(other.parameters < row.parameters * (1 - EQUAL) for other in without)
+    sizes = "which has fewer parameters, as it has no writer" if fewer else "of equal parameters"
     return (
         f"The memory itself pays in {row.name}: it is better than the same model with {_never(c, row)} never written, "
         f"{sizes}."
