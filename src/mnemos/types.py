@@ -163,19 +163,11 @@ class DrawingLikelihood(Likelihood, Protocol):
         ...
 
 
-@runtime_checkable
-class HasLikelihood(Protocol):
-    """A model that may have a likelihood of its own; without the attribute, or with None, its outputs are logits."""
-
-    @property
-    def likelihood(self) -> Likelihood | None:
-        """The model's likelihood; None if its outputs are logits."""
-        ...
-
-
 def likelihood_of(model: object) -> Likelihood | None:
-    """The model's own likelihood; None if its outputs are logits."""
-    return model.likelihood if isinstance(model, HasLikelihood) else None
+    """The attribute `likelihood` of a model, which may be a submodule; None if it has none: its outputs are logits."""
+    # Not by a protocol: from Python 3.12 on, isinstance() finds no submodule.
+    found: Likelihood | None = getattr(model, "likelihood", None)
+    return found
 
 
 def is_future_free(attention: Attention) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mnemos
@@ -28,6 +29,22 @@ def batch() -> Batch:
     targets = x.roll(-1, 1)
     targets[:, -1] = IGNORE
     return Batch(x, targets)
+
+
+def test_a_likelihood_may_be_a_submodule():
+    """Which is in no attribute of the class or of the instance."""
+
+    class Squares(nn.Module):
+        def loss(self, outputs, targets, mask=None):
+            return (outputs - targets).square().sum()
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.likelihood = Squares()
+
+    found = negative_log_likelihood(Own(), torch.ones(2, 3), Batch(None, torch.full((2, 3), 3)))
+    assert found.item() == 24
 
 
 def test_the_score_is_the_mixtures():
