@@ -240,8 +240,11 @@ def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_
 def test_what_the_model_writes_is_its_own():
     """A model that always predicts the byte after the last one writes the alphabet on."""
 
+    read = []
+
     class Counter(Transformer):
         def forward(self, x, state=None, mask=None):
+            read.extend(x.flatten().tolist())
             _, state = super().forward(x, state, mask)
             return torch.nn.functional.one_hot((x + 1) % 256, 256).float() * 1000, state
 
@@ -249,6 +252,8 @@ def test_what_the_model_writes_is_its_own():
     (text,) = written_texts(model, [b"." * (GIVEN - 1) + b"A", b"too short"])
     assert text["given"].endswith(".A")
     assert text["wrote"].startswith("BCDEFGHIJKLMNOPQRSTUVWXYZ[")
+    assert text["wrote"].count("\ufffd") > 100, "bytes that are no character are shown as such"
+    assert read[:2] == [0, ord(".")], "a document begins with the start token"
 
 
 def test_a_model_that_does_not_write_gives_no_text():

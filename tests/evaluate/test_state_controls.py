@@ -9,11 +9,11 @@ from torch.nn import functional as F
 import mnemos
 from mnemos import GRC, Memformer, SlotsConfig, Transformer
 from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, SoftmaxConfig
-from mnemos.data.batch import IGNORE, Batch
+from mnemos.data.batch import IGNORE, Batch, each
 from mnemos.data.recall import RecallConfig
 from mnemos.data.segments import SegmentedTask
 from mnemos.data.task import Task
-from mnemos.evaluate.state_controls import ROWS, SEGMENTS, WHOLE, state_controls
+from mnemos.evaluate.state_controls import ROWS, SEGMENTS, WHOLE, control_lines, state_controls
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.models.transformer import HeadConfig
 
@@ -150,6 +150,26 @@ def test_rows_that_end_leave_the_reading():
     assert found["rows"] == 3
 
 
+class Flipped(SegmentedTask):
+    """The rows of a task in the opposite order, so that the first rows end first."""
+
+    def batches(self, split, batch_size):
+        return (each(batch, lambda x: x.flip(0)) for batch in super().batches(split, batch_size))
+
+
+def test_the_order_in_which_rows_end_changes_nothing():
+    draw = np.random.default_rng(0)
+    documents = [draw.integers(1, VOCABULARY, n * T) for n in (7, 7, 4, 3)]
+    plain, flipped = (
+        state_controls(built("sums"), kind(documents, documents, documents, VOCABULARY, T))
+        for kind in (SegmentedTask, Flipped)
+    )
+    assert plain["segments"] == flipped["segments"] == [2, 3, 4, 5, 6, 7]
+    for control in ("emptied", "frozen"):
+        found = [one["memories"][0][control]["scores"]["loss"] for one in (plain, flipped)]
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
 def test_reading_stops_after_enough_segments():
     found = state_controls(built("hidden state"), task(*[40 * T] * 9))
     assert found["segments"] == list(range(2, SEGMENTS + 1))
@@ -199,7 +219,7 @@ def test_segments_without_targets_are_read_by_advance_and_changed_too():
 
 
 class Counting(nn.Module):
-    """A model of another package: its state has no name, and it declares nothing."""
+    """A model of another package: its state has no name, it declares nothing, and it draws random numbers."""
 
     def __init__(self):
         super().__init__()
@@ -207,7 +227,7 @@ class Counting(nn.Module):
 
     def forward(self, x, state=None, mask=None):
         state = {"sum": x.new_zeros(len(x), VOCABULARY, dtype=torch.float32)} if state is None else state
-        seen = state["sum"] + F.one_hot(x, VOCABULARY).float().sum(1)
+        seen = state["sum"] + F.one_hot(x, VOCABULARY).float().sum(1) + 0 * torch.rand(1)
         return (state["sum"] @ self.weight)[:, None].expand(-1, x.shape[1], -1), {"sum": seen}
 
 
@@ -231,7 +251,10 @@ class Silent(SegmentedTask):
 
 def test_a_state_without_a_name_is_changed_as_a_whole():
     torch.manual_seed(0)
-    found = state_controls(Counting(), task(3 * T, 3 * T))
+    model = Counting()
+    random = torch.get_rng_state()
+    found = state_controls(model, task(3 * T, 3 * T))
+    assert torch.equal(torch.get_rng_state(), random)
     assert [entry["name"] for entry in found["memories"]] == [WHOLE]
     losses = {found["memories"][0][control]["scores"]["loss"] for control in ("emptied", "exchanged", "frozen")}
     assert len({*losses, found["carried"]["scores"]["loss"]}) == 4
@@ -258,3 +281,17 @@ def test_every_registered_memory_has_a_name():
         entries = state_controls(built(kind), task(2 * T, 2 * T))["memories"]
         assert any(entry["name"] != WHOLE for entry in entries), kind
     assert isinstance(built("sums").initial_state(1).layers[0], mnemos.types.NamedMemory)
+
+
+def test_what_was_found_is_printed_with_the_reasons():
+    given = task(2 * T)
+    (line,) = control_lines({"left": "the model keeps no state"}, given)
+    assert line.strip() == "state: the model keeps no state"
+    found = state_controls(built("sums"), given)
+    head, carried, emptied, exchanged, frozen = control_lines(found, given)
+    assert "segment 2 of 1 rows" in head
+    before, after = (found["carried"]["scores"]["loss"], found["memories"][0]["emptied"]["scores"]["loss"])
+    assert f"loss {before:.4f}" in carried
+    assert f"sums emptied    loss {after:.4f} ({after - before:+.4f})" in emptied
+    assert "one row" in exchanged
+    assert "two segments" in frozen

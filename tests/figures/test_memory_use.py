@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from synthetic_runs import write_run
@@ -58,10 +59,12 @@ def test_several_seeds_give_an_interval_and_a_sentence(tmp_path):
     runs = [run_with(tmp_path / str(s), measured(shift), seed=s) for s, shift in enumerate((0.0, 0.01, -0.01))]
     found = part(runs)
     assert "The trained models depend on their slots." in found
-    difference = memory_effect(compare([read_run(run, run.name) for run in runs]), "demo", "slots", "emptied")
+    comparison = compare([read_run(run, run.name) for run in runs])
+    difference = memory_effect(comparison, "demo", "slots", "emptied")
     assert difference.value == pytest.approx(-0.25)
     assert difference.low == pytest.approx(-0.25 - 4.303 * 0.01 / 3**0.5)
     assert "−0.275 to −0.225" in found
+    assert memory_effect(replace(comparison, higher_is_better=False), "demo", "slots", "emptied").says == "better"
 
 
 def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
