@@ -45,7 +45,7 @@ def connect(config: TrainConfig) -> Fabric:
         from lightning_fabric.strategies import ModelParallelStrategy
 
         strategy = ModelParallelStrategy(_shard, data_parallel_size=config.processes, tensor_parallel_size=1)
-    elif config.strategy == "ddp" or config.processes > 1:
+    elif uses_ddp(config):
         from lightning_fabric.strategies import DDPStrategy
 
         # A short segment may not reach the gates, which then have no gradient; DDP would wait for it without end.
@@ -96,6 +96,11 @@ def _check_processes(config: TrainConfig) -> None:
         )
 
 
+def uses_ddp(config: TrainConfig) -> bool:
+    """Whether the recipe's model is wrapped in DistributedDataParallel."""
+    return config.strategy == "ddp" or (config.strategy == "auto" and config.processes > 1)
+
+
 def _leave() -> None:
     """Leave the process group; otherwise gloo's threads abort the program at its end."""
     if torch.distributed.is_initialized():
@@ -121,13 +126,10 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _hush() -> None:
-    """Hide messages of Fabric, DDP and FSDP that a user cannot act on."""
+    """Hide messages of Fabric and FSDP that a user cannot act on."""
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    for message in (
-        ".*find_unused_parameters=True was specified.*",  # intended, see connect
-        ".*FSDP2-wrapped module .* returned a view tensor.*",  # our models do not write into what a block returns
-    ):
-        warnings.filterwarnings("ignore", message)
+    # Our models do not write into what a block returns.
+    warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
 
 
 def gather(fabric: Fabric, value: T) -> list[T]:

@@ -74,7 +74,8 @@ class Learner:
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build() if model is None else model
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1)
+        searched = devices.uses_ddp(recipe.train)
+        with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1, searched=searched)
         self._wrapped = fabric.setup_module(with_loss)
         # A fused optimiser cannot skip a step (the float16 scaler needs that) and does not support shards everywhere.
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"

@@ -63,10 +63,16 @@ class ModelWithLoss(nn.Module):
     A segment without a counted target needs its new state only, so a model with `advance` reads it by `advance`. With
     several processes (`alone` is False) every segment takes the whole forward: the rows of another process may have
     targets, and all processes must run the same parts of the model.
+
+    searched: DDP searches each forward for parameters without a gradient (see `devices.connect`) and prints a warning
+    for each process if there are none. One parameter that is never used prevents the warning. It is not the model's,
+    so no optimiser and no checkpoint has it.
     """
 
-    def __init__(self, model: nn.Module, task: Task, alone: bool) -> None:
+    def __init__(self, model: nn.Module, task: Task, alone: bool, searched: bool = False) -> None:
         super().__init__()
+        if searched:
+            self._never_used = nn.Parameter(torch.zeros(1))
         self.model, self.task = model, task
         self._skips = alone and isinstance(model, Advances)
         self._functions = sum_functions(task.metrics, training=True)
