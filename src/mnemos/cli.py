@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the work failed; 2 wrong input (one line, no traceback); 1
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(__version__)
         return 0
+    _let_threads_sleep()
     try:
         if verb not in VERBS:
             raise InputError(f"expected a command, found {verb!r}; known: {', '.join(VERBS)}")
@@ -104,6 +106,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _TITLES = {"data": "tasks (data)", "preprocessing": "what predict reads (preprocessing)"}
+
+
+def _let_threads_sleep() -> None:
+    """Make the CPU threads of PyTorch sleep while they wait for each other, unless the environment says otherwise.
+
+    By default OpenMP's threads spin. If another program uses the cores, the spinning threads hold up the one that they
+    wait for (log/2026-11-22-waiting-threads.md). OpenMP reads the setting when torch is imported; the number of threads
+    and the results stay the same.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def _list(arguments: list[str]) -> int:

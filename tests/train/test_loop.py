@@ -7,6 +7,7 @@ import pytest
 import torch
 from train_standins import Toy, Toys, look
 
+from mnemos.data.batch import row_count
 from mnemos.train import checkpoint, learner
 from mnemos.train.loop import train
 from mnemos.train.recipe import ScheduleConfig
@@ -40,7 +41,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(result) == {
         "recipe", "seed", "steps", "test", "valid", "majority", "parameters", "seconds", "peak_bytes", "tokens",
-        "metric", "metrics", "reference", "epoch_seconds",
+        "metric", "metrics", "reference", "epoch_seconds", "scored_rows",
     }  # fmt: skip
     assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy"}
     assert result["majority"] == (None if language else 0.4)
@@ -222,6 +223,9 @@ def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
     train(Toys().recipe(), tmp_path / "a")
     said = capsys.readouterr().err.splitlines()
     assert len([line for line in said if "steps/s" in line and "left" in line and "MiB" in line]) == 12
+    shown = [int(line.split()[-2]) for line in said if "steps/s" in line]
+    assert min(shown) >= 50  # MiB of the process, from the first line on: an interpreter with PyTorch has more
+    assert shown == sorted(shown)
     assert len([line for line in said if "valid loss" in line]) == 3
     scoring = [line.split() for line in said if line.startswith("toy evaluating")]
     assert [words[2] for words in scoring] == ["valid"] * 6 + ["test"] * 2  # of three batches, none before the first
@@ -229,6 +233,26 @@ def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
     assert 0 < done[-2] < done[-1] < size[-1] == Toys().recipe().data.build().size("test")
     train(Toys().recipe(), tmp_path / "b", quiet=True)
     assert capsys.readouterr() == ("", "")
+
+
+def test_threads_of_the_recipe_are_used_and_recorded(tmp_path):
+    recipe = Toys().recipe()
+    train(replace(recipe, train=replace(recipe.train, threads=2)), tmp_path / "a", quiet=True)
+    assert json.loads((tmp_path / "a" / "run.json").read_text())["threads"] == 2
+    assert torch.get_num_threads() == 1  # as before the run
+
+
+@pytest.mark.parametrize("language", [True, False])
+def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, language):
+    recipe = Toys(language).recipe()
+    whole = train(recipe, tmp_path / "whole", quiet=True)
+    rows = {split: sum(map(row_count, recipe.data.build().batches(split, 4))) for split in ("valid", "test")}
+    assert whole["scored_rows"] == rows
+    part = train(replace(recipe, train=replace(recipe.train, test_rows=5)), tmp_path / "part", quiet=True)
+    assert part["scored_rows"]["valid"] == rows["valid"]
+    assert 5 <= part["scored_rows"]["test"] < rows["test"]  # whole batches, of four rows and the last of one
+    assert part["valid"] == whole["valid"]
+    assert part["test"] != whole["test"]
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys):

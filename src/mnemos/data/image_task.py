@@ -58,6 +58,7 @@ class ImageTask(Task):
     """
 
     inputs: Literal["images"] = "images"
+    shuffled = True
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class Task:
     inputs: the kind of input (tokens, images, frames), which must equal `inputs` of the model's configuration.
     sizes: values of model fields that the data determine, by name; a field that is 0 in the recipe is filled in.
     metrics: comparisons and reports use the first. reference: scores in the first metric to compare with, by name.
+    shuffled: `batches` has the rows in a random order, so the first batches are a random part of the split.
     carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
     max_length: the greatest T of any batch; 0 for inputs without an axis T.
     about: lines that are printed before training, such as which files each split has.
@@ -51,6 +52,7 @@ class Task:
 
     inputs: str = "tokens"
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    shuffled: bool = False
     carries_state: bool = False
     splits_rows: bool = False
     vocab_size: int = 0

@@ -42,6 +42,9 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     for name in (*counts, "devices", "num_nodes"):
         if getattr(train, name) < 1:
             raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
+    for name, fix in (("valid_rows", "use 0 for all rows"), ("test_rows", "use 0 for all rows"), ("threads", "use 0")):
+        if getattr(train, name) < 0:
+            raise InputError(f"train.{name}: expected at least 0, found {getattr(train, name)}; {fix}")
     if train.patience < 0:
         raise InputError(f"train.patience: expected at least 0, found {train.patience}; use 0 to train all steps")
     if train.seed < 0:

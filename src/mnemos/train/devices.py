@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -147,6 +149,18 @@ def any_of(fabric: Fabric, asked: bool) -> bool:
         return asked
     votes: Any = fabric.all_reduce(torch.tensor(float(asked), device=fabric.device), reduce_op="sum")
     return votes.item() > 0
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Context with this number of threads within operations on the CPU; 0: with the present number."""
+    before = torch.get_num_threads()
+    try:
+        if count:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_name(device: torch.device) -> str:

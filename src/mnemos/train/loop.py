@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -35,6 +36,7 @@ from .learner import Learner
 from .progress import NoProgress, progress
 from .recipe import Recipe, as_json, as_written
 from .run import RunFolder
+from .scored_batches import scored_batches
 from .sharding import load_model_state, model_state
 from .stopping import Interrupted, StopSignals, TrainingFailed
 
@@ -58,13 +60,14 @@ def train(
     """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
 
     Result: {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics}, "valid": {the same of the
-    validation split}, "metric" (the name of the task's first metric, which comparisons use), "metrics": {name:
-    {"higher_is_better", "about"}}, "reference": {name: score in the metric}, "majority" (share of the most frequent
-    class; null without classes), "parameters", "seconds" (spent in updates), "peak_bytes" (of the GPU; on the CPU, the
-    growth of the process since before the model was built), "tokens" (images or frames for other data; those that
-    two updates read count twice), "epoch_seconds" (seconds of updates per epoch; null if the size of an epoch is
-    unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with `train.keep_best`: the step
-    whose weights were scored), "stopped_early": true (with `train.patience`, if the run did not train all steps)}.
+    validation split}, "scored_rows": {"valid", "test": how many rows were scored}, "metric" (the name of the task's
+    first metric, which comparisons use), "metrics": {name: {"higher_is_better", "about"}}, "reference": {name: score in
+    the metric}, "majority" (share of the most frequent class; null without classes), "parameters", "seconds" (spent in
+    updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since before the model was built),
+    "tokens" (images or frames for other data; those that two updates read count twice), "epoch_seconds" (seconds of
+    updates per epoch; null if the size of an epoch is unknown), "rollout_segments" (segments per update, if more than
+    one), "best_step" (with `train.keep_best`: the step whose weights were scored), "stopped_early": true (with
+    `train.patience`, if the run did not train all steps)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -82,6 +85,21 @@ def train(
     fabric = devices.connect(recipe.train)
     folder = Path(fabric.broadcast(str(folder)))  # a name with the time of day differs between processes
     check_settings(recipe, fabric.world_size)
+    with devices.threads(recipe.train.threads):
+        return _train(fabric, recipe, folder, resume, on_evaluation, quiet, task, model, longer)
+
+
+def _train(
+    fabric: Fabric,
+    recipe: Recipe,
+    folder: Path,
+    resume: bool,
+    on_evaluation: EvaluationHook | None,
+    quiet: bool,
+    task: Task | None,
+    model: nn.Module | None,
+    longer: bool,
+) -> JSONObject:
     task = recipe.data.build() if task is None else task
     run: RunFolder | None = None
     try:
@@ -140,6 +158,7 @@ class _Session:
         self.on_evaluation = on_evaluation
         self.saved = learner.count.step
         self.valid: dict[str, float] = {}
+        self.scored: dict[str, int] = {}  # rows of each split in its last evaluation
 
     def work(self, ended: bool = False) -> JSONObject:
         """Train to the last step and return the result. After a signal to stop, save a checkpoint, then raise.
@@ -152,7 +171,7 @@ class _Session:
                 self._evaluate()  # the checkpoint was saved before the evaluation at its step
             while self.step < config.steps and not self._stalled():
                 update = self.learner.update()
-                self.display.updated(self.step, update, self.learner.count.peak_bytes)
+                self.display.updated(self.step, update, partial(devices.peak_bytes, self.fabric.device))
                 if self._due(config.log_every):
                     self._record([self.learner.line(update)])
                 self._check_signals()
@@ -245,12 +264,12 @@ class _Session:
     def _shares(self, split: Literal["valid", "test"]) -> Iterator[object]:
         """This process's rows of every batch, in the segments of the rollout."""
         rank, world = self.fabric.global_rank, self.fabric.world_size
-        batches = self.task.batches(split, self.recipe.train.batch_size)
-        evaluated = self.display.evaluation(split, self.task.size(split), batches, self.task.count)
-        for i, batch in enumerate(evaluated):
+        self.scored[split] = 0
+        for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self.display)):
             self._check_signals()
             self.task.check(batch, f"{split} batch {i}")
             rows = row_count(batch)
+            self.scored[split] += rows
             first, end = rows * rank // world, rows * (rank + 1) // world
             counted_here = first < end
             # Every process must call the model. One without rows runs a row that another process counts.
@@ -273,6 +292,7 @@ class _Session:
             "steps": count.step,
             "test": self._scores("test"),
             "valid": self.valid,
+            "scored_rows": self.scored,
             "metric": self.task.metrics[0].name,
             "metrics": {metric.name: metric.described() for metric in self.task.metrics},
             "reference": dict(self.task.reference),

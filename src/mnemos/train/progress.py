@@ -18,8 +18,8 @@ class NoProgress:
     def __exit__(self, *_: object) -> None:
         """There is nothing to close."""
 
-    def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
-        """Show that update `step` is done. update: {"loss", "lr", …} of it."""
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
+        """Show that update `step` is done. update: {"loss", "lr", …} of it. memory: returns the peak in bytes."""
 
     def evaluation(
         self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
@@ -39,7 +39,7 @@ class LogProgress(NoProgress):
         self.began = time.monotonic()
         self.last_line = -INTERVAL
 
-    def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
         """Print step, loss, learning rate, speed, time left and peak memory, at most once per `INTERVAL`."""
         now = time.monotonic() - self.began
         if now - self.last_line < INTERVAL and step < self.steps:
@@ -49,7 +49,7 @@ class LogProgress(NoProgress):
         left = (self.steps - step) / rate
         self.message(
             f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} lr {update['lr']:.2e} "
-            f"{rate:.1f} steps/s {_clock(left)} left {peak_bytes / 2**20:.0f} MiB"
+            f"{rate:.1f} steps/s {_clock(left)} left {memory() / 2**20:.0f} MiB"
         )
 
     def evaluation(
@@ -98,10 +98,10 @@ class BarProgress(NoProgress):
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def updated(self, step: int, update: dict[str, float], peak_bytes: int) -> None:
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
         """Redraw the bar."""
         speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
-        facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {peak_bytes / 2**20:.0f} MiB"
+        facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {memory() / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
     def evaluation(

@@ -119,6 +119,9 @@ class TrainConfig:
         log_every: steps between two lines of training metrics.
         log: send the lines of metrics.jsonl to TensorBoard (files in RUN/tensorboard) or to trackio as well.
         eval_every: steps between two evaluations on the validation split.
+        valid_rows: the least number of rows of the validation split that are scored, in whole batches; 0: all. The same
+            rows are scored at every evaluation, with every seed and by every recipe of a comparison.
+        test_rows: the same for the test split, and for the controls of the memory.
         checkpoint_every: steps between two checkpoints.
         keep: the number of newest checkpoints that are kept.
         keep_best: keep the weights of the best evaluation on the validation split, by the task's first metric. The
@@ -130,6 +133,8 @@ class TrainConfig:
         num_nodes: the number of machines, each with as many devices.
         strategy: "ddp": every process holds the model. "fsdp": the processes hold shards of it. "auto": "ddp" for
             several devices.
+        threads: threads within operations on the CPU; 0: as PyTorch chooses, by default the number of cores, or
+            OMP_NUM_THREADS. A resumed run gives the same numbers with the same threads only.
         rollout: how one update reads a long sequence.
     """
 
@@ -142,6 +147,8 @@ class TrainConfig:
     log_every: int = 50
     log: Literal["none", "tensorboard", "trackio"] = "none"
     eval_every: int = 500
+    valid_rows: int = 0
+    test_rows: int = 0
     checkpoint_every: int = 500
     keep: int = 2
     keep_best: bool = False
@@ -151,6 +158,7 @@ class TrainConfig:
     devices: int = 1
     num_nodes: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    threads: int = 0
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
 
     @property

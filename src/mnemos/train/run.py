@@ -100,7 +100,7 @@ class RunFolder:
         threads = torch.get_num_threads()
         return (
             f"the run was started with {about['threads']} threads and continues with {threads}: results agree up to "
-            "rounding, not bit for bit"
+            f"rounding, not bit for bit; set OMP_NUM_THREADS={about['threads']} to continue exactly"
         )
 
     def record(self, lines: Sequence[JSONObject]) -> None:

@@ -33,6 +33,7 @@ from .progress import NoProgress, progress
 from .recipe import Recipe
 from .recipe_fields import with_fields
 from .recipe_files import read_recipe
+from .scored_batches import scored_batches
 from .sharding import load_model_state
 
 
@@ -139,9 +140,8 @@ def assess(
 
 
 def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], display: NoProgress) -> Iterator[object]:
-    """The batches of a split, in the segments of the recipe's rollout."""
-    batches = task.batches(split, recipe.train.batch_size)
-    for batch in display.evaluation(split, task.size(split), batches, task.count):
+    """The batches of a split that the recipe scores, in the segments of its rollout."""
+    for batch in scored_batches(task, split, recipe.train, display):
         yield from task.segments(batch, recipe.train.rollout.segment_length)
 
 
@@ -200,6 +200,7 @@ def evaluate_run(
     """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
 
     The controls of its state (`state_controls`) are printed below them.
+    All rows are scored, also those that the run left out (`TrainConfig.test_rows`).
 
     fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER]. What the splits
     of these data hold is printed. Raises InputError for other settings, and for data that do not fit the model.
@@ -208,6 +209,7 @@ def evaluate_run(
     example transcriptions) are printed below the scores.
     """
     recipe, task, model = open_run(Path(folder), fields)
+    recipe = replace(recipe, train=replace(recipe.train, valid_rows=0, test_rows=0))
     metric = task.metrics[0]
     for line in task.about if fields else ():
         print(line)

@@ -1,0 +1,49 @@
+"""The batches of a held-out split that an evaluation scores: all of them, or a fixed random part for quick runs."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from mnemos.data.batch import row_count
+from mnemos.data.task import Task
+
+from .progress import NoProgress
+from .recipe import TrainConfig
+
+Held = Literal["valid", "test"]
+
+
+def scored_batches(task: Task, split: Held, config: TrainConfig, display: NoProgress) -> Iterator[Any]:
+    """The batches of a split that the run scores (`TrainConfig.valid_rows` and `test_rows`), shown on the display."""
+    rows = config.valid_rows if split == "valid" else config.test_rows
+    if not rows:
+        return display.evaluation(split, task.size(split), task.batches(split, config.batch_size), task.count)
+    return display.evaluation(split, rows, part(task, split, config.batch_size, rows), row_count)
+
+
+def part(task: Task, split: Held, batch_size: int, rows: int) -> Iterator[Any]:
+    """Batches of a split that together have at least `rows` rows, in the order of the task; all, if it has fewer.
+
+    The choice depends on the data, `batch_size` and `rows` only, so all models and seeds are scored on the same rows.
+    The first batches are taken if the task evaluates in a random order (`Task.shuffled`) or carries a state from batch
+    to batch. Of other tasks, whole batches are chosen at random, which costs one more pass over the split's batches.
+    """
+    chosen = None
+    if not task.shuffled and not _continues(task, split, batch_size):
+        sizes = [row_count(batch) for batch in task.batches(split, batch_size)]
+        order = np.random.default_rng(0).permutation(len(sizes))
+        before = np.cumsum([0, *(sizes[i] for i in order[:-1])])
+        chosen = set(order[before < rows].tolist())
+    done = 0
+    for i, batch in enumerate(task.batches(split, batch_size)):
+        if chosen is None or i in chosen:
+            yield batch
+            done += row_count(batch)
+        if done >= rows:
+            return
+
+
+def _continues(task: Task, split: Held, batch_size: int) -> bool:
+    """Whether a batch of the split may continue the rows of the batch before."""
+    return task.resets(next(iter(task.batches(split, batch_size)))) is not None
