@@ -242,8 +242,14 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
     assert main(["show", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"
-    file.write_text('{"model":')
-    assert "mine.json: line 1: expected JSON" in refused(capsys, "train", str(file))
+    for written, problem in (
+        ('{"model":', "mine.json: line 1: expected JSON"),
+        ("[1]", "mine.json: expected a recipe, found [1]"),
+        (json.dumps(shown | {"model": "text"}), "mine.json: model: expected"),
+        (json.dumps(shown | {"name": "../mine"}), "mine.json: name: expected a name without / and \\, found '../mine'"),
+    ):
+        file.write_text(written)
+        assert problem in refused(capsys, "train", str(file), "--out", str(tmp_path / "run"))
 
 
 def test_values_of_a_field_are_compared(tmp_path, monkeypatch):

@@ -181,6 +181,10 @@ class Recipe:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
+    def __post_init__(self) -> None:
+        if {"/", "\\"} & {*self.name} or self.name in (".", ".."):  # its runs are in a folder of this name
+            raise InputError(f"name: expected a name without / and \\, found {self.name!r}; change it")
+
     @property
     def resuming(self) -> str:
         """What continues a run of the recipe: an argument of `mnemos.fit`, or an option of `mnemos train`."""

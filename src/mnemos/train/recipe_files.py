@@ -47,7 +47,10 @@ def _read(path: Path) -> Recipe:
     """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
     try:
         saved = json.loads(path.read_text())
-        if isinstance(saved, dict) and (saved.get("model") or {}).get("is") == OWN:
+        if not isinstance(saved, dict):
+            raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
+        model = saved.get("model")
+        if isinstance(model, dict) and model.get("is") == OWN:
             raise InputError(
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
                 "it with fit(..., resume=True)"
