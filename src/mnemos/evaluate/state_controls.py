@@ -35,9 +35,9 @@ READ = 256  # segments at most, where few have counted targets
 PIECES = 4  # segments per row, where the task's rows are read in one call and the model can be cut anywhere
 WHOLE = "whole state"  # the name of all memories together
 STATE_CONTROLS = {
-    "emptied": "as a new row starts",
-    "exchanged": "that of another row",
-    "frozen": "as it was after the first segment",
+    "emptied": "replaced by that of a new row",
+    "exchanged": "replaced by that of another row",
+    "frozen": "replaced by the row's own after its first segment",
 }
 
 Key = tuple[str, str]  # (name of the memory, control)
@@ -96,7 +96,8 @@ def control_lines(found: JSONObject, task: Task) -> list[str]:
             text = entry.get("left") if value is None else f"{metric.text(value)} ({value - carried:+.4f})  {about}"
             rows.append((f"{memory['name']} {control}", text))
     width = max(len(name) for name, _ in rows)
-    return [f"  state, {where} of {found['rows']} rows:", *(f"    {name:{width}}  {text}" for name, text in rows)]
+    head = f"  state, {where} of {found['rows']} rows at once:"
+    return [head, *(f"    {name:{width}}  {text}" for name, text in rows)]
 
 
 def _groups(task: Task, split: Literal["valid", "test"], length: int) -> Iterator[list[Any]]:
@@ -195,7 +196,7 @@ class _Reading:
             return {"left": "the model keeps no state"}
         if not carried:
             return {"left": "no segment after a row's first has a counted target"}
-        known = self._values(next(iter(carried.values())))
+        known = self._averages(next(iter(carried.values())))
         metric = next((m.name for m in self.task.metrics if m.name in known), "loss")
         memories = []
         for label in self.memories:
@@ -220,9 +221,9 @@ class _Reading:
     def _entry(self, key: Key, metric: str) -> JSONObject:
         sums = self.sums[key]
         total = torch.stack(list(sums.values())).sum(0)
-        return {"scores": self._values(total), "by_segment": [self._values(sums[i])[metric] for i in sorted(sums)]}
+        return {"scores": self._averages(total), "by_segment": [self._averages(sums[i])[metric] for i in sorted(sums)]}
 
-    def _values(self, vector: Tensor) -> dict[str, float]:
+    def _averages(self, vector: Tensor) -> dict[str, float]:
         """The loss and the metrics that are sums, from the sums of some segments."""
         loss, count, *rest = vector.tolist()
         found, sums = iter(rest), {}
