@@ -15,13 +15,16 @@ from mnemos import InputError
 from mnemos.train.checks import check_settings
 from mnemos.train.sinks import scalars
 
-KILLS = [("mid-update", 7), ("half-a-line", 8), ("saved", 8)]  # a checkpoint every fourth update
 
+def killed_and_finished(
+    run: Callable[..., int], folder: Path, log: str, kills: list[tuple[str, int]]
+) -> list[tuple[str, int, float]]:
+    """Train with kills (a checkpoint is saved every fourth update), and return the numbers in metrics.jsonl.
 
-def killed_and_finished(run: Callable[..., int], folder: Path, log: str) -> list[tuple[str, int, float]]:
-    """Train with kills, and return the numbers in metrics.jsonl: (name, step, value)."""
+    Returns [(name, step, value)].
+    """
     toys = Toys(train={"log": log})
-    for resumed, (moment, number) in enumerate(KILLS):
+    for resumed, (moment, number) in enumerate(kills):
         assert run(folder, toys, resumed > 0, moment, number) == -9
     assert run(folder, toys, True) == 0
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -30,10 +33,11 @@ def killed_and_finished(run: Callable[..., int], folder: Path, log: str) -> list
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_metrics_of_a_resumed_run(run_apart, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    wanted = killed_and_finished(run_apart, tmp_path / "run", "tensorboard")
+    wanted = killed_and_finished(run_apart, tmp_path / "run", "tensorboard", [("half-a-line", 8)])
     events = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0}).Reload()
     found = [(name, event.step, event.value) for name in events.Tags()["scalars"] for event in events.Scalars(name)]
     rounded = sorted((name, step, torch.tensor(value).item()) for name, step, value in wanted)  # to float32
@@ -47,7 +51,8 @@ def test_trackio_has_the_metrics_of_a_resumed_run(forks, tmp_path):
     def run(folder: Path, *arguments: object) -> int:
         return processes.run(work_with_trackio, str(file), str(folder), *arguments, timeout=120).returncode
 
-    wanted = killed_and_finished(run, tmp_path / "run", "trackio")
+    kills = [("mid-update", 7), ("half-a-line", 8), ("saved", 8)]
+    wanted = killed_and_finished(run, tmp_path / "run", "trackio", kills)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     name = json.loads((tmp_path / "run/trackio.json").read_text())["name"]
     assert {row["run"] for row in rows} == {name}
