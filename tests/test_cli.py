@@ -45,6 +45,12 @@ def test_waiting_threads_sleep_unless_the_environment_says_otherwise(monkeypatch
     assert os.environ.get("OMP_WAIT_POLICY") == {None: "passive", "OMP_WAIT_POLICY": "7"}.get(chosen)
 
 
+def test_a_recipe_is_shown_without_the_parser_of_fields(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)  # importing it raises
+    assert main(["show", "demo"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "demo"
+
+
 def refused(capsys, *arguments: str) -> str:
     assert main(list(arguments)) == 2
     said = capsys.readouterr().err

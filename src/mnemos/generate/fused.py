@@ -21,6 +21,7 @@ from mnemos._compat import (
     transformed,
 )
 from mnemos.attention.linear import LinearAttention
+from mnemos.models.skeleton import skeleton
 from mnemos.models.transformer import Transformer, TransformerState
 from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
@@ -227,16 +228,10 @@ def _map(attention: LinearAttention) -> int | None:
 
 def _differs(model: Any) -> str:
     """The first part that is not as the configuration builds it; the head may have another number of outputs."""
-    expected = _bare(model).named_modules()
+    expected = skeleton(model.config).named_modules()
     found = dict(model.named_modules())
     for name, part in expected:
         other = found.pop(name, None)
         if type(part) is not type(other) or (part.extra_repr() != other.extra_repr() and not name.startswith("head")):
             return f"{name}: its configuration says {part}, found {other}"
     return f"{next(iter(found))}: a module that its configuration does not have" if found else ""
-
-
-def _bare(model: Transformer) -> Transformer:
-    """A model of the same configuration on the meta device, without values."""
-    with torch.device("meta"):
-        return Transformer(model.config)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from mnemos.config import ModelConfig, mapped
 from mnemos.memory.grc import GRC
 from mnemos.memory.slots import SlotsConfig
 from mnemos.memory.token_cache import AttentionCache
+from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError
 
 from .recipe import Recipe
@@ -63,7 +62,7 @@ def _unnamed(recipe: Recipe) -> Recipe:
 def equal_parameters(recipe: Recipe) -> Recipe | None:
     """The recipe without its caches or slots and with wider MLPs, so that it has as many parameters; named NAME-wider.
 
-    The parameters are counted with models on the meta device, which costs no memory. Returns None for a recipe without
+    The parameters are counted with models without values, which cost no memory. Returns None for a recipe without
     such a memory, with one that is never written, or with one that has no parameters. Raises InputError if the model
     has no field that sets the width of its MLPs, or if no width comes within 5 % of the parameters.
     """
@@ -88,8 +87,7 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
 
 def parameters(model: ModelConfig) -> int:
     """The number of parameters of the model that a configuration describes."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in model.build().parameters())
+    return sum(p.numel() for p in skeleton(model).parameters())
 
 
 def _none() -> Any:
