@@ -195,7 +195,7 @@ def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
     assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
 
 
-@pytest.mark.parametrize("change", ["data", "files", "metric"])
+@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "metric"])
 def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
     runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
@@ -203,7 +203,10 @@ def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
         recipe, about = (json.loads((run / f"{name}.json").read_text()) for name in ("recipe", "run"))
         data = {"is": "text", "path": run.name, "held_out": 0.1 if (change, run.name) == ("data", "b") else 0.2}
         about["data"] = {"sha256": "1" if (change, run.name) == ("files", "b") else "2"}
-        (run / "recipe.json").write_text(json.dumps(recipe | {"data": data}))
+        if (change, run.name) == ("files since", "b"):
+            about["resumed"] = [{"data": {"sha256": "1"}}, {}]
+        training = recipe["train"] | {"test_rows": 100 if (change, run.name) == ("rows", "b") else 0}
+        (run / "recipe.json").write_text(json.dumps(recipe | {"data": data, "train": training}))
         (run / "run.json").write_text(json.dumps(about))
     if change == "metric":
         found = json.loads((runs[1] / "result.json").read_text())

@@ -15,7 +15,7 @@ _PLACES = ("path", "folder")  # fields that say where data are; where the files 
 
 @dataclass(frozen=True)
 class TaskKey:
-    """What decides whether two runs can be ranked: the settings of their data, the files' hash, and the metric.
+    """What decides whether two runs can be ranked: the data's settings and hash, the rows scored, and the metric.
 
     metric: None for a run that is not finished, which belongs to any task with its data.
     """
@@ -31,12 +31,17 @@ class TaskKey:
 def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     """The key of a run's task. metric: the one that the run's comparison uses, by default the run's own."""
     settings = flat(_completed(run.recipe.get("data")), "data")
-    found = (run.provenance or {}).get("data")
+    about = run.provenance or {}
+    # The data that the run was scored on: of the last process that continued it with other files.
+    found = next((one["data"] for one in (*reversed(about.get("resumed") or ()), about) if one.get("data")), None)
     if isinstance(found, dict) and found.get("sha256"):
         settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in _PLACES}
         settings["hash of the files"] = str(found["sha256"])[:12]
     elif isinstance(found, dict) and isinstance(found.get("generated"), dict):
         settings["generator's version"] = found["generated"].get("version")
+    training = run.recipe.get("train")
+    if isinstance(training, dict) and training.get("test_rows"):  # scored on a part of the test split
+        settings["train.test_rows"] = training["test_rows"]
     data = tuple(sorted((name, str(value)) for name, value in settings.items()))
     return TaskKey(data, metric or (run.result or {}).get("metric"))
 
