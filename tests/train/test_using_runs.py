@@ -176,6 +176,20 @@ def test_a_longer_run_keeps_what_the_shorter_one_evaluated(finished, tmp_path):
         mnemos.load(folder)
 
 
+def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
+    folder = tmp_path / "run"
+    run(recipe(texts(tmp_path / "texts", "abcd"), steps=2), folder, quiet=True)
+    texts(tmp_path / "texts", "abcde")
+    run(None, folder, resume=True, quiet=True, steps=3)
+    said = capsys.readouterr().err
+    assert "the data files have changed, from 4 of " in said
+    assert " to 5 of " in said
+    run(None, folder, resume=True, quiet=True, steps=4)  # on the data of the resumed run
+    assert "have changed" not in capsys.readouterr().err
+    about = json.loads((folder / "run.json").read_text())
+    assert [one.get("data", {}).get("count") for one in (about, *about["resumed"])] == [4, 5, None]
+
+
 @pytest.mark.slow
 def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
     asked = recipe(str(finished.parent / "texts"), steps=60, keep_best=True, patience=3, keep=99)

@@ -5,7 +5,7 @@
 **Resume is exact.** A run that was killed at any moment and resumed gives the same losses and weights, bit for bit, as
 a run that was not. A checkpoint holds the weights, the optimiser, the carried state, the sums behind the next line of
 metrics and every random generator; the position in the data is the number of the update; an evaluation restores all
-generators. Conditions: the same code and libraries, the same kind of machine, the same number of processes and of
+generators. Conditions: the same code, data and libraries, the same kind of machine, the same number of processes and of
 threads within operations (`torch.get_num_threads()`, recorded in run.json; sums split in another way round
 differently) and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`).
 """
@@ -382,7 +382,6 @@ def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, JSONObject | None]:
             "another recipe; remove it"
         )
     run.trim(step)
-    notes.append(run.resumed(step) or "")
-    for note in filter(None, notes):
+    for note in [*notes, *run.resumed(step, recipe.data)]:
         print(note, file=sys.stderr)
     return step, saved

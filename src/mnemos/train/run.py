@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from mnemos.atomic import write_bytes, write_json
-from mnemos.config import to_dict
+from mnemos.config import DataConfig, to_dict
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .provenance import command_line, now, provenance, source
+from .provenance import command_line, data_read, now, provenance, source
 from .recipe import Recipe, as_json, as_written
 from .sinks import Sink, open_sink
 
@@ -90,18 +90,31 @@ class RunFolder:
         path = self.folder / "result.json"
         return _json(path) if path.is_file() else None
 
-    def resumed(self, step: int) -> str | None:
-        """Record in run.json that the run continues after `step`. Returns a warning if the thread count changed."""
-        about = _json(self.folder / "run.json")
-        about["resumed"].append({"step": step, "at": now(), **source(), "command": command_line()})
+    def resumed(self, step: int, data: DataConfig) -> list[str]:
+        """Record in run.json that the run continues after `step`, with the data if these are others than before.
+
+        Returns a warning if the number of threads changed, and one if the data files changed.
+        """
+        about, notes = _json(self.folder / "run.json"), []
+        entry = {"step": step, "at": now(), **source(), "command": command_line()}
+        before = next((one["data"] for one in reversed([about, *about["resumed"]]) if "data" in one), None)
+        found = data_read(data)
+        if before is not None and before.get("sha256") and before["sha256"] != found.get("sha256"):
+            entry["data"] = found
+            sizes = [f"{one.get('count', 0):,} of {one.get('bytes', 0):,} bytes" for one in (before, found)]
+            notes.append(
+                f"the data files have changed, from {sizes[0]} to {sizes[1]}: the results are not those of a run on "
+                "either; put the files back, or start a new run"
+            )
+        about["resumed"].append(entry)
         write_json(self.folder / "run.json", about)
-        if about["threads"] == torch.get_num_threads():
-            return None
         threads = torch.get_num_threads()
-        return (
-            f"the run was started with {about['threads']} threads and continues with {threads}: results agree up to "
-            f"rounding, not bit for bit; set OMP_NUM_THREADS={about['threads']} to continue exactly"
-        )
+        if about["threads"] != threads:
+            notes.append(
+                f"the run was started with {about['threads']} threads and continues with {threads}: results agree up "
+                f"to rounding, not bit for bit; set OMP_NUM_THREADS={about['threads']} to continue exactly"
+            )
+        return notes
 
     def record(self, lines: Sequence[JSONObject]) -> None:
         """Append lines to metrics.jsonl in a single write, then send them where `TrainConfig.log` says."""
