@@ -91,6 +91,9 @@ def train_and_assess(
     if "flops" not in result:
         result = assess(folder, result, recipe, task, model or trained_model(folder, recipe), quiet)
     if not quiet:
+        if recipe.train.test_rows:
+            rows = f"{result['scored_rows']['test']:,} rows"
+            print(f"{recipe.name}: {rows} of the test split were scored; mnemos eval scores all")
         _print_summary(result, task, folder)
     return result
 
