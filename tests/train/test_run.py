@@ -138,10 +138,11 @@ def test_one_writer_at_a_time(tmp_path, forks):
 
 def test_resuming_elsewhere_is_noted(tmp_path, monkeypatch):
     run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    assert run.resumed(3) is None
+    assert run.resumed(3, RECIPE.data) == []
     threads = json.loads((run.folder / "run.json").read_text())["threads"]
     monkeypatch.setattr(run_module.torch, "get_num_threads", lambda: threads + 1)
-    assert "not bit for bit" in run.resumed(5)
+    (note,) = run.resumed(5, RECIPE.data)
+    assert "not bit for bit" in note
     resumed = json.loads((run.folder / "run.json").read_text())["resumed"]
     assert [entry["step"] for entry in resumed] == [3, 5]
     assert all({"commit", "dirty"} < set(entry) for entry in resumed)
