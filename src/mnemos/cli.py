@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(name, usage, about, epilog, allow_abbrev=False, add_help=add_help)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog}: {message}; see {self.prog} --help")
+        raise InputError(f"{message}; see {self.prog} --help")
 
 
 class _RecipeParser(_Parser):

@@ -254,6 +254,8 @@ def test_what_the_model_writes_is_its_own():
     assert text["wrote"].startswith("BCDEFGHIJKLMNOPQRSTUVWXYZ[")
     assert text["wrote"].count("\ufffd") > 100, "bytes that are no character are shown as such"
     assert read[:2] == [0, ord(".")], "a document begins with the start token"
+    (text,) = written_texts(model, [b"A line\r\n" * GIVEN])
+    assert text["given"].startswith("A line\nA line\n"), "Windows' line ends are no unknown characters"
 
 
 def test_a_model_that_does_not_write_gives_no_text():

@@ -1,11 +1,13 @@
 import math
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mnemos.figures.differences import difference
 from mnemos.figures.results import Comparison, Control, Row, RunRecord
-from mnemos.figures.verdict import verdict
+from mnemos.figures.verdict import _unwritten_command, verdict
 
 PLAIN = {"mean": 0.500, "std": 0.010, "parameters": 70_000, "cache": None}
 EQUAL = {"mean": 0.505, "std": 0.010, "parameters": 91_000, "cache": None}
@@ -92,6 +94,20 @@ def test_emptying_alone_proves_nothing_and_the_missing_run_is_named():
     told = made(emptied=0.3)
     object.__setattr__(told, "provenance", {})
     assert verdict(told)[1].endswith(": mnemos compare north east south --unwritten --seeds 5")
+
+
+def test_the_missing_run_of_a_single_run_has_the_fields_of_its_command():
+    told = made(emptied=0.3)
+    (east,) = (row for row in told.rows if row.name == "east")
+    object.__setattr__(told, "rows", [replace(east, seeds=1)])
+    words = ["python", "-m", "mnemos", "train", "east", "--out", "runs/x", "--data.folder", "my photos"]
+    run = told.runs["east"][0]
+    object.__setattr__(told, "provenance", {})
+    object.__setattr__(told, "runs", {"east": [replace(run, provenance={"command": [*words, "--from", "a", "--b=1"]})]})
+    expected = ["mnemos", "compare", "east", "--data.folder", "my photos", "--b=1", "--unwritten", "--seeds", "5"]
+    assert shlex.split(_unwritten_command(told)) == expected
+    object.__setattr__(told, "runs", {"east": [replace(run, provenance={"command": "mnemos train --resume runs/x"})]})
+    assert _unwritten_command(told) == "mnemos compare east --unwritten --seeds 5"
 
 
 def test_a_memory_that_adds_to_its_branch_but_not_to_equal_parameters():

@@ -160,7 +160,8 @@ def _subfolders(folder: str) -> list[str]:
 
 def _cannot_open(folder: str, error: OSError) -> InputError:
     return InputError(
-        f"{folder}: expected a folder of images, but it cannot be opened ({error.strerror}); check the path"
+        f"{folder}: expected a folder of images, but it cannot be opened ({error.strerror}); name the folder with "
+        "--data.folder (photos-pixels: --data.images.folder)"
     )
 
 

@@ -42,5 +42,6 @@ def _decoded(given: bytes, wrote: bytes) -> dict[str, str]:
 
 
 def _visible(text: str) -> str:
-    """Control characters as �, except line ends and tabs."""
+    """Control characters as �, except line ends and tabs; Windows' line ends become plain ones."""
+    text = text.replace("\r\n", "\n")
     return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)

@@ -15,6 +15,8 @@ from .origins import command
 from .results import Comparison, Control, Row
 from .roles import EQUAL, memory, noun, role
 
+_SEEDS = 5  # of the command that a report of one seed proposes
+
 
 def verdict(comparison: Comparison) -> list[str]:
     """Paragraphs of plain text: first what can be claimed from these numbers, then the numbers themselves."""
@@ -154,9 +156,24 @@ def _unwritten_command(c: Comparison) -> str:
     if "compare" in words and "--unwritten" not in words:
         folder = [] if "--out" in words else ["--out", str(PurePath("runs") / PurePath(c.source).parts[0])]
         return shlex.join([*words, *folder, "--unwritten"])
-    recipes = {name: runs[0].recipe.get("name", name) for name, runs in c.runs.items() if runs}
+    seeds = max(row.seeds for row in c.rows)
+    last = ["--unwritten", "--seeds", str(seeds if seeds > 1 else _SEEDS)]
+    runs = c.all_runs()
+    own = shlex.split(command((runs[0].provenance or {}).get("command") or "")) if len(runs) == 1 else []
+    if "train" in own and "--resume" not in own:
+        return shlex.join(["mnemos", "compare", *_without(own[own.index("train") + 1 :], ("--out", "--from")), *last])
+    recipes = {name: every[0].recipe.get("name", name) for name, every in c.runs.items() if every}
     names = [str(recipes.get(row.name, row.name)) for row in c.rows]
-    return shlex.join(["mnemos", "compare", *names, "--unwritten", "--seeds", str(max(row.seeds for row in c.rows))])
+    return shlex.join(["mnemos", "compare", *names, *last])
+
+
+def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
+    """The words of a command without these options and their values."""
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before not in options and word not in options and not word.startswith(tuple(f"{o}=" for o in options))
+    ]
 
 
 def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:

@@ -220,7 +220,7 @@ def evaluate_run(
         batches = partial(_batches, recipe, task, split, display)
         score = evaluate(model, batches(), task)
         scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches, task)}
-    print(f"{folder}: {recipe.name}, {split} split of {task.size(split)}")
+    print(f"{folder}: {recipe.name}, {split} split of {task.size(split):,} targets")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
         print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
