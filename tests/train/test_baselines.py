@@ -8,6 +8,7 @@ from mnemos.config import ModelConfig
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train.baselines import equal_parameters, parameters, with_baselines
+from mnemos.train.compare import compare
 from mnemos.types import InputError
 
 SIZES = {
@@ -69,3 +70,9 @@ def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline
     narrow = TransformerConfig(vocab_size=16, max_length=9, dim=8, mlp=1, layers=1, cache=GRC(length=3, ratio=1.0))
     made = equal_parameters(replace(recipe, model=narrow))
     assert parameters(made.model) == pytest.approx(parameters(narrow), rel=0.02)
+
+
+def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):
+    recipes = [registry.load("recipe", name)() for name in ("demo-cached", "digits-vit-cached")]
+    with pytest.raises(InputError, match="equal data settings, found that demo-cached and digits-vit-cached differ"):
+        compare(recipes, tmp_path / "run", baselines=True)

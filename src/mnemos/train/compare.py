@@ -51,6 +51,7 @@ def compare(
         raise InputError(f"--seeds: expected at least 1, found {seeds}; raise it")
     folder = Path(folder)
     if baselines:
+        _check_equal(recipes)  # as the sizes of all models are taken from the data of the first recipe
         recipes = with_baselines(_completed(recipes))
     elif unwritten:
         recipes = with_unwritten(recipes)
@@ -84,6 +85,18 @@ def _completed(recipes: list[Recipe]) -> list[Recipe]:
         task.close()
 
 
+def _check_equal(recipes: list[Recipe]) -> None:
+    """Raise InputError for recipes that differ in data or training settings."""
+    first = recipes[0]
+    for other in recipes[1:]:
+        for part, equal in (("data", other.data == first.data), ("train", _train(other) == _train(first))):
+            if not equal:
+                raise InputError(
+                    f"compare: expected recipes with equal {part} settings, found that {first.name} and {other.name} "
+                    f"differ; make them equal with --{part}.FIELD"
+                )
+
+
 def _check(recipes: list[Recipe], folder: Path) -> None:
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
@@ -95,14 +108,7 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
                 f'{difference}; change "name" in the file of one'
             )
         raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
-    first = recipes[0]
-    for other in recipes[1:]:
-        for part, equal in (("data", other.data == first.data), ("train", _train(other) == _train(first))):
-            if not equal:
-                raise InputError(
-                    f"compare: expected recipes with equal {part} settings, found that {first.name} and {other.name} "
-                    f"differ; make them equal with --{part}.FIELD"
-                )
+    _check_equal(recipes)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
     stray = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
