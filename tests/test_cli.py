@@ -161,6 +161,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["train", "dmeo"], "did you mean 'demo'"),
         (["train", "demo", "--modl.dim", "7"], "did you mean --model.dim"),
         (["train", "demo", "--model.dim", "seven"], "--model.dim: expected an integer, found 'seven'"),
+        (["train", "demo", "--model.dim", "seven", "--train.steps", "5"], "expected an integer, found 'seven'"),
         (["train", "demo", "--optim.betas", "0.5"], "--optim.betas: expected 2 numbers, found '0.5'"),
         (["train", "demo", "--train.rollout.checkpoints", "x"], "'all', 'sqrt' or an integer, found 'x'"),
         (["train", "demo", "--model.attention", "linaer"], "did you mean 'linear'"),

@@ -80,9 +80,13 @@ def oracle(layer: GatedCacheAttention, x: torch.Tensor, mask: torch.Tensor, trai
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("t", [1, 5, 8])
-@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
-def test_values_and_gradients_equal_the_equations(preset, t, padded, training):
-    layer = build(preset=preset).train(training)
+@pytest.mark.parametrize(
+    "settings",
+    [{"preset": "paper"}, {"preset": "official"}, {"preset": "mnemos"}, {"preset": "mnemos", "lift": "pad"}],
+    ids=lambda settings: "-".join(settings.values()),
+)
+def test_values_and_gradients_equal_the_equations(settings, t, padded, training):
+    layer = build(**settings).train(training)
     x = torch.randn(2, t, D, dtype=torch.float64, requires_grad=True)
     mask = torch.ones(2, t, dtype=torch.bool)
     if padded:

@@ -209,6 +209,14 @@ def test_states_and_masks_are_refused():
             model(images(SMALL["cifar"]), **extra)
 
 
+def test_another_patch_than_timms_begins_as_timms_does():
+    torch.manual_seed(0)
+    model = PVTConfig(image=32, version=2, patch=2, dims=(64, 64), depths=(1, 1), num_heads=(1, 2)).build()
+    projection = model.host.patch_embed.proj
+    assert projection.weight.std().item() == pytest.approx((2 / (3 * 3 * 64)) ** 0.5, rel=0.05)
+    assert not projection.bias.any()
+
+
 def test_a_mean_over_patches_has_no_class_token():
     for name, prefix in (("mnist", 0), ("digits", 1)):
         host = build(SMALL[name]).host
