@@ -182,6 +182,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["train", "demo", "--resume", "nowhere"], "--resume RUN alone"),
         (["train", "--resume", __file__], "recipe.json"),
         (["eval", "nowhere"], "no recipe.json"),
+        (["eval", __file__], "expected the folder of a run, found a file"),
         (["eval"], "required: run"),
         (["sample"], "required: run"),
         (["sample", "nowhere"], "no recipe.json"),

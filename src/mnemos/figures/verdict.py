@@ -163,7 +163,7 @@ def _unwritten_command(c: Comparison) -> str:
     if "train" in own and "--resume" not in own:
         return shlex.join(["mnemos", "compare", *_without(own[own.index("train") + 1 :], ("--out", "--from")), *last])
     recipes = {name: every[0].recipe.get("name", name) for name, every in c.runs.items() if every}
-    names = [str(recipes.get(row.name, row.name)) for row in c.rows]
+    names = dict.fromkeys(str(recipes.get(row.name, row.name)) for row in c.rows)  # two runs may have one recipe
     return shlex.join(["mnemos", "compare", *names, *last])
 
 

@@ -30,6 +30,8 @@ def find_recipe(name: str) -> Recipe:
 
 def read_recipe(folder: Path) -> Recipe:
     """The recipe of a run folder. Raises InputError if it is missing, unreadable or of an incompatible version."""
+    if folder.is_file():
+        raise InputError(f"{folder}: expected the folder of a run, found a file; name a folder that mnemos train wrote")
     if (folder / "comparison.json").is_file():
         runs = sorted(str(p.parent) for p in folder.glob("*/*/recipe.json"))
         raise InputError(

@@ -85,6 +85,7 @@ def train_and_assess(
     # The probe runs the model on one process; with several processes all would have to run it together.
     alone = recipe.train.processes == 1
     on_evaluation = (lambda model, _: probe(model, first(), task) if caches(model) else None) if alone else None
+    finished = resume and not longer and (folder / "result.json").is_file()
     result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer)
     if not _leave_process_group():
         return result
@@ -94,6 +95,9 @@ def train_and_assess(
         if recipe.train.test_rows:
             rows = f"{result['scored_rows']['test']:,} rows"
             print(f"{recipe.name}: {rows} of the test split were scored; mnemos eval scores all")
+        if finished:
+            steps = recipe.train.steps
+            print(f"{recipe.name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")
         _print_summary(result, task, folder)
     return result
 
