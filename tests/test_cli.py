@@ -180,7 +180,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["compare", "demo", "--vary", "optim.lr", "1,2", "--vary", "model.dmi", "8"], "did you mean --model.dim"),
         (["train", "--resume", "nowhere"], "no recipe.json"),
         (["train", "demo", "--resume", "nowhere"], "--resume RUN alone"),
-        (["train", "--resume", __file__], "recipe.json"),
+        (["train", "--resume", __file__], "expected the folder of a run, found a file"),
         (["eval", "nowhere"], "no recipe.json"),
         (["eval", __file__], "expected the folder of a run, found a file"),
         (["eval"], "required: run"),

@@ -262,7 +262,7 @@ def test_compiled_with_checkpointing_equals_eager(fresh_compiler):
     assert not counters["graph_break"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the graph is tested above with aot_eager; inductor takes ten seconds more
 def test_inductor_equals_eager(fresh_compiler):
     model, own = (cached("torch_mha", dtype=torch.float32) for _ in range(2))
     compare(model, torch.compile(own), own, "torch_mha", 1e-5)

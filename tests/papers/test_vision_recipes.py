@@ -142,7 +142,7 @@ def started(name: str, photos, out, steps: int, batch: int, side: int) -> dict:
     [
         pytest.param("imagenet-vit-s-cached", marks=pytest.mark.exhaustive),
         pytest.param("imagenet-pvt-tiny-cached", marks=pytest.mark.exhaustive),
-        "imagenet-pvt-tiny-attention-cache",
+        pytest.param("imagenet-pvt-tiny-attention-cache", marks=pytest.mark.exhaustive),
         "imagenet-swin-t-cached",
     ],
 )
@@ -164,7 +164,7 @@ def test_photos_of_any_kind(variant, photos, tmp_path):
     "name",
     [
         "digits-pvt-cached",
-        "digits-vit-attention-cache",
+        pytest.param("digits-vit-attention-cache", marks=pytest.mark.exhaustive),
         pytest.param("digits-swin", marks=pytest.mark.exhaustive),
     ],
 )

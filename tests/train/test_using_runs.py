@@ -139,7 +139,7 @@ def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
     assert same(weights(folder, 8), weights(tmp_path / "whole", 8))
     found, wanted = (json.loads((place / "result.json").read_text()) for place in (folder, tmp_path / "whole"))
     assert (found["steps"], found["test"], found["flops"]) == (8, wanted["test"], wanted["flops"])
-    assert "finished" not in capsys.readouterr().out
+    assert "this run had finished" not in capsys.readouterr().out
     assert main(["train", "--resume", str(folder)]) == 0
     assert "finished its 8 steps; --train.steps N trains it for longer" in capsys.readouterr().out
     for words, expected in (
