@@ -260,6 +260,7 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
         assert problem in refused(capsys, "train", str(file), "--out", str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_values_of_a_field_are_compared(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("mnemos.train.compare.compare", lambda recipes, *rest, **switches: seen.append(recipes))

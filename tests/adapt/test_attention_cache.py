@@ -124,6 +124,7 @@ def test_it_is_the_softmax_over_own_and_kept_tokens(name, kept_images):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_kept_is_what_the_layer_was_given_in_the_batch_before(name):
     model = build(name)
@@ -240,6 +241,7 @@ def test_models_that_have_caches_or_no_known_attention_are_refused_and_unchanged
         assert list(model.state_dict()) == before
 
 
+@pytest.mark.slow
 def test_an_example_that_does_not_fit_changes_nothing():
     model = build("pvt", None)
     with pytest.raises(InputError, match="example"):

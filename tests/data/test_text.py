@@ -218,6 +218,7 @@ def test_wrong_text(tmp_path, files, change, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"{split} \x01 {CYRILLIC * 300}", encoding="utf-8")
@@ -237,6 +238,7 @@ def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_
     assert all(0 < len(one["wrote"]) <= WRITTEN + 1 for one in found["texts"])
 
 
+@pytest.mark.slow
 def test_what_the_model_writes_is_its_own():
     """A model that always predicts the byte after the last one writes the alphabet on."""
 

@@ -76,6 +76,7 @@ def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
     assert "demo-wider and demo: the model keeps no state, so there is no state to change." in part(runs)
 
 
+@pytest.mark.slow
 def test_runs_of_before_the_controls_have_no_section(tmp_path):
     assert part([write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]) == ""
 
@@ -95,6 +96,7 @@ def test_what_is_malformed_is_refused(tmp_path, changes, words):
         read_run(run_with(tmp_path / "a", measured(**changes)), "a")
 
 
+@pytest.mark.slow
 def test_a_cache_of_each_stream_is_not_drawn_as_an_empty_one(tmp_path):
     """Before, its buffer of zeros, which no stream reads, was drawn as blank panels."""
     for name, cache, words in (

@@ -76,6 +76,7 @@ def test_report_holds_every_section_and_number(page):
     assert all("From" in caption for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page, re.S))
 
 
+@pytest.mark.slow
 def test_report_needs_nothing_but_itself(page):
     parsed = Parsed(page)
     assert parsed.references

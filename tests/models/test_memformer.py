@@ -84,6 +84,7 @@ def test_the_forward_is_the_equations(kind):
         close(padded[row, mask[row]], wanted[mask[row]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["paper", "paper, forgetting off", "cls"])
 def test_the_gradients_are_those_of_the_equations(kind):
     """Of every weight and of M_0, through three writes; with the paper's settings and with ours."""

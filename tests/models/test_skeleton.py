@@ -38,6 +38,7 @@ def test_no_memory_is_touched_and_no_random_number_is_drawn():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_pytorch_does_not_import_its_compiler_to_check_a_model():
     code = (
         "import sys, mnemos; from mnemos.models.transformer import TransformerConfig;"

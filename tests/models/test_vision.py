@@ -111,6 +111,7 @@ def test_pvt_tiny_is_hugging_faces():
         torch.testing.assert_close(ours(x)[0], other(x).logits, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("preset", [None, "paper", "official", "mnemos"])
@@ -223,6 +224,7 @@ def test_a_mean_over_patches_has_no_class_token():
         assert (host.num_prefix_tokens, host.cls_token is not None) == (prefix, bool(prefix))
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_model_and_a_cache_leaves_the_host_as_it_would_be():
     plain, again = build(SMALL["pvt-2"]), build(SMALL["pvt-2"])
     remembering = build(SMALL["pvt-2"], cache=AttentionCache())

@@ -52,6 +52,7 @@ def continuation(model: torch.nn.Module, prompt: bytes, length: int) -> str:
     return bytes(tokens[1 + len(prompt) :]).decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_a_language_model_continues_files_and_the_standard_input(text, tmp_path, monkeypatch, capsys):
     model = mnemos.load(text)
     prompts = {"a.txt": b"the cat sat on the mat, and then " * 3, "b.txt": b"dog"}

@@ -229,6 +229,7 @@ def test_the_old_checkpoint_is_there_until_the_new_one_is(run_apart, tmp_path, m
     assert [entry["step"] for entry in about["resumed"]] == [4 if moment == "half-written" else 8]
 
 
+@pytest.mark.slow
 def test_looking_leaves_no_trace(run_apart, references, tmp_path):
     often = Toys(**{**vars(LANGUAGE), "train": {**LANGUAGE.train, "eval_every": 1}})
     assert run_apart(tmp_path / "run", often) == 0

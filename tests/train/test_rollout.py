@@ -125,6 +125,7 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
         torch.testing.assert_close(learner._states[0].hidden, start.hidden, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_a_sliding_run_goes_on_from_its_snapshot_bit_for_bit():
     recipe = toys(False, {"cached": True}, "32-true", 2, segments=3, slide=1, horizon=2).recipe()
 

@@ -45,6 +45,7 @@ def test_tensorboard_has_the_metrics_of_a_resumed_run(run_apart, tmp_path):
     assert [one[2] for one in sorted(found)] == pytest.approx([one[2] for one in rounded], nan_ok=True)
 
 
+@pytest.mark.slow
 def test_trackio_has_the_metrics_of_a_resumed_run(forks, tmp_path):
     file = tmp_path / "rows.jsonl"
 

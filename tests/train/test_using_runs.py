@@ -87,6 +87,7 @@ def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
         assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
     asked = recipe(str(finished.parent / "texts"), init_from=str(finished), steps=2)
     run(asked, tmp_path / "next")
@@ -150,6 +151,7 @@ def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
         assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_longer_run_keeps_what_the_shorter_one_evaluated(finished, tmp_path):
     """Its old end is no multiple of eval_every, so that the evaluation there is not one of the longer run's own."""
     asked = recipe(str(finished.parent / "texts"), steps=5, eval_every=3, checkpoint_every=2, keep_best=True, keep=9)
@@ -178,6 +180,7 @@ def test_a_longer_run_keeps_what_the_shorter_one_evaluated(finished, tmp_path):
         mnemos.load(folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
     folder = tmp_path / "run"
     run(recipe(texts(tmp_path / "texts", "abcd"), steps=2), folder, quiet=True)
@@ -214,6 +217,7 @@ def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
     assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
 
 
+@pytest.mark.slow
 def test_a_recipe_of_an_older_version_is_resumed(finished, tmp_path):
     """Its file lacks the fields that were added since."""
     shutil.copytree(finished, tmp_path / "old")
