@@ -89,7 +89,7 @@ def test_peak_memory_is_what_a_call_takes():
     assert peak_of(lambda: None) < size / 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_figure2(tmp_path, monkeypatch):
     small = copy_claim.copy_small()
     monkeypatch.setattr(copy_claim, "copy_small", lambda: _shrunk(small))

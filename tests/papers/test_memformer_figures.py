@@ -132,7 +132,7 @@ def test_a_run_without_slots_is_refused(tmp_path):
         figure6(claim("figure6"), Options(tmp_path, run=tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_figure8(text, tmp_path, monkeypatch):
     monkeypatch.setattr(lengths, "HORIZONS", (1, 8))
     monkeypatch.setattr(lengths, "SLOTS", (1, 4))
