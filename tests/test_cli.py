@@ -35,14 +35,14 @@ def is_gone(group: int) -> bool:
 
 
 @pytest.mark.parametrize("chosen", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
-def test_waiting_threads_sleep_unless_the_environment_says_otherwise(monkeypatch, chosen):
+def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(monkeypatch, chosen):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.setenv(name, "7")  # recorded, so that it is restored
         monkeypatch.delenv(name)
     if chosen:
         monkeypatch.setenv(chosen, "7")
     assert main(["list"]) == 0
-    assert os.environ.get("OMP_WAIT_POLICY") == {None: "passive", "OMP_WAIT_POLICY": "7"}.get(chosen)
+    assert os.environ.get("GOMP_SPINCOUNT") == {None: "30000", "GOMP_SPINCOUNT": "7"}.get(chosen)
 
 
 def test_a_recipe_is_shown_without_the_parser_of_fields(monkeypatch, capsys):
