@@ -159,13 +159,13 @@ def test_photos_of_any_kind(variant, photos, tmp_path):
         assert len(stored(dataclasses.replace(model, classes=3, image=64, channels=3).build())) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [
         "digits-pvt-cached",
-        pytest.param("digits-vit-attention-cache", marks=pytest.mark.exhaustive),
-        pytest.param("digits-swin", marks=pytest.mark.exhaustive),
+        "digits-vit-attention-cache",
+        "digits-swin",
     ],
 )
 def test_small_recipes_learn(name, tmp_path):
