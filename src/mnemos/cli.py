@@ -105,9 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-_TITLES = {"data": "tasks (data)", "preprocessing": "what predict reads (preprocessing)"}
-
-
 def _limit_spinning() -> None:
     """Let the CPU threads of PyTorch sleep when they have waited a little, unless the environment says otherwise.
 
@@ -118,6 +115,9 @@ def _limit_spinning() -> None:
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "30000"  # a tenth of the default
+
+
+_TITLES = {"data": "tasks (data)", "preprocessing": "what predict reads (preprocessing)"}
 
 
 def _list(arguments: list[str]) -> int:

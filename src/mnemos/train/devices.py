@@ -19,11 +19,8 @@ from mnemos.types import Advances, InputError
 from .recipe import TrainConfig
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric  # importing it takes longer than a small run
     from torch.distributed.device_mesh import DeviceMesh
-
-if TYPE_CHECKING:  # importing it takes longer than a small run
-    from lightning_fabric import Fabric
-
 
 T = TypeVar("T")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machines find each other without a launcher
