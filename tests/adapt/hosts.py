@@ -49,8 +49,10 @@ def tensor(output: Any) -> Tensor:
         return output
     if isinstance(output, tuple):
         return output[0]
-    found = getattr(output, "logits", None)
-    return output.last_hidden_state if found is None else found
+    for name in ("logits", "logits_per_image"):
+        if getattr(output, name, None) is not None:
+            return getattr(output, name)
+    return output.last_hidden_state
 
 
 def run(model: Any, example: Example) -> Tensor:

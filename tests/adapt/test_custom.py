@@ -134,10 +134,103 @@ def test_what_cannot_be(where, example, match):
 
 def test_a_module_that_is_not_what_it_was_taken_for():
     widening = nn.Sequential(nn.Linear(12, 9)).double()
-    mnemos.cache(widening, GRC(length=3), where="0", example=X)
-    with pytest.raises(InputError, match=r"expected to map \[B, T, 12\] to \[B, T, 12\], found .*9.; name others"):
-        widening(X)
+    with pytest.raises(InputError, match=r"0: expected a module that maps \[B, T, 12\] to the same shape, found .*9\)"):
+        mnemos.cache(widening, GRC(length=3), where="0", example=X)
     flat = nn.Sequential(nn.Linear(12, 12)).double()
     mnemos.cache(flat, GRC(length=3), where="0", example=X)
     with pytest.raises(InputError, match=r"Linear: expected a call with \[B, T, D\] first"):
         flat(X[0])
+
+
+class Reading(nn.Module):
+    """Mixes tokens in the way that `kind` names; a mask of padding is read by the name of its argument."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.dim, self.kind, self.weight = 12, kind, nn.Parameter(torch.eye(12))
+
+    def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, key_padding_mask=None):
+        x = x @ self.weight
+        if self.kind == "causal":
+            return x.cumsum(1)
+        if self.kind == "across":
+            assert context is not None
+            return x + context.mean(1, keepdim=True)
+        if self.kind == "local":
+            return x + nn.functional.pad(x, (0, 0, 0, 1))[:, 1:] + nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+        if self.kind == "tokenwise":
+            return x.relu()
+        valid = torch.ones_like(x[..., 0], dtype=torch.bool)
+        if mask is not None and mask.shape == valid.shape:
+            valid = mask
+        if key_padding_mask is not None and key_padding_mask.shape == valid.shape:
+            valid = ~key_padding_mask
+        share = valid.to(x.dtype)[..., None]
+        return (x * share).sum(1, keepdim=True).expand_as(x) / share.sum(1, keepdim=True)
+
+
+class Around(nn.Module):
+    """Calls a `Reading` with what it reads."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inside = Reading(kind)
+
+    def forward(self, x: Tensor, **kwargs: Tensor) -> Tensor:
+        if self.inside.kind == "across":
+            return self.inside(x, x.flip(1) * 2)
+        return self.inside(x, **kwargs)
+
+
+@pytest.mark.parametrize("example", [None, X])
+@pytest.mark.parametrize("kind", ["causal", "across", "local", "tokenwise", "mean"])
+def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example):
+    host = Around(kind).double()
+    before = torch.get_rng_state()
+    refused = {"causal": "not depend on later tokens", "across": "self-attention, found that"}
+    if kind == "across" and example is None:  # it cannot be called with tokens alone, so nothing is known
+        mnemos.cache(host, GRC(length=3), where="inside")
+        with pytest.raises(InputError, match="a call with a second sequence"):
+            host(X)
+    elif kind in refused:
+        expected = "a second sequence" if kind == "across" else refused[kind]
+        with pytest.raises(InputError, match=expected):
+            mnemos.cache(host, GRC(length=3), where="inside", example=example)
+        assert not caches(host)
+    else:
+        mnemos.cache(host, GRC(length=3), where="inside", example=example)
+        host(X)
+    if kind in refused:  # nothing was drawn for a cache
+        assert torch.equal(torch.get_rng_state(), before) or kind == "across"
+
+
+def test_a_second_sequence_of_another_name_is_found_by_changing_it():
+    class Elsewhere(Reading):
+        def forward(self, x: Tensor, elsewhere: Tensor) -> Tensor:  # type: ignore[override]
+            return x + elsewhere.mean(1, keepdim=True)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = Elsewhere("")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inside(x, x.flip(1) * 2)
+
+    with pytest.raises(InputError, match="depends on another sequence"):
+        mnemos.cache(Whole().double(), GRC(length=3), where="inside", example=X)
+
+
+@pytest.mark.parametrize("name", ["mask", "key_padding_mask"])
+def test_padding_is_kept_out_of_a_named_modules_cache(name):
+    host = Around("mean").double()
+    mnemos.cache(host, GRC(length=3), where="inside", example=X)
+    open_caches(host)
+    valid = torch.arange(7) < torch.tensor([7, 4, 2])[:, None]
+    longer = nn.functional.pad(X, (0, 0, 0, 3), value=9.0)
+    masks = [valid, nn.functional.pad(valid, (0, 3))]
+    found = [host.eval()(x, **{name: m if name == "mask" else ~m}) for x, m in zip((X, longer), masks, strict=True)]
+    close(found[1][:, :7][valid], found[0][valid])
+    causal = torch.ones(7, 7, dtype=torch.bool).tril()
+    with pytest.raises(InputError, match="causally"):
+        host(X, **{name: causal if name == "mask" else ~causal})

@@ -2,6 +2,8 @@
 
 import difflib
 import fnmatch
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,11 +16,12 @@ from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
 from .branch import HostBranch
-from .custom import custom_host
-from .example import Seen, tokens_seen
+from .custom import custom_host, reader
+from .example import Seen, first_calls
 from .hooks import attach, attach_root, detach_all
 from .host import AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
+from .probe import probe
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -53,8 +56,10 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 
     where: the attentions that get a cache: one or several patterns of module names ("encoder.*.attn"; `*` matches
     within one part of a name), or a function (name, module) -> bool. None: every attention of a known class. A pattern
-    may also name other modules that map [B, T, D] to [B, T, D] (a tensor, or a tuple that starts with it). These must
-    not be causal, because a shared cache holds what all tokens of a call wrote; most modules do not declare it.
+    may also name other modules that map [B, T, D], or [B, height, width, D], to the same shape (a tensor, or a tuple
+    that starts with it); a mask of padding is read by its name (`mask`, `attention_mask`, `key_padding_mask`, …). These
+    must not be causal, because a shared cache holds what all tokens of a call wrote. Most modules do not declare it, so
+    a copy of each is called with changed tokens: those of the example, or random ones where that is enough.
     example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
     length of their sequences. The model is run on it once, in eval mode.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
@@ -80,6 +85,8 @@ def apply(
         attach(plan.site.module, branch)
     attach_root(model, branches)
     _stop_nesting(model)
+    for warning in dict.fromkeys(plan.place.warning for plan in plans if plan.place.warning):
+        warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)
     report = Report(tuple(_swapped(*both) for both in zip(plans, branches, strict=True)), tuple(left))
     _record(model, grc, report)
     return report
@@ -169,11 +176,16 @@ def _plan(
     left += _unknown(sites, set(hosts) | others)
     if not chosen:
         raise InputError(_nothing(left, where))
-    seen: Mapping[str, Known | Seen] = tokens_seen(model, chosen, example) if known is None else known
+    reads = {site: hosts[site.name].call if site.name in hosts else reader(site.module) for site in chosen}
+    called = first_calls(model, reads, example)
+    seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:
         found = seen.get(site.name)
-        host = hosts.get(site.name) or custom_host(site, found and found.width)
+        host = hosts.get(site.name)
+        if host is None:
+            host = custom_host(site, found and found.width)
+            probe(site, host, called.get(site.name))
         place = host.place(site, found and found.tokens)
         placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
     lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
@@ -216,21 +228,38 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
-    """Modules whose class is called attention, that no adapter knows and that are no part of a known attention."""
-    left = []
-    for site in sites:
-        kind = type(site.module).__name__
-        inside = any(site.name == name or site.name.startswith(f"{name}.") for name in known)
-        around = any(name.startswith(f"{site.name}.") for name in known) or not site.name
-        if "Attention" in kind and not inside and not around and any(True for _ in site.module.parameters()):
-            left.append(
-                Left(
-                    site.name,
-                    f"no adapter for {kind}; name it with where= if it maps [B, T, D] to [B, T, D] and is not causal",
-                )
-            )
-            known = known | {site.name}
-    return left
+    """Modules that are called attention, by their class or their name, that no adapter knows.
+
+    Of several inside one another the innermost: the outer ones often add a residual, which no cache replaces. A module
+    with a known attention inside, or inside of one, is not listed.
+    """
+    found = [
+        site
+        for site in sites
+        if site.name
+        and _called_attention(site)
+        and any(True for _ in site.module.parameters())
+        and not any(_inside(site.name, name) or _inside(name, site.name) for name in known)
+    ]
+    return [
+        Left(
+            site.name,
+            f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to [B, T, D], adds "
+            "no residual and is not causal",
+        )
+        for site in found
+        if not any(other is not site and _inside(other.name, site.name) for other in found)
+    ]
+
+
+def _called_attention(site: Site) -> bool:
+    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
+    named = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
+    return named or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
+
+
+def _inside(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.")
 
 
 def _nothing(left: list[Left], where: Where) -> str:

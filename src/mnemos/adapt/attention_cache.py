@@ -8,7 +8,8 @@ from mnemos.memory.stored import stored
 from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.types import InputError
 
-from .example import tokens_seen
+from .custom import Reader
+from .example import first_calls
 from .hooks import attach_root, remember
 from .host import Host, Site, tokens_in
 
@@ -50,11 +51,12 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
             "expected an attention of timm's ViT or PVT v2 or of Hugging Face's ViT or PVT, found none; "
             "use a gated cache"
         )
-    seen = tokens_seen(model, sites, example)
+    seen = first_calls(model, dict.fromkeys(sites, Reader()), example)
     caches = []
     for site in sites:
-        tokens, width, device = seen[site.name]
-        caches.append(TokenCache(config.images, tokens, width).to(device).train(site.module.training))
+        call = seen[site.name]
+        cache = TokenCache(config.images, call.tokens, call.width)
+        caches.append(cache.to(call.device).train(site.module.training))
         setattr(site.module, _NAME, caches[-1])
     for site in projections:
         remember(site.module, site.module.register_forward_pre_hook(_lengthen))

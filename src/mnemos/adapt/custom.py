@@ -1,33 +1,118 @@
-"""The adapter for modules that the user names and no other adapter knows: any [B, T, D] -> [B, T, D]."""
+"""The adapter for modules that the user names and no other adapter knows: tokens to tokens of the same shape."""
 
+import inspect
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-from .host import AttentionInput, Call, Host, Site, reach
+from .host import AttentionInput, Call, Host, Site, argument, hides_the_future, reach, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
+_MASKS = ("attention_mask", "attn_mask", "mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")
+_OTHERS = ("key_value_states", "encoder_hidden_states", "context", "memory")  # a second sequence
+_TOKENS = ("hidden_states", "x", "query", "src", "inputs", "tokens")
+
+
+class Argument(NamedTuple):
+    """An argument of a forward: its position (a large number if it has none) and its name."""
+
+    position: int
+    name: str
+
+    def of(self, args: tuple, kwargs: dict) -> object:
+        """Its value in a call; None if it was not given."""
+        return argument(args, kwargs, self.position, self.name)
 
 
 @dataclass(frozen=True)
-class _Custom(Host):
+class Reader:
+    """Reads the calls of a module whose forward has these arguments.
+
+    The tokens are the first argument that is a tensor [B, T, D], or [B, height, width, D]. A mask whose name contains
+    "padding" is True at padding; every other mask is as `valid_tokens` has it. A class and no closure, so that a cached
+    model can be pickled.
+    """
+
+    masks: tuple[Argument, ...] = ()
+    others: tuple[Argument, ...] = ()
+    causal: tuple[Argument, ...] = ()
+
+    def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        """The call's tokens and mask. Raises InputError for a causal call and for one with a second sequence."""
+        kind = type(module).__name__
+        x = tokens_of(args, kwargs)
+        if x is None:
+            raise InputError(
+                f"{kind}: expected a call with [B, T, D] first, found another; leave it out of where=, or write an "
+                "adapter (mnemos.register_host)"
+            )
+        if any(isinstance(other := one.of(args, kwargs), Tensor) and other is not x for one in self.others):
+            raise InputError(
+                f"{kind}: expected self-attention, found a call with a second sequence; leave it out of where="
+            )
+        rows = x if x.dim() == 3 else x.flatten(1, 2)
+        mask: Tensor | None = None
+        for one in self.masks:
+            given = one.of(args, kwargs)
+            valid = _valid(kind, given, "padding" in one.name, rows) if isinstance(given, Tensor) else None
+            if valid is not None:
+                mask = valid if mask is None else mask & valid
+        if any(one.of(args, kwargs) for one in self.causal):
+            raise _causal(kind)
+        return Call(rows, mask)
+
+
+def tokens_of(args: tuple, kwargs: dict) -> Tensor | None:
+    """The tokens in a call: the first tensor of 3 or 4 dimensions, by position, then by the usual names, then any."""
+    named = [kwargs[name] for name in _TOKENS if name in kwargs]
+    found = args[:1] if args else (*named, *kwargs.values())
+    return next((x for x in found if isinstance(x, Tensor) and x.dim() in (3, 4) and x.is_floating_point()), None)
+
+
+def _valid(kind: str, mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
+    b, t = x.shape[:2]
+    if mask.shape[-2:] == (t, t) and mask.shape != (b, t):  # by query and key: a mask of positions, unless it has rows
+        if hides_the_future(mask, hidden=padding):
+            raise _causal(kind)
+        if mask.dim() == 2 or (mask.dim() == 3 and len(mask) != b):
+            return None
+        mask = mask[:, None] if mask.dim() == 3 else mask
+    if not mask.is_floating_point():
+        mask = ~mask.bool() if padding else mask.bool()
+    elif mask.dim() == 2:  # 0 and −∞, or 1 and 0
+        added = padding | (mask <= 0).all()
+        mask = torch.where(added, mask > -1, mask > 0)
+    return valid_tokens(mask, x)
+
+
+def _causal(kind: str) -> InputError:
+    return InputError(
+        f"{kind}: expected a call without a causal mask, found that it was called causally; a shared cache would show "
+        "it the future: leave it out of where="
+    )
+
+
+@dataclass(frozen=True)
+class Custom(Host):
     """A host whose sizes are stored here instead of read from attributes."""
 
     found: tuple[int, int] = (0, 0)
 
     def check(self, module: nn.Module) -> None:
-        """Accept any forward: its arguments are not known."""
+        """Accept any forward: `Reader` finds its arguments by name."""
 
     def sizes(self, module: nn.Module) -> tuple[int, int, int]:
-        """D, D and H."""
+        """D of the input, D of the output and H."""
         dim, heads = self.found
         return dim, dim, heads
 
 
-def custom_host(site: Site, width: int | None) -> Host:
+def custom_host(site: Site, width: int | None) -> Custom:
     """A host for a named module. D is `width`, which an example showed, or an attribute of the module.
 
     H is an attribute of the module, or else 1. Raises InputError if D is unknown, and if the module declares that it
@@ -47,21 +132,25 @@ def custom_host(site: Site, width: int | None) -> Host:
         )
     heads = next((n for name in _HEADS if (n := _integer(module, name)) and dim % n == 0), 1)
     kind = f"{type(module).__module__}:{type(module).__name__}"
-    return _Custom(kind, (), "", "", _call, place=_anywhere, found=(dim, heads))
+    return Custom(kind, (), "", "", reader(module), place=_anywhere, found=(dim, heads))
+
+
+def reader(module: nn.Module) -> Reader:
+    """How the calls of a module are read: by the names of its forward's arguments."""
+    names = list(inspect.signature(type(module).forward).parameters.values())[1:]
+
+    def among(wanted: tuple[str, ...]) -> tuple[Argument, ...]:
+        keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        declared = {p.name: 10**6 if p.kind in keyword else i for i, p in enumerate(names)}
+        open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names)
+        return tuple(Argument(declared.get(n, 10**6), n) for n in wanted if n in declared or open_ended)
+
+    return Reader(among(_MASKS), among(_OTHERS), among(("is_causal",)))
 
 
 def _integer(module: object, name: str) -> int | None:
     value = reach(module, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _call(module: object, args: tuple, kwargs: dict) -> Call:
-    x = args[0] if args else next((v for v in kwargs.values() if isinstance(v, Tensor)), None)
-    if not isinstance(x, Tensor) or x.dim() != 3:
-        raise InputError(
-            f"{type(module).__name__}: expected a call with [B, T, D] first, found another; leave it out of where="
-        )
-    return Call(x)
 
 
 def _anywhere(site: Site, seen: int | None) -> AttentionInput:

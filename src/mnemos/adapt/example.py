@@ -1,6 +1,6 @@
-"""Run a model on an example input, to find the sizes of each attention's input."""
+"""Run a model on an example input, to find the sizes of each attention's input and how it is called."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -10,40 +10,42 @@ from mnemos import generators
 from mnemos.modes import evaluating
 from mnemos.types import InputError
 
-from .host import Site
+from .host import Call, Site
+
+Reads = Callable[[nn.Module, tuple, dict], Call]
 
 
 class Seen(NamedTuple):
-    """T and D of the tokens [B, T, D] that an attention was called with, and their device."""
+    """The first call of an attention: T and D of its tokens [B, T, D], their device, and the call's arguments."""
 
     tokens: int
     width: int
     device: torch.device
+    args: tuple
+    kwargs: dict
 
 
-def tokens_seen(model: nn.Module, sites: list[Site], example: object) -> dict[str, Seen]:
+def first_calls(model: nn.Module, sites: Mapping[Site, Reads], example: object) -> dict[str, Seen]:
     """By name, what each site is first called with when the model is run on `example`; {} if that is None.
 
-    The model runs in eval mode, without gradient; its modes and the random generators are restored. Raises InputError
-    if the model fails.
+    sites: the function that reads the calls of each. The model runs in eval mode, without gradient; its modes and the
+    random generators are restored. Raises InputError if the model fails.
     """
     if example is None:
         return {}
     seen: dict[str, Seen] = {}
 
-    def watch(name: str, batch_first: bool) -> Callable[[nn.Module, tuple, dict], None]:
+    def watch(name: str, reads: Reads) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() == 3), None)
-            if x is not None:
-                seen.setdefault(name, Seen(x.shape[1 if batch_first else 0], x.shape[2], x.device))
+            if name not in seen:
+                x = reads(module, args, kwargs).x
+                seen[name] = Seen(x.shape[1], x.shape[2], x.device, *_kept(args, kwargs))
 
         return hook
 
     handles = [
-        site.module.register_forward_pre_hook(
-            watch(site.name, getattr(site.module, "batch_first", True)), with_kwargs=True
-        )
-        for site in sites
+        site.module.register_forward_pre_hook(watch(site.name, reads), with_kwargs=True)
+        for site, reads in sites.items()
     ]
     try:
         with torch.no_grad(), generators.kept(), evaluating(model):
@@ -62,3 +64,9 @@ def tokens_seen(model: nn.Module, sites: list[Site], example: object) -> dict[st
         for handle in handles:
             handle.remove()
     return seen
+
+
+def _kept(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments with copies of their tensors: a module may change its input in place. One stays one."""
+    copies = {id(v): v.clone() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())}
+    return tuple(copies[id(v)] for v in args), {name: copies[id(v)] for name, v in kwargs.items()}

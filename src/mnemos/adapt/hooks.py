@@ -74,12 +74,9 @@ def _changed(model: nn.Module) -> list[nn.Module]:
 def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     """The host's output with the branch mixed in. What else the host returns is passed on unchanged."""
     branch: HostBranch = module.grc
-    x, mask, flipped = branch.host.call(module, args, kwargs)
+    call = branch.host.call(module, args, kwargs)
     y = output[0] if isinstance(output, tuple) else output
-    if y.dim() == 2:  # no batch
-        mixed = branch(x, y[None], mask)[0]
-    else:
-        mixed = branch(x, y.transpose(0, 1), mask).transpose(0, 1) if flipped else branch(x, y, mask)
+    mixed = call.like(branch(call.x, call.tokens(y), call.mask), y)
     if not isinstance(output, tuple):
         return mixed
     if hasattr(output, "_replace"):  # a named tuple

@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ class AttentionInput(NamedTuple):
     `prefix`, which are class tokens. rows: rows of the attention's batch per sample; Swin's windows are rows.
     With a cache over a sample's whole grid, windows: how the rows of the batch cover it; tokens is then the number of
     tokens in all windows, and rows 1. pool: the side of the squares of tokens that are averaged to one slot. paper: the
-    input as length="paper" has it, where it differs.
+    input as length="paper" has it, where it differs. warning: what the model does not declare, and what follows.
     """
 
     tokens: int | None = None
@@ -33,17 +33,36 @@ class AttentionInput(NamedTuple):
     pool: int = 1
     windows: Windows | None = None
     paper: "AttentionInput | None" = None
+    warning: str = ""
 
 
 class Call(NamedTuple):
     """One call of a host's attention: x [B, T, D] and mask [B, T] (bool, True = valid) or None.
 
-    flipped: the host's input and output have time first, [T, B, D].
+    layout: how the host's own output is arranged; `tokens` and `like` translate. "batch": [B, T, D], or with more axes
+    of tokens or rows between the first and the last, as in [B, height, width, D]. "time": [T, B, D]. "channels":
+    [B, D, height, width].
     """
 
     x: Tensor
     mask: Tensor | None = None
-    flipped: bool = False
+    layout: Literal["batch", "time", "channels"] = "batch"
+
+    def tokens(self, y: Tensor) -> Tensor:
+        """The host's output as [B, T, D]."""
+        if self.layout == "time":
+            return y.transpose(0, 1)
+        if self.layout == "channels":
+            return y.flatten(2).transpose(1, 2)
+        return y if y.dim() == 3 else y.reshape(self.x.shape[0], -1, y.shape[-1])
+
+    def like(self, mixed: Tensor, y: Tensor) -> Tensor:
+        """Tokens [B, T, D] arranged as the host's output y."""
+        if self.layout == "time":
+            return mixed.transpose(0, 1)
+        if self.layout == "channels":
+            return mixed.transpose(1, 2).reshape(y.shape)
+        return mixed if y.dim() == 3 else mixed.reshape(y.shape)
 
 
 class Site(NamedTuple):
@@ -154,9 +173,25 @@ def argument(args: Sequence[object], kwargs: dict[str, Any], index: int, name: s
     return args[index] if len(args) > index else kwargs.get(name)
 
 
+def config_field(site: Site, name: str) -> Any:
+    """A field's value in the innermost Hugging Face configuration that has it, from the module upwards; else None."""
+    for module in (site.module, *reversed(site.above)):
+        if (value := getattr(getattr(module, "config", None), name, None)) is not None:
+            return value
+    return None
+
+
 def tokens_in(name: str) -> Callable[[Any, tuple, dict], Call]:
-    """A function that reads calls whose first argument is the tokens, without padding."""
+    """A function that reads calls whose first argument is the tokens, without padding.
+
+    Tokens on a grid, [B, height, width, D], are taken in rows.
+    """
     return _TokensIn(name)
+
+
+def padded(index: int, name: str = "attention_mask") -> Callable[[Any, tuple, dict], Call]:
+    """A function that reads calls whose first argument is `hidden_states`, with a mask as `valid_tokens` reads it."""
+    return _Padded(index, name)
 
 
 @dataclass(frozen=True)
@@ -164,7 +199,18 @@ class _TokensIn:  # a class and no closure, so that a cached model can be pickle
     name: str
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
-        return Call(argument(args, kwargs, 0, self.name))
+        x = argument(args, kwargs, 0, self.name)
+        return Call(x if x.dim() == 3 else x.flatten(1, 2))
+
+
+@dataclass(frozen=True)
+class _Padded:
+    index: int
+    name: str
+
+    def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        x = argument(args, kwargs, 0, "hidden_states")
+        return Call(x, valid_tokens(argument(args, kwargs, self.index, self.name), x))
 
 
 def valid_tokens(mask: object, x: Tensor) -> Tensor | None:

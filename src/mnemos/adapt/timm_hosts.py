@@ -1,18 +1,23 @@
-"""Adapters for timm: `Attention` of its vision transformers, Swin's `WindowAttention`, PVT v2's `Attention`."""
+"""Adapters for timm: vision transformers, EVA, BEiT, Swin, PVT v2, CaiT, XCiT, Twins, ConViT, MaxViT, Hiera, MViT."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
 from .host import (
     POOLS,
+    TEXT_SLOTS,
     AttentionInput,
     Call,
     Host,
     Site,
     argument,
     hides_the_future,
+    never,
     nowhere,
     tokens_in,
     valid_tokens,
@@ -20,6 +25,7 @@ from .host import (
 )
 
 IMAGE = (224, 224)  # of a model that does not declare it
+POOLED_QUERIES = "it pools its queries: it returns fewer tokens than it takes"
 
 
 def image_size(above: tuple[object, ...]) -> tuple[int, int]:
@@ -34,8 +40,17 @@ def image_size(above: tuple[object, ...]) -> tuple[int, int]:
 
 def _masked(module: object, args: tuple, kwargs: dict) -> Call:
     """A model of images of several sizes passes a padding mask [B, 1, T or 1, T]."""
-    x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, 1, "attn_mask")
-    if argument(args, kwargs, 2, "is_causal") or hides_the_future(mask, hidden=False):
+    return _with_mask(args, kwargs, 1)
+
+
+def _rotary(module: object, args: tuple, kwargs: dict) -> Call:
+    """The same, with the angles of rotary positions in between."""
+    return _with_mask(args, kwargs, 2)
+
+
+def _with_mask(args: tuple, kwargs: dict, index: int) -> Call:
+    x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, index, "attn_mask")
+    if argument(args, kwargs, index + 1, "is_causal") or hides_the_future(mask, hidden=False):
         raise InputError(
             "a cached Attention: expected a call without a causal mask, found that it was called causally; "
             "a shared cache would show it the future: leave it out with where="
@@ -43,16 +58,48 @@ def _masked(module: object, args: tuple, kwargs: dict) -> Call:
     return Call(x, valid_tokens(mask, x) if mask is not None and mask.dim() == 4 else None)
 
 
-def _patches(site: Site, seen: int | None) -> AttentionInput:
-    """A vision transformer: one slot per patch; class and register tokens are not summarised."""
-    for module in reversed(site.above):
-        patches = getattr(getattr(module, "patch_embed", None), "num_patches", None)
-        if isinstance(patches, int):
-            prefix = int(getattr(module, "num_prefix_tokens", 0))
-            tokens = seen or patches + prefix
-            grid = tuple(module.patch_embed.grid_size) if tokens == patches + prefix else None
-            return AttentionInput(tokens, tokens - prefix, prefix, grid, tokens)
-    return nowhere(site, seen)
+_PART = (
+    "the number of class tokens is not known without the model around these attentions, so class tokens are summarised "
+    "as well; give mnemos.cache() the whole model, with where= for the part"
+)
+
+
+def _patches(site: Site, seen: int | None, prefix: int | None = None) -> AttentionInput:
+    """A vision transformer: one slot per patch; class and register tokens are not summarised.
+
+    prefix: their number, where it is not `num_prefix_tokens` of the attention or of the model.
+    """
+    model = next((m for m in reversed(site.above) if hasattr(m, "patch_embed") or hasattr(m, "embeds")), None)
+    if prefix is None:
+        owner = site.module if hasattr(site.module, "num_prefix_tokens") else model
+        prefix = int(getattr(owner, "num_prefix_tokens", 0))
+        if owner is None:
+            return nowhere(site, seen)._replace(warning=_PART)
+    embed = getattr(model, "patch_embed", None)
+    patches = getattr(embed, "num_patches", None)
+    if isinstance(patches, int):
+        tokens = seen or patches + prefix
+        grid = _grid(embed) if tokens == patches + prefix else None
+        return AttentionInput(tokens, tokens - prefix, prefix, grid, tokens)
+    if seen:
+        return AttentionInput(seen, seen - prefix, prefix, None, seen)
+    sides = getattr(getattr(model, "embeds", None), "pos_embed_grid_size", None)  # NaFlexViT: images of any shape
+    return nowhere(site, None)._replace(prefix=prefix, slots=math.prod(sides) if sides else TEXT_SLOTS)
+
+
+def _grid(patches: Any) -> tuple[int, int]:
+    if hasattr(patches, "grid_size"):
+        return patches.grid_size[0], patches.grid_size[1]
+    return patches.img_size[0] // patches.patch_size, patches.img_size[1] // patches.patch_size  # XCiT
+
+
+def _after_class_token(site: Site, seen: int | None) -> AttentionInput:
+    """ConViT: a class token joins the patches at one of the later blocks."""
+    model = next((m for m in site.above if hasattr(m, "local_up_to_layer")), None)
+    if model is None:
+        return _patches(site, seen)
+    index = next(i for i, block in enumerate(model.blocks) if block in site.above)
+    return _patches(site, seen, prefix=int(index >= model.local_up_to_layer))
 
 
 def window(windows: Windows, stage: int | None) -> AttentionInput:
@@ -92,6 +139,52 @@ def _pyramid(site: Site, seen: int | None) -> AttentionInput:
     return pyramid(seen, stage, (height, width), reduction, keys=None if attention.pool is None else 49)
 
 
+def _twins(site: Site, seen: int | None) -> AttentionInput:
+    """Twins: one slot per key; its local attentions divide the grid into windows of side `ws`, the others reduce it."""
+    model = next((m for m in site.above if hasattr(m, "patch_embeds")), None)
+    if model is None:
+        return nowhere(site, seen)
+    stage = next(i for i, blocks in enumerate(model.blocks) if blocks in site.above)
+    side = getattr(site.module, "ws", None)
+    keys = None if side is None else side * side
+    grid = model.patch_embeds[stage].H, model.patch_embeds[stage].W
+    return pyramid(seen, stage, grid, getattr(site.module, "sr_ratio", 1), keys=keys)
+
+
+def _partition(site: Site, seen: int | None) -> AttentionInput:
+    """MaxViT: windows, or tokens at equal distances, are rows of the batch; CoAtNet: the whole grid is one row."""
+    size = getattr(site.above[-1] if site.above else None, "partition_size", None)
+    if size is None:
+        return nowhere(site, seen)
+    area = size[0] * size[1]
+    stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
+    height, width = (side // (4 * 2**stage) for side in image_size(site.above))
+    rows = max(1, height // size[0]) * max(1, width // size[1])
+    return AttentionInput(area, area, 0, None, area, rows)
+
+
+def _channels_first(module: object, args: tuple, kwargs: dict) -> Call:
+    x = argument(args, kwargs, 0, "x")
+    return Call(x.flatten(2).transpose(1, 2), layout="channels")
+
+
+def _pooled_units(site: Site) -> str | None:
+    """Hiera."""
+    return POOLED_QUERIES if site.module.q_stride > 1 else None
+
+
+def _pooled_grid(site: Site) -> str | None:
+    """MViT."""
+    stride = getattr(site.module.pool_q, "stride", 1)
+    return POOLED_QUERIES if stride not in (1, (1, 1)) else None
+
+
+def _grid_and_class(site: Site, seen: int | None) -> AttentionInput:
+    """MViT: 64 slots, or one per token of an example; a class token, if there is one."""
+    place, prefix = nowhere(site, seen), int(site.module.has_cls_token)
+    return place._replace(prefix=prefix, slots=(seen - prefix) if seen else place.slots)
+
+
 def pyramid(
     seen: int | None, stage: int, grid: tuple[int, int], reduction: int, prefix: int = 0, keys: int | None = None
 ) -> AttentionInput:
@@ -110,31 +203,52 @@ def pyramid(
     return with_paper(place, stage)
 
 
+def _host(
+    kind: str,
+    signature: tuple[str, ...],
+    place: Callable[[Site, int | None], AttentionInput],
+    call: Callable[..., Call],
+    width: str = "qkv.in_features",
+    out: str = "proj.out_features",
+    heads: str = "num_heads",
+    left: Callable[[Site], str | None] = never,
+) -> Host:
+    return Host(f"timm.{kind}", signature, width, heads, call, out, place, left)
+
+
+_TOKENS = tokens_in("x")
+_NO_CLASS = partial(_patches, prefix=0)  # the class token joins in later layers, which attend across two sequences
 HOSTS = (
-    Host(
-        "timm.layers.attention:Attention",
-        ("x", "attn_mask"),
-        width="qkv.in_features",
-        out="proj.out_features",
-        heads="num_heads",
-        call=_masked,
-        place=_patches,
+    _host("layers.attention:Attention", ("x", "attn_mask"), _patches, _masked),
+    _host("layers.attention:AttentionRope", ("x", "rope", "attn_mask"), _patches, _rotary, "proj.out_features"),
+    _host("models.eva:EvaAttention", ("x", "rope", "attn_mask"), _patches, _rotary, "proj.out_features"),
+    _host("models.beit:Attention", ("x", "shared_rel_pos_bias"), _patches, _TOKENS),
+    _host("models.swin_transformer:WindowAttention", ("x", "mask"), _window, _TOKENS, "dim"),
+    _host("models.swin_transformer_v2:WindowAttention", ("x", "mask"), _window, _TOKENS, "dim"),
+    _host("models.pvt_v2:Attention", ("x", "feat_size"), _pyramid, _TOKENS, "dim", "dim"),
+    _host("models.cait:TalkingHeadAttn", ("x",), _NO_CLASS, _TOKENS),
+    _host("models.xcit:XCA", ("x",), _NO_CLASS, _TOKENS),
+    _host("models.convit:GPSA", ("x",), _after_class_token, _TOKENS, "dim"),
+    _host("models.convit:MHSA", ("x",), _after_class_token, _TOKENS),
+    _host("models.twins:LocallyGroupedAttn", ("x", "size"), _twins, _TOKENS, "dim"),
+    _host("models.twins:GlobalSubSampleAttn", ("x", "size"), _twins, _TOKENS, "dim"),
+    _host("models.maxxvit:AttentionCl", ("x", "shared_rel_pos"), _partition, _TOKENS),
+    _host(
+        "models.maxxvit:Attention2d",
+        ("x", "shared_rel_pos"),
+        _partition,
+        _channels_first,
+        "qkv.in_channels",
+        "proj.out_channels",
     ),
-    Host(
-        "timm.models.swin_transformer:WindowAttention",
-        ("x", "mask"),
-        width="dim",
-        out="proj.out_features",
-        heads="num_heads",
-        call=tokens_in("x"),
-        place=_window,
-    ),
-    Host(
-        "timm.models.pvt_v2:Attention",
+    _host("models.hiera:MaskUnitAttention", ("x",), nowhere, _TOKENS, "dim", "dim_out", "heads", _pooled_units),
+    _host("models.mvitv2:MultiScaleAttention", ("x", "feat_size"), _grid_and_class, _TOKENS, left=_pooled_grid),
+    _host(
+        "models.mvitv2:MultiScaleAttentionPoolFirst",
         ("x", "feat_size"),
-        width="dim",
-        heads="num_heads",
-        call=tokens_in("x"),
-        place=_pyramid,
+        _grid_and_class,
+        _TOKENS,
+        "q.in_features",
+        left=_pooled_grid,
     ),
 )

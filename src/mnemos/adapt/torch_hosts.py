@@ -1,11 +1,13 @@
-"""The adapter for `torch.nn.MultiheadAttention`, in encoder layers or alone."""
+"""The adapter for `torch.nn.MultiheadAttention`: in encoder layers, in torchvision's ViT, or alone."""
+
+import sys
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-from .host import Call, Host, Site, argument, hides_the_future
+from .host import AttentionInput, Call, Host, Site, argument, hides_the_future, nowhere
 
 
 def _call(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
@@ -24,14 +26,14 @@ def _call(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
         raise InputError("a cached MultiheadAttention: expected padded tensors, found nested tensors; pad them")
     padding = argument(args, kwargs, 3, "key_padding_mask")
     if query.dim() == 2:  # no batch
-        return Call(query[None], None if padding is None else _valid(padding)[None], flipped=False)
+        return Call(query[None], None if padding is None else _valid(padding)[None])
     x = query if module.batch_first else query.transpose(0, 1)
     mask = None if padding is None else _valid(padding)
     if mask is not None and mask.shape != x.shape[:2]:
         raise InputError(
             f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(mask.shape)}; pass one value per token"
         )
-    return Call(x, mask, flipped=not module.batch_first)
+    return Call(x, mask, "batch" if module.batch_first else "time")
 
 
 def _valid(padding: Tensor) -> Tensor:
@@ -44,8 +46,29 @@ def _left(site: Site) -> str | None:
     if isinstance(parent, nn.TransformerDecoderLayer):
         if site.name.endswith("self_attn"):
             return "it is in a decoder: a shared cache would show it the future"
-        return "it attends across two sequences: a cache needs an input of its own"
+        return _ACROSS
+    part = site.name.rpartition(".")[2]
+    if "Pool" in type(parent).__name__ or "cross" in part or part == "encoder_attn":
+        return _ACROSS
     return None
+
+
+_ACROSS = "it attends across two sequences: a cache needs an input of its own"
+
+
+def _place(site: Site, seen: int | None) -> AttentionInput:
+    """64 slots, or one per token of an example. torchvision's ViT: one per patch, without its class token."""
+    model = next((m for m in site.above if _is_torchvision_vit(m)), None)
+    if model is None:
+        return nowhere(site, seen)
+    side = model.image_size // model.patch_size
+    tokens = seen or side * side + 1
+    return AttentionInput(tokens, tokens - 1, 1, (side, side) if tokens == side * side + 1 else None, tokens)
+
+
+def _is_torchvision_vit(module: object) -> bool:
+    cls = getattr(sys.modules.get("torchvision.models.vision_transformer"), "VisionTransformer", None)
+    return cls is not None and isinstance(module, cls)
 
 
 HOSTS = (
@@ -55,6 +78,7 @@ HOSTS = (
         width="embed_dim",
         heads="num_heads",
         call=_call,
+        place=_place,
         left=_left,
     ),
 )
