@@ -1,6 +1,7 @@
 """The command line. Each command parses its arguments and calls the library function that does the work.
 
-Exit codes: 0 done; 1 the work failed; 2 wrong input (one line, no traceback); 130 interrupted, with a checkpoint saved.
+Exit codes: 0 done; 1 the work failed, or a file could not be predicted; 2 wrong input (one line, no traceback);
+130 interrupted, with a checkpoint saved.
 """
 
 import argparse
@@ -190,7 +191,8 @@ def _eval(arguments: list[str]) -> int:
     from .train.session import evaluate_run
 
     about = "Evaluate a run's model, as trained and with its memory emptied, exchanged, frozen and closed."
-    more = "--data.FIELD value changes a setting of the data: --data.path FOLDER scores the model on other texts."
+    more = "--data.FIELD value changes a setting of the data. --data.path OTHER (photos: --data.folder) scores a "
+    more += "file or folder: the test split if it has splits of its own, else the whole of it."
     parser = _Parser("eval", about, usage="mnemos eval RUN [--split SPLIT] [--data.FIELD value ...]", epilog=more)
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--split", choices=("valid", "test"), default="test", help="the split (%(default)s)")
@@ -209,9 +211,14 @@ def _predict(arguments: list[str]) -> int:
     parser.add_argument("--top", type=int, metavar="N", help="classes per image (3)")
     parser.add_argument("--length", type=int, metavar="N", help="bytes that continue a text (200)")
     options = parser.parse_args(arguments)
+    failed = False
     for found in predict(options.run, options.files, top=options.top, length=options.length):
-        print(f"{found.file}: {found.text}", flush=True)
-    return 0
+        failed |= bool(found.problem)
+        if found.problem:
+            print(f"mnemos: {found.problem}", file=sys.stderr, flush=True)
+        else:
+            print(f"{found.file}: {found.text}", flush=True)
+    return int(failed)
 
 
 def _sample(arguments: list[str]) -> int:

@@ -10,13 +10,14 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from . import registry
 from .types import InputError
 
 _Value = TypeVar("_Value")
 _Part = TypeVar("_Part")
+PLACES = ("path", "folder")  # fields of data that say where they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,13 @@ class DataConfig(Config):
         A run's provenance holds their sizes and hashes (see `mnemos.train.provenance.data_read`).
         """
         return None
+
+    def build_to_score(self, split: Literal["valid", "test"]) -> Any:
+        """The task by which `mnemos eval` scores `split` of other data than those of the run.
+
+        Data without splits of their own are scored whole. By default the task of `build`, whose splits are the data's.
+        """
+        return self.build()
 
 
 def to_dict(value: object) -> Any:

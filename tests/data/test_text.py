@@ -108,6 +108,8 @@ BESIDE = ("README.md", "SHA256SUMS", "LICENSE", "BOOKS-LICENSE.txt", "a.sha256",
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
         ("train.txt", "dev.txt", "test.txt"),
         ("train/a.txt", "validation/b.txt", "test/c.txt"),
+        ("wikitext/wiki.train.tokens", "wikitext/wiki.valid.tokens", "wikitext/wiki.test.tokens"),
+        ("corpus/train/a.txt", "corpus/val/b.txt", "corpus/test/c.txt"),
     ],
 )
 def test_the_splits_of_a_folder_are_the_splits(tmp_path, names):
@@ -151,6 +153,12 @@ def test_what_lies_beside_texts_is_not_text(tmp_path):
     # A test folder of a program's source, or a file about trains, is not a split.
     folder = corpus(tmp_path / "code", "src/train.py", "train.md", "test/check.py")
     assert find_text(folder).given == {}
+    # Photos beside a text give no splits of it; several corpora in a folder are joined.
+    folder = corpus(tmp_path / "photos", "photos/train/a.jpg", "photos/test/b.jpg", "book.txt")
+    assert (find_text(folder).given, [file.name for file in find_text(folder).read]) == ({}, ["book.txt"])
+    folder = corpus(tmp_path / "two", "a/train.txt", "a/test.txt", "b/train.txt", "b/valid.txt", "c/train.txt", "d.txt")
+    given = {split: [file.parent for file in files] for split, files in find_text(folder).given.items()}
+    assert given == {"train": [folder / "a", folder / "b"], "test": [folder / "a"], "valid": [folder / "b"]}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from PIL import Image
 import mnemos
 from mnemos import InputError, registry
 from mnemos.cli import main
+from mnemos.data.photos import PhotosConfig
 from mnemos.evaluate.predict import predict
 from mnemos.libraries import timm
 from mnemos.train.session import run
 
 
-def photos(folder: Path, names: tuple[str, ...]) -> Path:
-    random = np.random.default_rng(0)
+def photos(folder: Path, names: tuple[str, ...], seed: int = 0) -> Path:
+    random = np.random.default_rng(seed)
     for i, name in enumerate(names):
         (folder / name).mkdir(parents=True)
         for k in range(6):
@@ -64,15 +66,23 @@ def test_files_have_the_classes_that_evaluation_finds(finished, capsys):
 
 def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    for run_folder, file, words in (
-        (finished, tmp_path / "nowhere.png", "nowhere.png: expected an image"),
-        (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
-        (tmp_path, tmp_path / "broken.png", "expected config.json and model.safetensors"),
+    for run_folder, file, code, words in (
+        (finished, tmp_path / "nowhere.png", 1, "nowhere.png: expected an image"),
+        (finished, tmp_path / "broken.png", 1, "broken.png: expected an image, but it cannot be decoded"),
+        (tmp_path, tmp_path / "broken.png", 2, "expected config.json and model.safetensors"),
     ):
-        assert main(["predict", str(run_folder), str(file)]) == 2
+        assert main(["predict", str(run_folder), str(file)]) == code
         said = capsys.readouterr().err
         assert words in said
         assert said.count("\n") == 1
+    good = [str(finished.parent / f"photos/{name}.png") for name in ("cat/0", "dog/1")]
+    assert main(["predict", str(finished), *good]) == 0
+    alone = capsys.readouterr().out
+    assert main(["predict", str(finished), good[0], str(tmp_path / "broken.png"), good[1]]) == 1
+    said = capsys.readouterr()
+    assert said.out == alone, "the photos of the batch that can be read"
+    assert said.err.startswith(f"mnemos: {tmp_path}/broken.png: expected an image")
+    assert said.err.count("\n") == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: expected images .*found none"):
         list(predict(finished, [tmp_path / "empty"]))
@@ -124,4 +134,27 @@ def test_other_photos_must_have_the_classes_of_the_run(finished, tmp_path, capsy
     assert "such as 'dog', found 'cow'" in capsys.readouterr().err
     assert (
         main(["eval", str(finished), "--data.folder", str(finished.parent / "photos"), "--data.held_out", "0.4"]) == 0
+    )
+
+
+@pytest.mark.slow
+def test_photos_say_what_their_splits_hold_and_others_are_scored_whole(finished, tmp_path, capsys):
+    def said(folder: Path, *words: str) -> str:
+        assert main(["eval", str(finished), "--data.folder", str(folder), *words]) == 0
+        return capsys.readouterr().out
+
+    other, splits = photos(tmp_path / "other", ("cat", "dog", "emu"), seed=1), tmp_path / "splits"
+    assert said(other).splitlines()[0] == f"scored: all, 18 photos of 3 classes, 6 per class: {other}"
+    shutil.copytree(other, splits / "val")
+    assert f"scored: the test split, 18 photos of 3 classes, 6 per class: {splits}/val\n" in said(splits)
+    (splits / "val").rename(splits / "test")
+    assert f"6 per class: {splits}/test\n" in said(splits)
+    assert main(["eval", str(finished), "--data.folder", str(splits), "--split", "valid"]) == 2
+    assert "expected a folder for the valid split, found test; choose" in capsys.readouterr().err
+    shutil.copytree(other, splits / "train")
+    (splits / "train/dog/0.png").unlink()
+    assert PhotosConfig(str(splits), size=16).build().about == (
+        "train  14 photos of 3 classes, 4 to 5 per class: cat, dog, emu",
+        "valid  3 photos of 3 classes, 1 per class, a share of each class",
+        f"test   18 photos of 3 classes, 6 per class: {splits}/test",
     )

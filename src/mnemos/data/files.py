@@ -1,10 +1,13 @@
-"""Read files as bytes, gzipped or not. Errors give the file and the offset."""
+"""Files as bytes, gzipped or not, with errors that give the file and the offset; and a line of their names."""
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from mnemos.types import InputError
+
+_NAMED = 4  # names at most in a line
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -29,3 +32,9 @@ def read_bytes(path: str | Path) -> bytes:
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: expected a gzip file, found damaged data ({error}); fetch it again") from None
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first four names, and how many more there are."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

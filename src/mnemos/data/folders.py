@@ -116,6 +116,31 @@ def read_layout(folder: str | Path, held_out: float) -> dict[Split, Part]:
     return {"train": Part(files, rest), "valid": Part(files, valid), "test": last}
 
 
+def read_to_score(folder: str | Path, split: Literal["valid", "test"]) -> tuple[Part, bool]:
+    """The images of a folder that are scored and not trained on: those of its split, or all; and whether it is all.
+
+    A folder of class folders, also one with a folder train alone, has no splits and is scored whole. Otherwise the
+    split has a folder of its own as in `read_layout`; without a test folder, the validation folder is the test split.
+    Raises InputError if the folder has another split only, and for any other layout.
+    """
+    folder = os.fspath(folder)
+    below = _subfolders(folder)
+    given = {name: os.path.join(folder, name) for name in ("train", *_VALID, "test") if name in below}
+    given = {name: path for name, path in given.items() if _holds_folders(path)}
+    wanted = ("test", *_VALID) if split == "test" else _VALID
+    whole = not {*given} & {*_VALID, "test"}
+    if whole:
+        files = scan(given.get("train", folder))
+    else:
+        if not (own := [given[name] for name in wanted if name in given]):
+            raise InputError(
+                f"{folder}: expected a folder for the {split} split, found {' and '.join(given)}; choose another with "
+                "--split, or name one of them"
+            )
+        files = scan(own[0])
+    return Part(files, np.arange(len(files))), whole
+
+
 def scan(folder: str, classes: tuple[str, ...] | None = None) -> Files:
     """List the images at any depth below the class folders of `folder`. Without `classes`, all folders are classes.
 

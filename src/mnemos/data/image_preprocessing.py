@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from mnemos.registry import register
+from mnemos.types import InputError
 
 from .augment import normalise
 from .folders import ENDINGS
@@ -43,17 +44,34 @@ class ImagePreprocessing(Preprocessing):
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
         top = min(options["top"], len(self.names))
-        found = list(files_below(files, ENDINGS, "images"))
+        found = files_below(files, ENDINGS, "images")
         for start in range(0, len(found), _BATCH):
-            paths = found[start : start + _BATCH]
-            pixels = np.stack([self._pixels(path) for path in paths])
-            with torch.no_grad():
-                logits, _ = model(normalise(pixels, self.mean, self.std))
-            best = logits.float().softmax(-1).topk(top)
-            for path, values, classes in zip(paths, best.values.tolist(), best.indices.tolist(), strict=True):
-                likely = [(self.names[i], value) for value, i in zip(values, classes, strict=True)]
-                details = {"classes": [{"name": name, "probability": value} for name, value in likely]}
-                yield Predicted(str(path), "  ".join(f"{name} {value:.3f}" for name, value in likely), details)
+            read = [self._read(path) for path in found[start : start + _BATCH]]
+            likely = iter(self._likely(model, [pixels for _, pixels in read if isinstance(pixels, np.ndarray)], top))
+            for path, pixels in read:
+                if isinstance(pixels, InputError):
+                    yield Predicted(str(path), "", problem=str(pixels))
+                    continue
+                named = next(likely)
+                details = {"classes": [{"name": name, "probability": value} for name, value in named]}
+                yield Predicted(str(path), "  ".join(f"{name} {value:.3f}" for name, value in named), details)
+
+    def _likely(self, model: Any, pixels: Sequence[NDArray[np.uint8]], top: int) -> list[list[tuple[str, float]]]:
+        """The `top` most probable classes of each image, with their probabilities."""
+        if not pixels:
+            return []
+        with torch.no_grad():
+            logits, _ = model(normalise(np.stack(pixels), self.mean, self.std))
+        best = logits.float().softmax(-1).topk(top)
+        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        return [[(self.names[i], value) for value, i in zip(*pair, strict=True)] for pair in pairs]
+
+    def _read(self, path: Path) -> tuple[Path, NDArray[np.uint8] | InputError]:
+        """The path, and its pixels or why they cannot be read."""
+        try:
+            return path, self._pixels(path)
+        except InputError as error:
+            return path, error
 
     def _pixels(self, path: Path) -> NDArray[np.uint8]:
         """The image as the task prepares it for evaluation: [size, size, C]."""

@@ -1,14 +1,18 @@
 """Photos in class folders, in ImageNet's layout or with one folder per class."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import numpy as np
 
 from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .folders import Paths, read_layout
+from .files import first_names
+from .folders import Part, Paths, read_layout, read_to_score
 from .image_files import check_image_files
 from .image_task import IMAGENET, ImageTask, Split, View
 from .pictures import FilePictures, pillow
@@ -46,10 +50,24 @@ class PhotosConfig(DataConfig):
 
         Raises InputError for a file that is no image or is truncated, before a run trains on the others.
         """
+        parts = read_layout(self.folder, self.held_out)
+        task = self._task(parts)
+        task.about = tuple(_about(parts))
+        return task
+
+    def build_to_score(self, split: Literal["valid", "test"]) -> ImageTask:
+        """The task that scores other photos than a run was trained on, in every split (`folders.read_to_score`)."""
+        part, whole = read_to_score(self.folder, split)
+        task = self._task({"train": part, "valid": part, "test": part})
+        what = "all" if whole else f"the {split} split"
+        task.about = (f"scored: {what}, {_said(part)}: {part.files.folder}",)
+        task.whole = whole
+        return task
+
+    def _task(self, parts: dict[Split, Part]) -> ImageTask:
         if self.size < 1:
             raise InputError(f"data.size must be at least 1, found {self.size}")
         pillow()
-        parts = read_layout(self.folder, self.held_out)
         opened = {id(part.files): part.files for part in parts.values()}  # several splits may share one folder
         check_image_files(Paths(list(opened.values())))
         pictures = {key: FilePictures(files, self.size, self.augment.centre) for key, files in opened.items()}
@@ -62,3 +80,24 @@ class PhotosConfig(DataConfig):
             self.augment,
             self.workers,
         )
+
+
+def _about(parts: dict[Split, Part]) -> Iterator[str]:
+    """Lines that say how many photos and classes each split has, and where it comes from."""
+    train = parts["train"].files
+    order: tuple[Split, ...] = ("train", "valid", "test")
+    for split in order:
+        part = parts[split]
+        if split == "train":
+            source = f": {first_names(train.classes)}"
+        else:
+            source = ", a share of each class" if part.files is train else f": {part.files.folder}"
+        yield f"{split:5}  {_said(part)}{source}"
+
+
+def _said(part: Part) -> str:
+    """How many photos and classes, with the sizes of the smallest and the largest class."""
+    counts = np.bincount(part.files.labels[part.rows], minlength=len(part.files.classes))
+    least, most = int(counts.min()), int(counts.max())
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{len(part.rows):,} photos of {len(counts):,} classes, {each} per class"

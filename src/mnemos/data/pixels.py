@@ -55,13 +55,21 @@ class PixelsConfig(DataConfig):
 
     def build(self) -> "PixelTask":
         """The task, with 256 tokens. Raises InputError if `images` is not a data set of images."""
-        task = self.images.build()
+        return self._task(self.images.build())
+
+    def build_to_score(self, split: Literal["valid", "test"]) -> "PixelTask":
+        """The task with the images that are scored in each split."""
+        return self._task(self.images.build_to_score(split))
+
+    def _task(self, task: object) -> "PixelTask":
         if not isinstance(task, ImageTask):
             fix = "set data.images.layout image" if hasattr(self.images, "layout") else "use mnist, cifar or photos"
             raise InputError(
                 f"data.images: expected a data set of images, found {self.images.name!r}, which has none; {fix}"
             )
-        return PixelTask(task, self.start)
+        made = PixelTask(task, self.start)
+        made.about, made.whole = task.about, task.whole
+        return made
 
 
 class PixelTask(LanguageTask):

@@ -12,11 +12,15 @@ from mnemos.types import InputError, JSONObject
 
 
 class Predicted(NamedTuple):
-    """What a model says about a file: the text that `mnemos predict` prints, and its details as JSON."""
+    """What a model says about a file: the text that `mnemos predict` prints, and its details as JSON.
+
+    problem: why the file could not be read, with its name; "" if it was read. The text is "" then.
+    """
 
     file: str
     text: str
     details: JSONObject = MappingProxyType({})  # type: ignore[assignment]
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,21 +43,22 @@ class Preprocessing(Config):
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """What the model says about each of the files and of the files in folders, in order.
 
-        options: a value for each name in `options`. Raises InputError for a file that cannot be read, when its turn
-        comes.
+        options: a value for each name in `options`. A file that cannot be read has a `Predicted` with a `problem`, and
+        the files after it are predicted. Raises InputError for a folder without files, before the first prediction.
         """
         raise NotImplementedError
 
 
-def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> Iterator[Path]:
-    """Each path that is no folder, and of each folder the files with these endings, at any depth, sorted.
+def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> list[Path]:
+    """The paths that are no folders, and of each folder the files with these endings, at any depth, sorted.
 
     Hidden files and folders are ignored. Raises InputError for a folder without such files; what: names them in the
     error.
     """
+    every: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            yield path
+            every.append(path)
             continue
         found = []
         for here, folders, names in os.walk(path):
@@ -61,4 +66,5 @@ def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> I
             found += [Path(here, n) for n in names if n.lower().endswith(endings) and not n.startswith(".")]
         if not found:
             raise InputError(f"{path}: expected {what} ({' '.join(endings)}), found none; name another folder")
-        yield from sorted(found)
+        every += sorted(found)
+    return every

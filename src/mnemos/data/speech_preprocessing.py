@@ -44,13 +44,22 @@ class SpeechPreprocessing(Preprocessing):
                 f"expected a model that transcribes, found {type(model).__name__}; use a recipe of mnemos.models.ctc"
             )
         for path in files_below(files, (".wav",), "recordings"):
-            samples, rate = read_wav(read_bytes(path), str(path))
-            if rate != self.rate:
-                raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
+            try:
+                samples = self._samples(path)
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
             noise = np.random.default_rng(0).standard_normal(len(samples), np.float32)
             with torch.no_grad():
                 heard = model.transcribe(self.features((noise + samples) / _STEP)[None])[0]
             yield Predicted(str(path), " ".join(self.names[token] for token in heard))
+
+    def _samples(self, path: Path) -> NDArray[np.int16]:
+        """The samples [n] of a file. Raises InputError for a file that is no recording of the rate."""
+        samples, rate = read_wav(read_bytes(path), str(path))
+        if rate != self.rate:
+            raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
+        return samples
 
     def features(self, samples: NDArray[np.float32]) -> Tensor:
         """The model's input for samples [n] in [-1, 1]: frames [T, bands], normalised over the recording.

@@ -48,6 +48,7 @@ class Task:
     carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
     max_length: the greatest T of any batch; 0 for inputs without an axis T.
     about: lines that are printed before training, such as which files each split has.
+    whole: every split holds all of the data, because they have no splits of their own (`DataConfig.build_to_score`).
     """
 
     inputs: str = "tokens"
@@ -59,6 +60,7 @@ class Task:
     classes: int = 0
     max_length: int = 0
     about: Sequence[str] = ()
+    whole: bool = False
     reference: Mapping[str, float] = MappingProxyType({})
 
     @property

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,7 +17,7 @@ from mnemos.generate.stream import Stream
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
-from .files import read_bytes
+from .files import first_names, read_bytes
 from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY
 from .segments import SegmentedTask
 from .task import Sampling, Split
@@ -29,7 +29,6 @@ from .written_text import TEMPERATURE, written_texts
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
 Document = NDArray[np.uint8]
 _ORDER: tuple[Split, ...] = ("train", "valid", "test")
-_NAMED = 4  # files at most that a line names
 
 
 @register
@@ -40,7 +39,8 @@ class TextConfig(DataConfig):
     `path` is a file or a folder. None means the *.py files of the Python standard library; their text depends on the
     version of Python.
     A folder gives the splits itself by folders train, valid (validation, val, dev) and test, or by official names such
-    as wiki.train.tokens and wiki.valid.tokens, or train.txt and test.txt. Other files beside them are left out.
+    as wiki.train.tokens and wiki.valid.tokens, or train.txt and test.txt, or the folders in it do. Other files beside
+    them are left out.
     Of any other folder, every file at any depth that is text is read, except hidden files, licences, checksums and a
     README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
     A split that the folder does not give takes a share `held_out` of the documents, and at least one: of those of
@@ -69,26 +69,47 @@ class TextConfig(DataConfig):
 
         Raises InputError for missing files, wrong settings, and a held-out split with fewer than 1,000 bytes.
         """
-        if not 0 < self.held_out < 0.5:
-            raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
-        if self.longest < 1:
-            raise InputError(f"data.longest must be at least 1 byte, found {self.longest}")
+        self._check_settings()
         found = find_text(self.path, self.pattern)
         splits = split_documents(found, self.held_out)
         for split in _ORDER[1:]:
-            self._check_size(found, split, _bytes(splits[split]))
+            fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
+            _check_size(found.folder, f"a {split} split", _bytes(splits[split]), fix)
         train, valid, test = ([part for text in splits[s].values() for part in self._parts(text)] for s in _ORDER)
         task = TextTask(train, valid, test, vocab_size=256, segment=self.segment)
         task.about = tuple(_about(found, splits))
         return task
 
-    def _check_size(self, found: TextFiles, split: Split, size: int) -> None:
-        if size < SCORED:
-            fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
+    def build_to_score(self, split: Literal["valid", "test"]) -> "TextTask":
+        """The task that scores other text than a run was trained on: the split if the folder gives it, else all text.
+
+        A folder gives splits as in training, but needs none for training. Raises InputError if it gives other splits
+        only, and as `build` does.
+        """
+        self._check_settings()
+        found = find_text(self.path, self.pattern, scoring=True)
+        if found.given and split not in found.given:
+            known = " and ".join(found.given)
             raise InputError(
-                f"{found.folder}: expected a {split} split of at least {SCORED:,} bytes, because a smaller one cannot "
-                f"be scored, found {size:,}; {fix}"
+                f"{found.folder}: expected a {split} split, found the splits {known}; choose one with --split, or name "
+                "a file"
             )
+        scored = replace(found, given={split: found.given[split]} if found.given else {})
+        documents = read_documents(scored)
+        _check_size(found.folder, f"a {split} split" if found.given else "text", _bytes(documents), "add text to it")
+        parts = [part for text in documents.values() for part in self._parts(text)]
+        task = TextTask(parts, parts, parts, vocab_size=256, segment=self.segment)  # a task has no empty split
+        what = f"the {split} split" if found.given else "the whole text"
+        left = f"; left out: {first_names([found.name(file) for file in found.left_out])}" if found.left_out else ""
+        task.about = (f"scored: {what}, {_said(documents)}{left}",)
+        task.whole = not found.given
+        return task
+
+    def _check_settings(self) -> None:
+        if not 0 < self.held_out < 0.5:
+            raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
+        if self.longest < 1:
+            raise InputError(f"data.longest must be at least 1 byte, found {self.longest}")
 
     def _parts(self, text: Document) -> Iterator[Document]:
         return (text[start : start + self.longest] for start in range(0, len(text), self.longest))
@@ -135,6 +156,14 @@ class TextTask(SegmentedTask):
         """
         found = (match.group() for match in _WORD.finditer(bytes(tokens)))
         return [(part.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(part)) for part in found]
+
+
+def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
+    if size < SCORED:
+        raise InputError(
+            f"{folder}: expected {what} of at least {SCORED:,} bytes, because a smaller one cannot be scored, found "
+            f"{size:,}; {fix}"
+        )
 
 
 _WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
@@ -202,17 +231,16 @@ def _about(found: TextFiles, splits: dict[Split, dict[str, Document]]) -> Iterat
     for split in _ORDER:
         documents, given = splits[split], split in found.given
         source = "" if given else ", a share of train" if found.given else ", a share of the files"
-        files = f"{len(documents):,} file{'s' if len(documents) != 1 else ''}"
-        what = f"{files}, {_bytes(documents):,} bytes{'' if split == 'train' else source}"
-        yield f"{split:5}  {what}: {_listed(list(documents))}"
+        yield f"{split:5}  {_said(documents, '' if split == 'train' else source)}"
     if found.left_out:
-        yield f"left out: {_listed([found.name(file) for file in found.left_out])}"
+        yield f"left out: {first_names([found.name(file) for file in found.left_out])}"
+
+
+def _said(documents: dict[str, Document], source: str = "") -> str:
+    """How many files and bytes, and their names."""
+    files = f"{len(documents):,} file{'s' if len(documents) != 1 else ''}"
+    return f"{files}, {_bytes(documents):,} bytes{source}: {first_names(list(documents))}"
 
 
 def _bytes(documents: dict[str, Document]) -> int:
     return sum(map(len, documents.values()))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

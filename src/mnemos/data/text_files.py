@@ -57,14 +57,16 @@ class TextFiles:
         return file.name if file == self.folder else file.relative_to(self.folder).as_posix()
 
 
-def find_text(path: str | Path | None, pattern: str | None = None) -> TextFiles:
+def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool = False) -> TextFiles:
     """The files at `path`, a file or a folder; None means the *.py files of the standard library.
 
     A folder gives the splits in one of two ways. (1) A folder `train` with a folder for validation (valid, validation,
     val or dev), for test, or both beside it: each folder is a split, and files beside them are left out. (2) A file
     in the folder itself, such as wiki.train.tokens or train.txt, with one of validation or test that has the same name
-    but for that word and for numbers: all such files are splits, and other files are left out. In any other folder,
-    files at any depth are undivided.
+    but for that word and for numbers: all such files are splits, and other files are left out. A folder that gives no
+    splits takes them from the folders in it, one level below, as a corpus has them after it was unpacked: the splits of
+    several are joined, and other files are left out. In any other folder, files at any depth are undivided.
+    scoring: the text is scored and not trained on, so that any two splits suffice, without one for training.
     pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one. None
     reads every file whose content is text, except licences, checksums and a README at the top of the folder. Files
     that are not read give no splits.
@@ -81,9 +83,9 @@ def find_text(path: str | Path | None, pattern: str | None = None) -> TextFiles:
     if folder.is_file():
         return TextFiles(folder, {}, [folder], [])
     every = sorted(_files(folder))
-    given = _split_folders(folder, every, pattern)
+    given = _given(folder, every, pattern, scoring)
     if not given:
-        given = _split_names(_chosen(folder, [file for file in every if file.parent == folder], pattern))
+        given = _given_below(folder, every, pattern, scoring)
     undivided = [] if given else _chosen(folder, every, pattern)
     taken = {*undivided, *(file for files in given.values() for file in files)}
     return TextFiles(folder, given, undivided, [file for file in every if file not in taken])
@@ -104,8 +106,34 @@ def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
         yield from (Path(here, name) for name in names if not name.startswith("."))
 
 
-def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None) -> dict[Split, list[Path]]:
-    """The files of each split's folder; {} unless there is a folder train and another split's."""
+def _given(folder: Path, every: Sequence[Path], pattern: str | None, scoring: bool) -> dict[Split, list[Path]]:
+    """The splits that a folder gives by its folders, else by the names of its files; {} if it gives none."""
+    if found := _split_folders(folder, every, pattern, scoring):
+        return found
+    here = [file for file in every if file.parent == folder and _WORD.search(_plain(file))]
+    return _split_names(_chosen(folder, here, pattern), scoring)
+
+
+def _given_below(folder: Path, every: Sequence[Path], pattern: str | None, scoring: bool) -> dict[Split, list[Path]]:
+    """The splits that the folders in a folder give, joined."""
+    below: dict[Path, list[Path]] = {}
+    for file in every:
+        if file.parent != folder:
+            below.setdefault(folder / file.relative_to(folder).parts[0], []).append(file)
+    given: dict[Split, list[Path]] = {}
+    for here, inside in below.items():
+        for split, files in _given(here, inside, pattern, scoring).items():
+            given.setdefault(split, []).extend(files)
+    return given
+
+
+def _several(splits: Collection[Split], scoring: bool) -> bool:
+    """Whether these are splits of a corpus: training and another one, or any two if the text is only scored."""
+    return len({*splits}) > 1 and (scoring or "train" in splits)
+
+
+def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None, scoring: bool) -> dict[Split, list[Path]]:
+    """The files of each split's folder; {} without several splits, and where none of their folders holds text."""
     found: dict[Split, Path] = {}
     below = sorted(here for here in folder.iterdir() if here.is_dir() and here.name.lower() in _SPLITS)
     for here in below:
@@ -113,19 +141,20 @@ def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None) -> 
         if split in found:
             raise _two(folder, split, found[split].name, here.name)
         found[split] = here
-    if "train" not in found or len(found) < 2:
+    if not _several(found, scoring):
         return {}
-    given: dict[Split, list[Path]] = {}
+    inside = {split: [file for file in every if here in file.parents] for split, here in found.items()}
+    given = {split: _chosen(here, inside[split], pattern) for split, here in found.items()}
+    if not any(given.values()):
+        return {}
     for split, here in found.items():
-        inside = [file for file in every if here in file.parents]
-        given[split] = _chosen(here, inside, pattern)
         if not given[split]:
-            raise nothing_found(here, inside, f"text for the {split} split")
+            raise nothing_found(here, inside[split], f"text for the {split} split")
     return given
 
 
-def _split_names(files: Sequence[Path]) -> dict[Split, list[Path]]:
-    """The files of a folder whose names differ by the split alone; {} without train and another split.
+def _split_names(files: Sequence[Path], scoring: bool) -> dict[Split, list[Path]]:
+    """The files of a folder whose names differ by the split alone; {} without several splits.
 
     Names that differ in a number are alike: train-1.txt, train-2.txt and valid-1.txt.
     """
@@ -139,7 +168,7 @@ def _split_names(files: Sequence[Path]) -> dict[Split, list[Path]]:
     given: dict[Split, list[Path]] = {}
     for group in groups.values():
         splits = [_SPLITS[word] for word in group]
-        if "train" not in splits or len(group) < 2:
+        if not _several(splits, scoring):
             continue
         if twice := next((split for split in splits if splits.count(split) > 1), None):
             first, second, *_ = (group[word][0].name for word in group if _SPLITS[word] == twice)

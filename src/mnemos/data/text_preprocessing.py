@@ -36,20 +36,28 @@ class TextPreprocessing(Preprocessing):
 
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `length` bytes after each text: the most probable byte, again and again."""
-        for path in (path for file in files for path in _texts(file)):
-            text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
-            if not text:
-                raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
+        for path in [path for file in files for path in _texts(file)]:
+            try:
+                text = _text(path)
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
             stream = Stream(model).prefill(torch.tensor([[self.start, *text]]), self.segment)
             tokens, _ = stream.generate(options["length"], temperature=0.0)
             yield Predicted(str(path), bytes(tokens[0].tolist()).decode(errors="replace"))
 
 
-def _texts(path: Path) -> Iterator[Path]:
+def _text(path: Path) -> bytes:
+    text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+    if not text:
+        raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
+    return text
+
+
+def _texts(path: Path) -> list[Path]:
     if not path.is_dir():
-        yield path
-        return
+        return [path]
     found = find_text(path)
     if not found.read:
         raise nothing_found(path, found.left_out)
-    yield from found.read
+    return found.read

@@ -18,8 +18,8 @@ def predict(folder: str | Path, files: Sequence[str | Path], **options: int | No
 
     folder: a finished run, or the folder of its model, which has the preprocessing of the run's task. files: also
     folders. options: those of the preprocessing (`Preprocessing.options`); None means the default.
-    Raises InputError at once for a run whose task reads no files and for options that do not fit, and for a file that
-    cannot be read when its turn comes.
+    A file that cannot be read has a `Predicted` with a `problem`, and the files after it are predicted. Raises
+    InputError for a run whose task reads no files, for options that do not fit, and for a folder without files.
     """
     about = read_preprocessing(Path(folder))
     chosen = {**about.options, **_given(about, options)}

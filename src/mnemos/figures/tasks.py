@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.config import PLACES, DataConfig, from_dict, to_dict
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed
 from .origins import flat
 from .results import Comparison, RunRecord
-
-_PLACES = ("path", "folder")  # fields that say where data are; where the files are hashed, the hash says what they are
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     # The data that the run was scored on: of the last process that continued it with other files.
     found = next((one["data"] for one in (*reversed(about.get("resumed") or ()), about) if one.get("data")), None)
     if isinstance(found, dict) and found.get("sha256"):
-        settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in _PLACES}
+        # Where the files are hashed, the hash says what they are.
+        settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in PLACES}
         settings["hash of the files"] = str(found["sha256"])[:12]
     elif isinstance(found, dict) and isinstance(found.get("generated"), dict):
         settings["generator's version"] = found["generated"].get("version")

@@ -106,6 +106,11 @@ def data_read(data: DataConfig) -> JSONObject:
     return summary | ({"files": files} if listed else {})
 
 
+def last_data(about: JSONObject) -> JSONObject | None:
+    """The data of the last process that continued a run with other files, else those of its start; from run.json."""
+    return next((one["data"] for one in reversed([about, *(about.get("resumed") or ())]) if one.get("data")), None)
+
+
 def trained(place: Path, name: str) -> JSONObject:
     """The source that trained the run in `place`, from its run.json: {"folder": name, "seed", "commit", "dirty"}.
 

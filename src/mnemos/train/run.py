@@ -21,7 +21,7 @@ from mnemos.config import DataConfig, to_dict
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .provenance import command_line, data_read, now, provenance, source
+from .provenance import command_line, data_read, last_data, now, provenance, source
 from .recipe import Recipe, as_json, as_written
 from .sinks import Sink, open_sink
 
@@ -97,7 +97,7 @@ class RunFolder:
         """
         about, notes = _json(self.folder / "run.json"), []
         entry = {"step": step, "at": now(), **source(), "command": command_line()}
-        before = next((one["data"] for one in reversed([about, *about["resumed"]]) if "data" in one), None)
+        before = last_data(about)
         found = data_read(data)
         if before is not None and before.get("sha256") and before["sha256"] != found.get("sha256"):
             entry["data"] = found

@@ -16,7 +16,7 @@ from mnemos.config import ModelConfig, to_dict
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
-from mnemos.evaluate.predict import PREPROCESSING, read_preprocessing
+from mnemos.evaluate.predict import PREPROCESSING
 from mnemos.evaluate.probe import probe
 from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.evaluate.state_controls import control_lines, state_controls
@@ -24,14 +24,14 @@ from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
-from mnemos.types import InputError, JSONObject
+from mnemos.types import JSONObject
 
-from .checks import check_task, complete
+from .checks import complete
 from .continuing import final_weights
 from .loop import train
+from .other_data import open_data
 from .progress import NoProgress, progress
 from .recipe import Recipe
-from .recipe_fields import with_fields
 from .recipe_files import read_recipe
 from .scored_batches import scored_batches
 from .sharding import load_model_state
@@ -152,45 +152,20 @@ def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], displa
         yield from task.segments(batch, recipe.train.rollout.segment_length)
 
 
-def open_run(folder: Path, fields: Sequence[str] = ()) -> tuple[Recipe, Task, nn.Module]:
+def open_run(
+    folder: Path, fields: Sequence[str] = (), split: Literal["valid", "test"] = "test"
+) -> tuple[Recipe, Task, nn.Module]:
     """(recipe, task, model) of a run: the model is in eval mode, on the CPU (`trained_model`).
 
-    fields: settings of the data that replace the run's, as on the command line.
+    fields: settings of the data that replace the run's, as on the command line, to score `split` (`open_data`).
     """
     recipe = read_recipe(folder)
-    if fields:
-        other = next((word for word in fields if word.startswith("--") and not word.startswith("--data.")), None)
-        if other is not None:
-            raise InputError(
-                f"{folder}: expected settings of the data, --data.FIELD value, found {other}; leave it out"
-            )
-        recipe = with_fields(recipe, fields, f"mnemos eval {folder}")
     model = trained_model(folder, recipe)
-    task = recipe.data.build()
     if fields:
-        try:
-            check_task(recipe, task)
-        except InputError as error:
-            problem = str(error).rpartition("; ")[0]
-            raise InputError(
-                f"{folder}: expected data that fit the run's model: {problem}; choose other data"
-            ) from None
-        _check_names(folder, task)
+        recipe, task = open_data(folder, recipe, fields, split)
+    else:
+        task = recipe.data.build()
     return recipe, task, model
-
-
-def _check_names(folder: Path, task: Task) -> None:
-    """Raise InputError if the classes of other data have other names than those that the run's model was trained on."""
-    about = task.preprocessing()
-    if about is None or not (folder / RUN_MODEL / PREPROCESSING).is_file():
-        return
-    known, found = read_preprocessing(folder).names, about.names
-    if known != found:
-        first = next((a, b) for a, b in zip(known, found, strict=True) if a != b)
-        raise InputError(
-            f"{folder}: expected data with the classes of the run, such as {first[0]!r}, found {first[1]!r}; name the "
-            "class folders as the run's data do"
-        )
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
@@ -209,13 +184,14 @@ def evaluate_run(
     The controls of its state (`state_controls`) are printed below them.
     All rows are scored, also those that the run left out (`TrainConfig.test_rows`).
 
-    fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER]. What the splits
-    of these data hold is printed. Raises InputError for other settings, and for data that do not fit the model.
+    fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER]. Data without
+    splits of their own are scored whole. A line says what is scored. Raises InputError for other settings, and for data
+    that do not fit the model.
 
     Returns {"as trained": scores, "emptied": scores, …} (`evaluate.controls`). The task's own lines (`Task.show`, for
     example transcriptions) are printed below the scores.
     """
-    recipe, task, model = open_run(Path(folder), fields)
+    recipe, task, model = open_run(Path(folder), fields, split)
     recipe = replace(recipe, train=replace(recipe.train, valid_rows=0, test_rows=0))
     metric = task.metrics[0]
     for line in task.about if fields else ():
@@ -224,7 +200,8 @@ def evaluate_run(
         batches = partial(_batches, recipe, task, split, display)
         score = evaluate(model, batches(), task)
         scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches, task)}
-    print(f"{folder}: {recipe.name}, {split} split of {task.size(split):,} targets")
+    what = "all" if task.whole else f"{split} split of"
+    print(f"{folder}: {recipe.name}, {what} {task.size(split):,} targets")
     for name, found in scores.items():
         note = CONTROLS.get(name, "")
         print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
