@@ -195,7 +195,7 @@ def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
     assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
 
 
-@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "metric"])
+@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "start", "weights", "metric"])
 def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
     runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
@@ -206,6 +206,9 @@ def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
         if (change, run.name) == ("files since", "b"):
             about["resumed"] = [{"data": {"sha256": "1"}}, {}]
         training = recipe["train"] | {"test_rows": 100 if (change, run.name) == ("rows", "b") else 0}
+        if (change, run.name) != ("start", "b"):  # the others start from one run, b from random weights
+            training["init_from"] = "runs/one"
+            about["weights"] = {"run": "runs/one", "sha256": "3" if (change, run.name) == ("weights", "b") else "4"}
         (run / "recipe.json").write_text(json.dumps(recipe | {"data": data, "train": training}))
         (run / "run.json").write_text(json.dumps(about))
     if change == "metric":

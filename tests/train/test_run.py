@@ -146,3 +146,16 @@ def test_resuming_elsewhere_is_noted(tmp_path, monkeypatch):
     resumed = json.loads((run.folder / "run.json").read_text())["resumed"]
     assert [entry["step"] for entry in resumed] == [3, 5]
     assert all({"commit", "dirty"} < set(entry) for entry in resumed)
+
+
+def test_a_run_that_starts_again_from_other_weights_says_so(tmp_path):
+    """It had no checkpoint yet, and the run that it starts from was trained for longer in the meantime."""
+    weights = {"run": "runs/one", "sha256": "1", "tensors": 3}
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu", weights)
+    assert run.resumed(0, RECIPE.data, weights) == []
+    (note,) = run.resumed(0, RECIPE.data, {**weights, "sha256": "2"})
+    assert note.startswith("the weights of runs/one have changed")
+    assert run.resumed(0, RECIPE.data, {**weights, "sha256": "2"}) == []
+    run.close()
+    about = json.loads((tmp_path / "a/run.json").read_text())
+    assert [one.get("weights", {}).get("sha256") for one in (about, *about["resumed"])] == ["1", None, "2", None]

@@ -107,8 +107,8 @@ def _apart(comparisons: Sequence[Comparison]) -> list[str]:
     return [
         f"These runs have {len(comparisons)} tasks, so they are shown side by side and not ranked: "
         "a number of one task says nothing about a number of another.",
-        f"The tasks differ in data, splits or metric: {differences(comparisons)}. Each task has its own part below, "
-        "with its own axes.",
+        f"The tasks differ in data, splits, starting weights or metric: {differences(comparisons)}. "
+        "Each task has its own part below, with its own axes.",
     ]
 
 

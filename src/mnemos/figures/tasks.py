@@ -1,4 +1,4 @@
-"""Runs grouped by task: only runs with equal data, splits and metric are compared; others are shown side by side."""
+"""Runs grouped by task: runs with equal data, splits, starting weights and metric are compared, others are not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,11 @@ from .results import Comparison, RunRecord
 
 @dataclass(frozen=True)
 class TaskKey:
-    """What decides whether two runs can be ranked: the data's settings and hash, the rows scored, and the metric.
+    """What decides whether two runs can be ranked: data, rows, starting weights and metric.
 
-    metric: None for a run that is not finished, which belongs to any task with its data.
+    data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from,
+    because training of another run is an advantage. metric: None
+    for a run that is not finished, which belongs to any task with its data.
     """
 
     data: tuple[tuple[str, str], ...]
@@ -30,8 +32,7 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     """The key of a run's task. metric: the one that the run's comparison uses, by default the run's own."""
     settings = flat(_completed(run.recipe.get("data")), "data")
     about = run.provenance or {}
-    # The data that the run was scored on: of the last process that continued it with other files.
-    found = next((one["data"] for one in (*reversed(about.get("resumed") or ()), about) if one.get("data")), None)
+    found = _latest(about, "data")  # that the run was scored on
     if isinstance(found, dict) and found.get("sha256"):
         # Where the files are hashed, the hash says what they are.
         settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in PLACES}
@@ -41,8 +42,26 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     training = run.recipe.get("train")
     if isinstance(training, dict) and training.get("test_rows"):  # scored on a part of the test split
         settings["train.test_rows"] = training["test_rows"]
+    settings["starting weights"] = _weights(training, about)
     data = tuple(sorted((name, str(value)) for name, value in settings.items()))
     return TaskKey(data, metric or (run.result or {}).get("metric"))
+
+
+def _latest(about: JSONObject, name: str) -> object:
+    """An entry of run.json of the last process that continued the run with another one, else of its start."""
+    return next((one[name] for one in (*reversed(about.get("resumed") or ()), about) if one.get(name)), None)
+
+
+def _weights(training: object, about: JSONObject) -> str:
+    """The weights that a run started from: random ones, or those of another run by their hash."""
+    path = training.get("init_from") if isinstance(training, dict) else None
+    if not path:
+        return "random"
+    found = _latest(about, "weights")
+    # A run of an older version names the folder alone, whose weights may be others by now.
+    if isinstance(found, dict) and found.get("sha256"):
+        return f"of {str(found['sha256'])[:12]}"
+    return f"of {path}, without a hash"
 
 
 def grouped(runs: Sequence[RunRecord], known: Sequence[TaskKey | None] = ()) -> list[list[RunRecord]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
 from .recipe_files import read_recipe
@@ -38,10 +38,15 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Start:
-    """The weights of a run that fit another model, by name. about: one line on what fits and what does not."""
+    """The weights of a run that fit another model, by name. about: one line on what fits and what does not.
+
+    source: what run.json records, {"run": the folder, "sha256": of the names, types, shapes and bytes of all tensors of
+    the run's model, "tensors": how many of them fit}.
+    """
 
     weights: dict[str, Tensor]
     about: str
+    source: JSONObject
 
     @classmethod
     def read(cls, folder: Path, model: nn.Module) -> "Start":
@@ -68,7 +73,8 @@ class Start:
         new = [name for name in own if name not in fitting]
         said = ", ".join(new[:4]) + (f" and {len(new) - 4} more" if len(new) > 4 else "")
         about = f"starts from {folder}: {len(fitting)} of {len(own)} tensors" + (f"; new: {said}" if new else "")
-        return cls(fitting, about)
+        origin = {"run": str(folder), "sha256": checkpoint.digest(saved, ""), "tensors": len(fitting)}
+        return cls(fitting, about, origin)
 
     def load(self, model: nn.Module) -> None:
         """Load the weights into the model; sharded parameters are loaded as shards."""

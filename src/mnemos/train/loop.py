@@ -112,7 +112,7 @@ def _train(
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
             start = Start.read(Path(recipe.train.init_from), checked)
-        run, saved, result = _open(fabric, recipe, folder, resume, longer)
+        run, saved, result = _open(fabric, recipe, folder, resume, longer, start.source if start else None)
         if result is not None:
             if model is not None:
                 load_model_state(model, final_weights(folder))
@@ -319,7 +319,7 @@ class _StopRequestedError(Exception):
 
 
 def _open(
-    fabric: Fabric, recipe: Recipe, folder: Path, resume: bool, longer: bool
+    fabric: Fabric, recipe: Recipe, folder: Path, resume: bool, longer: bool, weights: JSONObject | None
 ) -> tuple[RunFolder | None, JSONObject | None, JSONObject | None]:
     """Open the run's folder: (run, on the first process only; checkpoint to continue from; result if finished)."""
     run, saved, problem, step, result = None, None, None, 0, None
@@ -331,9 +331,9 @@ def _open(
                 run = RunFolder.resume(folder, recipe)
                 result = run.result
                 if result is None:
-                    step, saved = _prepare(run, recipe)
+                    step, saved = _prepare(run, recipe, weights)
             else:
-                run = RunFolder.start(folder, recipe, devices.device_name(fabric.device))
+                run = RunFolder.start(folder, recipe, devices.device_name(fabric.device), weights)
         except InputError as error:
             problem = str(error)
             if run is not None:
@@ -372,7 +372,7 @@ def _but_steps(recipe: JSON) -> JSON:
     return {**recipe, "train": {name: value for name, value in train.items() if name != "steps"}}
 
 
-def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, JSONObject | None]:
+def _prepare(run: RunFolder, recipe: Recipe, weights: JSONObject | None) -> tuple[int, JSONObject | None]:
     """Read the checkpoint to continue from and remove later lines of metrics.jsonl: (step, checkpoint)."""
     found = checkpoint.newest(run.checkpoints)
     step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
@@ -382,6 +382,6 @@ def _prepare(run: RunFolder, recipe: Recipe) -> tuple[int, JSONObject | None]:
             "another recipe; remove it"
         )
     run.trim(step)
-    for note in [*notes, *run.resumed(step, recipe.data)]:
+    for note in [*notes, *run.resumed(step, recipe.data, weights)]:
         print(note, file=sys.stderr)
     return step, saved

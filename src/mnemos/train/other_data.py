@@ -12,7 +12,7 @@ from mnemos.models.store import RUN_MODEL
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task
-from .provenance import data_read, last_data
+from .provenance import data_read, latest
 from .recipe import Recipe
 from .recipe_fields import with_fields
 
@@ -60,7 +60,7 @@ def _places(data: JSON) -> list[Path | None]:
 def _known(folder: Path) -> JSONObject:
     """The data files that a run has read, from its run.json; {} if they are unknown."""
     path = folder / "run.json"
-    return last_data(json.loads(path.read_text())) or {} if path.is_file() else {}
+    return latest(json.loads(path.read_text()), "data") or {} if path.is_file() else {}
 
 
 def _found(data: DataConfig) -> JSONObject:

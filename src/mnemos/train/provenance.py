@@ -106,9 +106,9 @@ def data_read(data: DataConfig) -> JSONObject:
     return summary | ({"files": files} if listed else {})
 
 
-def last_data(about: JSONObject) -> JSONObject | None:
-    """The data of the last process that continued a run with other files, else those of its start; from run.json."""
-    return next((one["data"] for one in reversed([about, *(about.get("resumed") or ())]) if one.get("data")), None)
+def latest(about: JSONObject, name: str) -> JSONObject | None:
+    """An entry of a run.json, such as "data", as the last process that continued the run with another one wrote it."""
+    return next((one[name] for one in reversed([about, *(about.get("resumed") or ())]) if one.get(name)), None)
 
 
 def trained(place: Path, name: str) -> JSONObject:

@@ -21,7 +21,7 @@ from mnemos.config import DataConfig, to_dict
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .provenance import command_line, data_read, last_data, now, provenance, source
+from .provenance import command_line, data_read, latest, now, provenance, source
 from .recipe import Recipe, as_json, as_written
 from .sinks import Sink, open_sink
 
@@ -40,8 +40,11 @@ class RunFolder:
         self._sink: Sink | None = None
 
     @classmethod
-    def start(cls, folder: str | Path, recipe: Recipe, device: str) -> "RunFolder":
-        """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it."""
+    def start(cls, folder: str | Path, recipe: Recipe, device: str, weights: JSONObject | None = None) -> "RunFolder":
+        """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it.
+
+        weights: `Start.source` of the run that the weights are taken from, for run.json.
+        """
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: expected a folder for the run, found a file; name another folder")
@@ -61,7 +64,10 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
         run = cls(folder, recipe)
-        about = {**provenance(recipe.train.seed, device, recipe.data), "finished": None, "resumed": []}
+        about = provenance(recipe.train.seed, device, recipe.data)
+        if weights is not None:
+            about["weights"] = weights
+        about |= {"finished": None, "resumed": []}
         write_json(folder / "run.json", about)
         write_json(folder / "recipe.json", to_dict(recipe))
         run.trim(0)
@@ -90,14 +96,16 @@ class RunFolder:
         path = self.folder / "result.json"
         return _json(path) if path.is_file() else None
 
-    def resumed(self, step: int, data: DataConfig) -> list[str]:
+    def resumed(self, step: int, data: DataConfig, weights: JSONObject | None = None) -> list[str]:
         """Record in run.json that the run continues after `step`, with the data if these are others than before.
 
-        Returns a warning if the number of threads changed, and one if the data files changed.
+        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights; they are
+        recorded if they are others than before. Returns a warning for each of data, weights and number of threads that
+        changed.
         """
         about, notes = _json(self.folder / "run.json"), []
         entry = {"step": step, "at": now(), **source(), "command": command_line()}
-        before = last_data(about)
+        before = latest(about, "data")
         found = data_read(data)
         if before is not None and before.get("sha256") and before["sha256"] != found.get("sha256"):
             entry["data"] = found
@@ -106,6 +114,9 @@ class RunFolder:
                 f"the data files have changed, from {sizes[0]} to {sizes[1]}: the results are not those of a run on "
                 "either; put the files back, or start a new run"
             )
+        if weights is not None and weights["sha256"] != (latest(about, "weights") or {}).get("sha256"):
+            entry["weights"] = weights
+            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
         about["resumed"].append(entry)
         write_json(self.folder / "run.json", about)
         threads = torch.get_num_threads()
