@@ -51,6 +51,10 @@ _is_batched: Callable[[Tensor], bool] | None = getattr(
 _dispatch_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _function_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_function_stack", None)
 _graph_task: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
+_autograd: Any = getattr(torch._C, "_autograd", None)
+_next_number: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)
+_current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
+_saving: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def transformed(*tensors: Tensor) -> bool:
@@ -98,6 +102,58 @@ _BACKWARD = {
     ("torch.utils.checkpoint", "unpack_hook"),  # a device's own thread
     ("torch.utils.checkpoint", "backward"),
 }
+
+
+def assert_in_graph(condition: Tensor, message: str) -> None:
+    """Raise RuntimeError with `message` when `condition`, a scalar of booleans, is False, also in a compiled graph.
+
+    The public `torch._assert` reads the value, which a graph does not have. Fallback: nothing is raised.
+    """
+    check = getattr(torch, "_assert_async", None)
+    if check is not None:
+        check(condition, message)
+
+
+def next_node_number() -> int:
+    """The number of the next node that this thread adds to autograd's graph. Nodes are numbered in order.
+
+    Fallback: −1, and `backward_node_number` is None.
+    """
+    return -1 if _next_number is None else _next_number()
+
+
+def backward_node_number() -> int | None:
+    """The number of the node whose backward runs in this thread; None if none does, or it is not known (fallback)."""
+    node = None if _current_node is None or _next_number is None else _current_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def repeats_saved_tensors() -> bool:
+    """Inside a backward: whether a forward is repeated because a node of it needs the tensors that it saved.
+
+    That is non-reentrant checkpointing, where the node was added by the forward. Otherwise the running node's own
+    backward repeats the forward, as reentrant checkpointing and reversible layers do, and was added before it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if where == ("torch.utils.checkpoint", "unpack_hook"):
+            return True
+        if where == ("torch.autograd.graph", "_engine_run_backward"):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def to_be_repeated() -> bool:
+    """Whether this code may run again in a backward: it saves no tensors, or something else saves them in its place.
+
+    Fallback: True, which costs memory.
+    """
+    if not torch.is_grad_enabled() or _saving is None:
+        return True
+    hooks = _saving(True)
+    return hooks is not None and "_recomputation_hook" not in getattr(hooks[0], "__qualname__", "")
 
 
 def write_count(tensor: Tensor) -> int | None:

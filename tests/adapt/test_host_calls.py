@@ -8,7 +8,7 @@ from torch import nn
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.adapt import HostBranch
-from mnemos.adapt.host import valid_tokens
+from mnemos.adapt.masks import valid_tokens
 from mnemos.memory.gated_cache import caches
 
 PADDED = [name for name in ZOO if example(name, 1).valid is not None or name.startswith(("hf_marian", "hf_bart"))]

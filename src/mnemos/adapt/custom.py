@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-from .host import AttentionInput, Call, Host, Site, argument, hides_the_future, reach, valid_tokens
+from .host import AttentionInput, Call, Host, Site, argument, reach
+from .masks import refuse_causal, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -59,7 +60,7 @@ class Reader:
         mask: Tensor | None = None
         for one in self.masks:
             given = one.of(args, kwargs)
-            valid = _valid(kind, given, "padding" in one.name, rows) if isinstance(given, Tensor) else None
+            valid = _valid(given, "padding" in one.name, rows) if isinstance(given, Tensor) else None
             if valid is not None:
                 mask = valid if mask is None else mask & valid
         if any(one.of(args, kwargs) for one in self.causal):
@@ -74,13 +75,12 @@ def tokens_of(args: tuple, kwargs: dict) -> Tensor | None:
     return next((x for x in found if isinstance(x, Tensor) and x.dim() in (3, 4) and x.is_floating_point()), None)
 
 
-def _valid(kind: str, mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
+def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     b, t = x.shape[:2]
     if mask.shape[-2:] == (t, t) and mask.shape != (b, t):  # by query and key: a mask of positions, unless it has rows
-        if hides_the_future(mask, hidden=padding):
-            raise _causal(kind)
+        shown = refuse_causal(mask, x, hides=padding)
         if mask.dim() == 2 or (mask.dim() == 3 and len(mask) != b):
-            return None
+            return shown
         mask = mask[:, None] if mask.dim() == 3 else mask
     if not mask.is_floating_point():
         mask = ~mask.bool() if padding else mask.bool()

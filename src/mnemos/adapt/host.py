@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
+
+from .masks import valid_tokens
 
 
 class AttentionInput(NamedTuple):
@@ -211,38 +212,3 @@ class _Padded:
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
         x = argument(args, kwargs, 0, "hidden_states")
         return Call(x, valid_tokens(argument(args, kwargs, self.index, self.name), x))
-
-
-def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
-    """The valid tokens [B, T] by a host's attention mask: bool (True = attend) or additive, [B, T] or [B, 1, Q, T].
-
-    A token is valid if at least one query may attend to it. None: no mask. Raises InputError for other shapes.
-    """
-    if mask is None:
-        return None
-    b, t = x.shape[:2]
-    if not isinstance(mask, Tensor) or mask.shape[-1] != t or mask.dim() not in (2, 4) or mask.shape[0] not in (1, b):
-        found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {found}")
-    if mask.dim() == 2:
-        kept = mask if mask.dtype == torch.bool else mask > 0
-    elif mask.dtype == torch.bool:
-        kept = mask.any(2).any(1)
-    else:
-        kept = mask.amax((1, 2)) > torch.finfo(mask.dtype).min / 2
-    return kept.expand(b, t)
-
-
-def hides_the_future(mask: Tensor | None, hidden: bool) -> bool:
-    """Whether an attention mask [..., T, T] is causal: it hides all later tokens from each token, and not all earlier.
-
-    hidden: the value by which a mask of booleans hides, True in PyTorch's modules and False in its functions; an
-    additive mask hides by −∞. Cost O(T²). False under torch.compile, where the values cannot be read.
-    """
-    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
-        return False
-    if torch.compiler.is_compiling() or mask.is_meta:
-        return False
-    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
-    unseen = mask == hidden if mask.dtype == torch.bool else mask < -1
-    return bool(unseen[..., later].all()) and not bool(unseen[..., later.T].all())

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from .host import Call, Host, Site, argument, config_field, padded, valid_tokens
+from .host import Call, Host, Site, argument, config_field, padded
+from .masks import valid_tokens
 
 _DECODER = "it is in a decoder: a shared cache would show it the future"
 _ACROSS = "it attends across two sequences: a cache needs an input of its own"

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
@@ -16,13 +18,12 @@ from .host import (
     Host,
     Site,
     argument,
-    hides_the_future,
     never,
     nowhere,
     tokens_in,
-    valid_tokens,
     with_paper,
 )
+from .masks import CAUSAL, refuse_causal, valid_tokens
 
 IMAGE = (224, 224)  # of a model that does not declare it
 POOLED_QUERIES = "it pools its queries: it returns fewer tokens than it takes"
@@ -50,12 +51,10 @@ def _rotary(module: object, args: tuple, kwargs: dict) -> Call:
 
 def _with_mask(args: tuple, kwargs: dict, index: int) -> Call:
     x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, index, "attn_mask")
-    if argument(args, kwargs, index + 1, "is_causal") or hides_the_future(mask, hidden=False):
-        raise InputError(
-            "a cached Attention: expected a call without a causal mask, found that it was called causally; "
-            "a shared cache would show it the future: leave it out with where="
-        )
-    return Call(x, valid_tokens(mask, x) if mask is not None and mask.dim() == 4 else None)
+    if argument(args, kwargs, index + 1, "is_causal"):
+        raise InputError(CAUSAL)
+    has_rows = isinstance(mask, Tensor) and mask.dim() == 4
+    return Call(x, valid_tokens(mask, x) if has_rows else refuse_causal(mask, x))
 
 
 _PART = (

@@ -5,35 +5,55 @@ import sys
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import assert_in_graph
 from mnemos.types import InputError
 
-from .host import AttentionInput, Call, Host, Site, argument, hides_the_future, nowhere
+from .host import AttentionInput, Call, Host, Site, argument, nowhere
+from .masks import CAUSAL, both, refuse_causal
+
+_OTHER_KEYS = (
+    "a cached MultiheadAttention: expected the same values as query and key, found others; an attention across two "
+    "sequences cannot have a cache: leave it out with where="
+)
 
 
 def _call(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
     query, key = (argument(args, kwargs, i, name) for i, name in enumerate(("query", "key")))
-    if key is not query:
-        raise InputError(
-            "a cached MultiheadAttention: expected one tensor as query and key, found two; an attention across two "
-            "sequences cannot have a cache: leave it out with where="
-        )
-    if argument(args, kwargs, 7, "is_causal") or hides_the_future(argument(args, kwargs, 5, "attn_mask"), hidden=True):
-        raise InputError(
-            "a cached MultiheadAttention: expected a call without a causal mask, found that it was called causally; a "
-            "shared cache would show it the future: leave it out with where="
-        )
     if query.is_nested:
         raise InputError("a cached MultiheadAttention: expected padded tensors, found nested tensors; pad them")
+    if key is not query:
+        _same(query, key)
+    if argument(args, kwargs, 7, "is_causal"):
+        raise InputError(CAUSAL)
     padding = argument(args, kwargs, 3, "key_padding_mask")
+    valid = None if padding is None else _valid(padding)
+    attended = argument(args, kwargs, 5, "attn_mask")
     if query.dim() == 2:  # no batch
-        return Call(query[None], None if padding is None else _valid(padding)[None])
+        x = query[None]
+        valid = None if valid is None else valid[None]
+        return Call(x, both(valid, refuse_causal(attended, x, hides=True)))
     x = query if module.batch_first else query.transpose(0, 1)
-    mask = None if padding is None else _valid(padding)
-    if mask is not None and mask.shape != x.shape[:2]:
+    if valid is not None and valid.shape != x.shape[:2]:
         raise InputError(
-            f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(mask.shape)}; pass one value per token"
+            f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(valid.shape)}; pass one value per token"
         )
-    return Call(x, mask, "batch" if module.batch_first else "time")
+    return Call(x, both(valid, refuse_causal(attended, x, hides=True)), "batch" if module.batch_first else "time")
+
+
+def _same(query: Tensor, key: Tensor) -> None:
+    """Raise InputError unless two tensors have equal values, as where a model adds its positions to each anew.
+
+    In a graph, whose values are not known, an assertion raises RuntimeError at run time.
+    """
+    if query.shape != key.shape:
+        raise InputError(_OTHER_KEYS)
+    if query.is_meta:
+        return
+    equal = ((query == key) | (query.isnan() & key.isnan())).all()
+    if torch.compiler.is_compiling():
+        assert_in_graph(equal, _OTHER_KEYS)
+    elif not equal:
+        raise InputError(_OTHER_KEYS)
 
 
 def _valid(padding: Tensor) -> Tensor:

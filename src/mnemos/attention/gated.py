@@ -176,7 +176,7 @@ class GatedCacheAttention(GatedBranch):
 
     def _carried(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Not causal, a cache per row: all tokens of a row read the C_t that they update."""
-        before = self.cache.clone()
+        before = self.contents()
         if walked is not None:
             before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
         new = self.update(summary, before, mask, self.grid)
@@ -188,7 +188,7 @@ class GatedCacheAttention(GatedBranch):
     def _walk(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Causal: block by block; each block reads the cache that the earlier blocks built."""
         shared = self.grc.scope == "shared"
-        start = self.cache.clone()
+        start = self.contents()
 
         def advance(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start, valid)

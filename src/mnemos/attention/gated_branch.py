@@ -80,8 +80,7 @@ class GatedBranch(GatedCache):
 
         In training the batch mean becomes the stored cache's successor.
         """
-        # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
-        before = self.cache.clone()
+        before = self.contents()
         new = self.update(source, before, mask, self.grid)
         if self.training:
             mean, rows = self.batch_mean(new, None if mask is None else mask.any(1))

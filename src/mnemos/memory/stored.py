@@ -1,10 +1,9 @@
 """A stored cache as a module: a buffer that outlives the forward and is updated in two phases.
 
 A training forward reads `cache` and writes its successor to `pending`; the next training forward of the whole model,
-`eval()` or a save promotes `pending` to `cache`. A recomputed forward (activation checkpointing) therefore reads what
-the first forward read, a forward that fails changes nothing, and no tensor that autograd saved is written. One limit:
-if two checkpointed training forwards run before the backward pass of the first, the second one promotes, and the
-recomputation of the first reads the newer cache. Put such forwards into one `accumulate_caches(model)`.
+`eval()` or a save promotes `pending` to `cache`. A forward that fails therefore changes nothing, and no tensor that
+autograd saved is written. A forward that activation checkpointing repeats reads what it read the first time, also if
+other forwards have promoted since (see `reads`), and writes nothing.
 """
 
 import contextlib
@@ -15,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mnemos._compat import Moving, in_backward
+from mnemos._compat import Moving, in_backward, transformed
+
+from .reads import Reads
 
 
 class StoredCache(Moving):
@@ -38,18 +39,30 @@ class StoredCache(Moving):
         self.complete = True  # the forward that wrote `pending` ended without an error
         self.writes = True  # False: training forwards read the cache and leave nothing pending
         self.accumulates = False
+        self.reads = Reads()
         self.register_load_state_dict_post_hook(_after_load)
         self.register_state_dict_pre_hook(_before_save)
 
     def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Move what is pending with the cache."""
         self.pending, self.pending_rows = fn(self.pending), fn(self.pending_rows)
+        self.reads = Reads()
 
     def train(self, mode: bool = True) -> Self:
         """Like `nn.Module.train`; leaving training mode promotes `pending`."""
         if self.training and not mode:
             promote([self])
         return super().train(mode)
+
+    def contents(self) -> Tensor:
+        """A copy of the cache [Tm, D], which later forwards do not write; a repeated forward gets its first one's."""
+        if not self.training or torch.compiler.is_compiling() or transformed(self.cache):
+            return self.cache.clone()
+        if recomputing():
+            return self.reads.again(self.cache)
+        content = self.cache.clone()
+        self.reads.add(self.cache, content)
+        return content
 
     def stage(self, successor: Tensor, rows: Tensor) -> None:
         """Write `successor` [Tm, D], the result of `rows` rows, to `pending`; a recomputed forward writes nothing."""

@@ -53,8 +53,8 @@ class TokenCache(StoredCache):
                 f"{tuple(x.shape)}; build it for this size"
             )
         began = self.training and self.complete and begin_forward([self])
-        # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
-        kept = torch.where((self.cache != 0).any(), self.cache.to(x.dtype), x.repeat(1, self.images, 1))
+        before = self.contents()
+        kept = torch.where((before != 0).any(), before.to(x.dtype), x.repeat(1, self.images, 1))
         if self.training:
             self._keep(x)
         if began:

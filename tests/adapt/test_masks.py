@@ -1,0 +1,220 @@
+"""Causal masks never reach a shared cache, in eager mode, compiled, exported or traced; what is not causal does."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hosts import build, close, libraries, open_caches
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.adapt.masks import refuse_causal
+
+T = 7
+LATER = torch.ones(T, T, dtype=torch.bool).triu(1)
+VALID = torch.arange(T) < torch.tensor([7, 4, 2])[:, None]
+BLOCKS = torch.arange(T)[:, None] // 3 - torch.arange(T) // 3
+DISTANCE = torch.arange(T)[:, None] - torch.arange(T)
+HIDDEN = {  # where a query does not see a key
+    "causal": LATER,
+    "causal, of the last tokens": LATER & (DISTANCE.abs() < 9),
+    "causal, of a window": LATER | (DISTANCE > 2),
+    "causal by blocks": BLOCKS < 0,
+    "causal after a prefix": LATER & (torch.arange(T) > 2),
+    "causal and padded": LATER | ~VALID[:, None, None],
+    "causal and padded, for queries too": LATER | ~VALID[:, None, None] | ~VALID[:, None, :, None],
+    "causal in one row": LATER & (torch.arange(3) == 1)[:, None, None, None],
+    "causal, of two tokens": LATER[:2, :2],
+}
+TAKEN = {
+    "nothing": LATER & False,
+    "a window": DISTANCE.abs() > 2,
+    "blocks": BLOCKS != 0,
+    "padding": (~VALID[:, None, None]).expand(3, 1, T, T),
+    "padding, for queries too": ~(VALID[:, None, None] & VALID[:, None, :, None]),
+    "padding that sees itself": (~VALID[:, None, None]) & (DISTANCE != 0),
+    "a token alone": (torch.arange(T) > 0).expand(T, T).clone(),
+    "at random": torch.rand(T, T, generator=torch.Generator().manual_seed(0)) > 0.5,
+    "nothing of one token": LATER[:1, :1],
+}
+
+
+def tokens(mask: Tensor) -> Tensor:
+    return torch.randn(3, mask.shape[-1], 12, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", [*HIDDEN, *TAKEN])
+def test_which_masks_are_causal(name):
+    hidden = {**HIDDEN, **TAKEN}[name]
+    for low in (-torch.inf, torch.finfo(torch.float32).min, -1e4):
+        for mask, hides in (
+            (hidden, True),
+            (~hidden, False),
+            (torch.zeros(hidden.shape).masked_fill(hidden, low), False),
+            ((~hidden).long(), False),
+        ):
+            call = functools.partial(refuse_causal, mask, tokens(mask), hides)
+            if name in HIDDEN:
+                with pytest.raises(InputError, match="causally"):
+                    call()
+            else:
+                assert call() is None
+
+
+def test_a_bias_for_positions_is_no_mask():
+    for bias in (-2.0 * DISTANCE.abs(), DISTANCE.clamp(max=0) * 3.0):  # the second lowers what is later alone
+        assert refuse_causal(bias, tokens(bias)) is None
+
+
+def test_masks_of_every_head():
+    """[B·H, T, T], as MultiheadAttention takes them: causal where no head sees a later token."""
+    half = torch.stack([LATER, LATER & False]).repeat(3, 1, 1)
+    assert refuse_causal(half, tokens(half), hides=True) is None
+    with pytest.raises(InputError, match="causally"):
+        refuse_causal(LATER.expand(6, T, T), tokens(half), hides=True)
+
+
+def test_a_mask_is_judged_again_when_it_is_written():
+    mask = torch.zeros(T, T)
+    assert refuse_causal(mask, tokens(mask)) is None
+    mask.masked_fill_(LATER, -torch.inf)
+    with pytest.raises(InputError, match="causally"):
+        refuse_causal(mask, tokens(mask))
+    with torch.inference_mode():
+        other = torch.zeros(T, T)
+        assert refuse_causal(other, tokens(other)) is None
+        other.masked_fill_(LATER, -torch.inf)
+        with pytest.raises(InputError, match="causally"):
+            refuse_causal(other, tokens(other))
+
+
+def test_a_mask_without_values_is_not_read():
+    mask = torch.ones(3, 3, dtype=torch.bool, device="meta")
+    assert refuse_causal(mask, torch.ones(1, 3, 2, device="meta"), hides=True) is None
+
+
+class Calls(nn.Module):
+    """One tensor and a mask in, one tensor out: for tracers."""
+
+    def __init__(self, attention: nn.Module, name: str) -> None:
+        super().__init__()
+        self.attention, self.name = attention, name
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if isinstance(self.attention, nn.MultiheadAttention):
+            return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        return self.attention(x, attn_mask=mask)
+
+
+def cached(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "torch":
+        attention: nn.Module = nn.MultiheadAttention(12, 2, batch_first=True)
+    else:
+        attention = libraries.timm().layers.attention.Attention(12, 2)
+    mnemos.cache(attention, GRC(length=4))
+    open_caches(attention)
+    return Calls(attention, name).eval()
+
+
+def exported(model: nn.Module, *args: Tensor) -> Any:
+    return torch.export.export(model, args).module()
+
+
+def compiled(model: nn.Module, *args: Tensor, backend: str = "aot_eager") -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+def traced(model: nn.Module, *args: Tensor) -> Any:
+    with torch.no_grad():
+        return torch.jit.trace(model, args, check_trace=False)
+
+
+HOW = [exported, compiled, traced]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [exported, compiled])
+@pytest.mark.parametrize("name", ["torch", "timm"])
+def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
+    model, x = cached(name), torch.randn(3, T, 12)
+    bias = -0.1 * DISTANCE.abs()
+    graph = how(model, x, bias)
+    close(graph(x, bias), model(x, bias), 1e-5)
+    with pytest.raises(Exception, match="called causally"):
+        graph(x, bias.masked_fill(LATER, -torch.inf))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["torch", "timm"])
+def test_a_graph_without_its_assertions_shows_no_future(name, how, monkeypatch):
+    """As formats are that drop them: an output does not depend on later tokens."""
+    monkeypatch.setattr("mnemos.adapt.masks.assert_in_graph", lambda *_: None)
+    model, x = cached(name), torch.randn(3, T, 12)
+    mask = torch.zeros(T, T).masked_fill(LATER, -torch.inf)
+    graph = how(model, x, torch.zeros(T, T))
+    other = x.clone()
+    other[:, 3:] += 1
+    found, changed = graph(x, mask), graph(other, mask)
+    assert torch.equal(found[:, :3], changed[:, :3])
+    assert not torch.allclose(found[:, 3:], changed[:, 3:])
+    assert not torch.equal(graph(x, torch.zeros(T, T))[:, :3], graph(other, torch.zeros(T, T))[:, :3])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_causal_mask_of_four_dimensions_given_to_bert(training):
+    model, ids = build("hf_bert"), torch.randint(5, 50, (3, T))
+    mnemos.cache(model, GRC(length=3))
+    model.train(training)
+    allowed = ~LATER & VALID[:, None, None]
+    added = torch.zeros(3, 1, T, T, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
+    for mask in (allowed, added, ~LATER[None, None]):
+        with pytest.raises(InputError, match="causally"):
+            model(input_ids=ids, attention_mask=mask)
+    model(input_ids=ids, attention_mask=VALID[:, None, None].expand(3, 1, T, T))
+
+
+def positions(attention: nn.Module, x: Tensor, position: Tensor) -> Tensor:
+    """As in DETR: query and key are two tensors of equal values, and the value has no positions."""
+    return attention(x + position, x + position, x, need_weights=False)[0]
+
+
+def test_queries_and_keys_that_are_computed_twice():
+    attention = nn.MultiheadAttention(12, 2, batch_first=True).double()
+    mnemos.cache(attention, GRC(length=4))
+    open_caches(attention)
+    attention.eval()
+    x, position = torch.randn(2, 3, T, 12, dtype=torch.float64)
+    q = x + position
+    expected = attention(q, q, x, need_weights=False)[0]
+    close(positions(attention, x, position), expected)
+    x[0, 0, 0] = torch.nan  # equal all the same
+    assert positions(attention, x, position)[1:].isfinite().all()
+    for key in (q + 1, torch.cat([q, q], 1)):
+        with pytest.raises(InputError, match="the same values as query and key"):
+            attention(q, key, key)
+
+
+@pytest.mark.slow
+def test_queries_and_keys_that_are_computed_twice_in_a_graph():
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+
+        def forward(self, x: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return self.attention(x + query, x + key, x, need_weights=False)[0]
+
+    model = Positions()
+    mnemos.cache(model, GRC(length=4))
+    model.eval()
+    x, position = torch.randn(2, 3, T, 12)
+    for how in (exported, compiled):  # a trace has no assertions
+        graph = how(model, x, position, position.clone())
+        close(graph(x, position, position), model(x, position, position), 1e-5)
+        with pytest.raises(Exception, match="the same values as query and key"):
+            graph(x, position, position + 1)
