@@ -174,6 +174,20 @@ def test_more_forwards_than_are_kept_say_so():
         sum(one.sum() for one in found).backward()
 
 
+@pytest.mark.parametrize("missing", ["_next_number", "_current_node", "_saving"])
+def test_without_a_private_part_of_pytorch(missing, monkeypatch):
+    """One content is found without; of several, none is guessed."""
+    monkeypatch.setattr(f"mnemos._compat.{missing}", None)
+    model, other = cached("timm_vit"), cached("timm_vit")
+    each_block(other, False)
+    if missing == "_saving":
+        return compare(model, other, images)
+    compare(model, other, images, number=1)
+    found = [images(other.train(), seed) for seed in (1, 2)]
+    with pytest.raises(InputError, match="activation checkpointing repeats"):
+        sum(one.sum() for one in found).backward()
+
+
 def test_nothing_is_kept_without_checkpointing():
     model = cached("timm_vit")
     for seed in range(3):
