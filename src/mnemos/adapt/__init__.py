@@ -2,9 +2,20 @@
 
 from .attach import cache, uncache
 from .branch import HostBranch
+from .decoder_host import DecoderHost
 from .host import Call, Host
 from .known_hosts import register_host
 from .pretrained import from_pretrained
 from .report import Report
 
-__all__ = ["Call", "Host", "HostBranch", "Report", "cache", "from_pretrained", "register_host", "uncache"]
+__all__ = [
+    "Call",
+    "DecoderHost",
+    "Host",
+    "HostBranch",
+    "Report",
+    "cache",
+    "from_pretrained",
+    "register_host",
+    "uncache",
+]

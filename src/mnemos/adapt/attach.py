@@ -17,6 +17,8 @@ from mnemos.types import InputError
 
 from .branch import HostBranch
 from .custom import custom_host, reader
+from .decoder_branch import DecoderBranch
+from .decoder_host import DecoderHost
 from .example import Seen, first_calls
 from .hooks import attach, attach_root, detach_all
 from .host import AttentionInput, Host, Site
@@ -49,7 +51,8 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
         report = mnemos.cache(model, mnemos.GRC(preset="paper"))      # report.swapped, report.left
         mnemos.uncache(model)                                         # the model is as it was
 
-    Each attention gets a child module `grc` (a `HostBranch`). A forward hook mixes its output into the attention's.
+    Each attention gets a child module `grc` (a `HostBranch`; in a causal decoder a `DecoderBranch`, whose state is kept
+    on the model's `past_key_values`). A forward hook mixes its output into the attention's.
     The host's modules and parameters keep their names, so its own checkpoints still load, also with strict=True; a
     checkpoint without caches leaves the caches as they are. With the gate closed (λ → −∞) the outputs are the host's;
     `gate_init` sets the initial gate. Code that torch.compile made of this model is compiled again at its next call.
@@ -303,7 +306,8 @@ def _lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[
 def _branch(plan: _Planned, grc: GRC) -> HostBranch:
     dim, out_dim, heads = plan.host.sizes(plan.site.module)
     try:
-        branch = HostBranch(plan.host, plan.place, replace(grc, length=plan.length), dim, out_dim, heads)
+        kind = DecoderBranch if isinstance(plan.host, DecoderHost) else HostBranch
+        branch = kind(plan.host, plan.place, replace(grc, length=plan.length), dim, out_dim, heads)
     except InputError as error:
         raise InputError(f"{plan.site.name}: {error}") from None
     like: Tensor | None = next((p for p in plan.site.module.parameters() if p.is_floating_point()), None)

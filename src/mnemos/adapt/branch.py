@@ -1,6 +1,7 @@
 """The cached branch in a model that `cache` was called on: the child `grc` of a host's attention."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,10 @@ class HostBranch(GatedBranch):
     only the last three. See mnemos/ops/gated_cache/cost.py.
     """
 
+    carries = False  # whether the branch of a host gets the state of its rows, as scope="stream" needs
+
     def __init__(self, host: Host, place: AttentionInput, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
-        if grc.scope == "stream":
+        if grc.scope == "stream" and not self.carries:
             raise InputError(
                 'expected GRC(scope="shared"), found scope="stream"; a host passes no state from call to call'
             )
@@ -48,8 +51,8 @@ class HostBranch(GatedBranch):
             None  # called with the branch, y and lift(o_mem)
         )
 
-    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See the class."""
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, **carried: Any) -> Tensor:
+        """See the class. carried: the state of the rows, of a branch that carries it."""
         if x.dim() != 3 or x.shape[-1] != self.dim or y.shape != (*x.shape[:2], self.out_dim):
             raise InputError(
                 f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
@@ -63,7 +66,7 @@ class HostBranch(GatedBranch):
         # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:
-            mixed = self._mixed(y, self._memory(x, y, mask))
+            mixed = self._mixed(y, self._memory(x, y, mask, **carried))
             if self.convolution is not None:
                 mixed = mixed + self.convolve(x).to(y.dtype)
         except BaseException:

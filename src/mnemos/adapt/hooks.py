@@ -15,6 +15,7 @@ from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, pr
 from mnemos.memory.stored import StoredCache
 
 from .branch import HostBranch
+from .decoder_branch import DecoderBranch, mix_decoder
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
@@ -28,7 +29,8 @@ def attach(module: nn.Module, branch: HostBranch) -> None:
         remember(module, module.register_forward_pre_hook(_note_mask, with_kwargs=True))
         remember(carrier, carrier.register_forward_pre_hook(_mix_input))
     else:
-        remember(module, module.register_forward_hook(_mix_output, with_kwargs=True))
+        mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
+        remember(module, module.register_forward_hook(mix, with_kwargs=True))
     carrier.grc = branch
 
 

@@ -5,7 +5,14 @@ import warnings
 from mnemos import registry
 from mnemos.types import InputError
 
-from . import hugging_face_text_hosts, hugging_face_vision_hosts, timm_hosts, torch_hosts, torchvision_hosts
+from . import (
+    decoder_hosts,
+    hugging_face_text_hosts,
+    hugging_face_vision_hosts,
+    timm_hosts,
+    torch_hosts,
+    torchvision_hosts,
+)
 from .host import Host
 
 _OURS: tuple[Host, ...] = (
@@ -14,6 +21,7 @@ _OURS: tuple[Host, ...] = (
     *timm_hosts.HOSTS,
     *hugging_face_vision_hosts.HOSTS,
     *hugging_face_text_hosts.HOSTS,
+    *decoder_hosts.HOSTS,
 )
 _registered: dict[str, Host] = {}
 

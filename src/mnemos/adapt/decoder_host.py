@@ -1,0 +1,79 @@
+"""What an adapter declares about the attention of a causal decoder, and how its calls and masks are read."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos.types import InputError
+
+from .host import Host, argument, tokens_in
+
+_PACKED = "expected one sequence per row, found several packed into one ({}); give each sequence a row of its own"
+
+
+class DecoderCall(NamedTuple):
+    """One call of a decoder's attention: x [B, T, D], the host's mask, and the host's cache (None: new rows)."""
+
+    x: Tensor
+    mask: Any
+    past: Any
+
+
+@dataclass(frozen=True)
+class DecoderHost(Host):
+    """One attention class of causal decoders; its gated cache is updated in blocks and carried on the host's cache.
+
+    call reads the tokens alone. past: the argument with the host's cache, a transformers `Cache`. mask: the one with
+    the attention mask (see `own_tokens`). layer: the attribute with the attention's number in the cache.
+    """
+
+    call: Any = field(default=tokens_in("hidden_states"), kw_only=True)
+    past: str = field(default="past_key_values", kw_only=True)
+    mask: str = field(default="attention_mask", kw_only=True)
+    layer: str = field(default="layer_idx", kw_only=True)
+
+    def read(self, module: Any, args: tuple, kwargs: dict) -> DecoderCall:
+        """The call. Raises InputError where an argument packs several sequences into one row."""
+        for name in ("cu_seq_lens_q", "cache"):  # flash attention's lengths of sequences, and a paged cache
+            if kwargs.get(name) is not None:
+                raise InputError(_PACKED.format(f"{name}="))
+        mask, past = (argument(args, kwargs, self.signature.index(name), name) for name in (self.mask, self.past))
+        return DecoderCall(self.call(module, args, kwargs).x, mask, past)
+
+
+def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
+    """Which of x [B, T, D] are valid, [B, T] bool; None: all. seen: the number of keys before them.
+
+    mask: None, [B, N], or [1 or B, 1 or H, T, N] with N ≥ T keys, of booleans (True = attend), integers, or floats that
+    are added to the scores. A token is valid if it may attend to itself. Raises InputError for another mask, and for
+    one that hides a valid token's predecessor, as it does where sequences are packed into one row. Under torch.compile
+    no value is read, and packed sequences are not found.
+    """
+    if mask is None:
+        return None
+    b, t = x.shape[:2]
+    dims = mask.dim() if isinstance(mask, Tensor) else 0
+    if dims not in (2, 4) or mask.shape[-1] < t or mask.shape[0] not in (1, b) or (dims == 4 and mask.shape[2] != t):
+        found = list(mask.shape) if dims else type(mask).__name__
+        raise InputError(
+            f'expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {found}; load the model with "sdpa" or '
+            '"eager" attention (attn_implementation=)'
+        )
+    # Keys after the last query are places of a static cache that hold no token yet.
+    first = min(seen, mask.shape[-1] - t)
+    if dims == 2:
+        return (mask[:, first : first + t] > 0).expand(b, t)
+    valid = _attends(mask[:, 0].diagonal(first, 1, 2)).expand(b, t)
+    if t > 1 and not torch.compiler.is_compiling():
+        before = _attends(mask[:, 0].diagonal(first - 1, 1, 2)[:, 1 - t :])
+        if bool((valid[:, 1:] & valid[:, :-1] & ~before).any()):
+            raise InputError(_PACKED.format("the mask hides a token from the one after it"))
+    return valid
+
+
+def _attends(mask: Tensor) -> Tensor:
+    if mask.is_floating_point():
+        return mask > torch.finfo(mask.dtype).min / 2
+    return mask > 0

@@ -1,0 +1,148 @@
+"""The blocks in which a causal decoder's tokens update a gated cache: each row on a grid of its own valid tokens."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Advance = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, block, Dm], cache [B, Tm, Dm]) -> the next cache
+Read = Callable[[Tensor, Tensor], Tensor]  # (queries [B, T, H, d], cache [B or 1, Tm, Dm]) -> o_mem [B, T, H, M]
+
+
+class BlockState(NamedTuple):
+    """Where each row is in its sequence of updates. A row of zeros is new and starts from the stored cache.
+
+    cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm]: the tokens of its unfinished block,
+    then zeros. seen [B] int64: its valid tokens so far; its place in the block is seen % block.
+    """
+
+    cache: Tensor
+    partial: Tensor
+    seen: Tensor
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "BlockState":
+        """The same with `fn` of each tensor, as to select rows."""
+        return BlockState(*(fn(tensor) for tensor in self))
+
+
+class RowBlocks:
+    """The tokens of one call in blocks, and the caches before each block.
+
+    source [B, T, Dm]; valid [B, T] bool or None; state None: new rows, which start from `start` [Tm, Dm]. A row's grid
+    counts its valid tokens only, so padding changes nothing, at any position and in any amount. caches[i] [B, Tm, Dm]
+    is what the tokens of block i read. It is computed from the blocks before; block 0 begins with the tokens that the
+    row's state holds. written [B] bool: the rows that completed at least one block.
+
+    Rows at one place without padding are cut into blocks without an index; else the tokens are scattered to their
+    places, a copy of O(B·T·Dm). Under torch.compile no value of new rows is read: all blocks are updated, and the
+    result is kept for the rows that have completed them.
+    """
+
+    def __init__(
+        self,
+        source: Tensor,
+        valid: Tensor | None,
+        state: BlockState | None,
+        start: Tensor,
+        block: int,
+        advance: Advance,
+    ) -> None:
+        b, t, width = source.shape
+        places = [0] * b
+        if state is not None:
+            places = (state.seen % block).tolist()
+            state = state._replace(cache=torch.where((state.seen == 0)[:, None, None], start, state.cache))
+        else:
+            seen = torch.zeros(b, dtype=torch.int64, device=source.device)
+            state = BlockState(start.expand(b, -1, -1), source.new_zeros(b, block, width), seen)
+        compiling = torch.compiler.is_compiling()
+        if valid is not None and not compiling and bool(valid.all()):
+            valid = None
+        self.block, self.state, self.valid = block, state, valid
+        self.first = state.seen % block  # the place of each row's first token
+        rank = None if valid is None else valid.cumsum(1)
+        self.ends = self.first + (t if rank is None else rank[:, -1:].sum(1))
+        ends = None if compiling else self.ends.tolist()
+        last = max(places, default=0) + t if ends is None else max(ends, default=0)
+        self.count = max(1, -(-last // block))  # blocks that tokens of this call are in
+        self.begin = places[0] if places else 0
+        self.index: Tensor | None = None  # the place of each token; None: consecutive from `begin`
+        if valid is not None and rank is not None:
+            self.index = (self.first[:, None] + rank - 1).masked_fill(~valid, self.count * block)
+        elif any(place != self.begin for place in places):
+            self.index = self.first[:, None] + torch.arange(t, device=source.device)
+        self.tokens = self._spread(source)
+        if max(places, default=0):  # the partial block's other tokens are zeros on both sides
+            self.tokens = torch.cat([self.tokens[:, :block] + state.partial, self.tokens[:, block:]], 1)
+        self.written = self.ends >= block
+        self.caches = [state.cache]
+        for number in range(self.count):
+            done = None if ends is None else [end >= (number + 1) * block for end in ends]
+            if done is not None and not any(done):
+                break
+            self.caches.append(self._advanced(number, done, advance))
+
+    def read(self, query: Tensor, read: Read, caches: list[Tensor] | None = None) -> Tensor:
+        """o_mem [B, T, H, M] of queries [B, T, H, d]: each token reads the cache before its block.
+
+        caches: what to read in place of the rows' own caches, such as their batch means [1, Tm, Dm]. The output of
+        padding has no meaning.
+        """
+        caches = self.caches if caches is None else caches
+        if self.count == 1:
+            return read(query, caches[0])
+        b = query.shape[0]
+        before = [caches[min(number, len(caches) - 1)] for number in range(self.count)]
+        queries = self._spread(query).unflatten(1, (self.count, self.block))
+        if before[0].shape[0] < b:  # one cache for all rows: their queries are one row per block
+            found = read(queries.transpose(0, 1).flatten(1, 2), torch.cat(before))
+            found = found.unflatten(1, (b, self.block)).transpose(0, 1)
+        else:
+            found = read(queries.flatten(0, 1), torch.stack(before, 1).flatten(0, 1)).unflatten(0, (b, self.count))
+        found = found.flatten(1, 2)
+        if self.index is None:
+            return found[:, self.begin : self.begin + query.shape[1]]
+        return found.gather(1, _wide(self.index.clamp(max=found.shape[1] - 1), found))
+
+    def after(self, t: int | None = None) -> BlockState:
+        """The state after the first t tokens of the call; None: after all."""
+        taken = self.ends - self.first
+        if t is None and self.count == len(self.caches) == 1:  # no row completed a block
+            return BlockState(self.caches[0], self.tokens, self.state.seen + taken)
+        if t is not None:
+            taken = torch.full_like(taken, t) if self.valid is None else self.valid[:, :t].sum(1)
+        ends = self.first + taken
+        place = torch.arange(self.block, device=ends.device)
+        at = (ends // self.block)[:, None] * self.block + place
+        room = F.pad(self.tokens, (0, 0, 0, self.block))  # a row may have completed the last block
+        partial = room.gather(1, _wide(at, room)) * (place < (ends % self.block)[:, None])[..., None]
+        cache = self.caches[-1]
+        if t is not None and len(self.caches) > 1:
+            cache = torch.stack(self.caches, 1)[torch.arange(len(ends), device=ends.device), ends // self.block]
+        return BlockState(cache, partial, self.state.seen + taken)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Values [B, T, ...] at their places, [B, count·block, ...]; zeros elsewhere. Those of padding drop out."""
+        size, (b, t) = self.count * self.block, values.shape[:2]
+        if self.index is None:
+            return F.pad(values, (0, 0) * (values.dim() - 2) + (self.begin, size - self.begin - t))
+        empty = values.new_zeros(b, size + 1, *values.shape[2:])
+        return empty.scatter(1, _wide(self.index, values), values)[:, :size]
+
+    def _advanced(self, number: int, done: list[bool] | None, advance: Advance) -> Tensor:
+        """The caches after a block; done: the rows that completed it, None if they are not known."""
+        tokens, cache = self.tokens[:, number * self.block : (number + 1) * self.block], self.caches[-1]
+        if done is None:
+            finished = (self.ends >= (number + 1) * self.block)[:, None, None]
+            return torch.where(finished, advance(tokens, cache), cache)
+        if all(done):
+            return advance(tokens, cache)
+        rows = torch.tensor([row for row, is_done in enumerate(done) if is_done], device=cache.device)
+        return cache.index_copy(0, rows, advance(tokens[rows], cache[rows]))
+
+
+def _wide(index: Tensor, values: Tensor) -> Tensor:
+    """An index [B, T] with the further dimensions of `values` [B, ., ...]."""
+    return index.view(*index.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
