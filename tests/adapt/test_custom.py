@@ -234,3 +234,21 @@ def test_padding_is_kept_out_of_a_named_modules_cache(name):
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
     with pytest.raises(InputError, match="causally"):
         host(X, **{name: causal if name == "mask" else ~causal})
+
+
+def test_an_example_shows_which_attentions_cannot_have_a_cache():
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.other = (nn.MultiheadAttention(12, 2, batch_first=True) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + self.own(x, x, x)[0]
+            return y + self.other(y, x.flip(1), x.flip(1))[0]
+
+    host = Across().double()
+    report = mnemos.cache(host, GRC(length=3), example=X)
+    assert [one.name for one in report.swapped] == ["own"]
+    assert [one.name for one in report.left] == ["other"]
+    assert "its call in the example" in report.left[0].why
+    host(X)

@@ -180,7 +180,14 @@ def _plan(
     if not chosen:
         raise InputError(_nothing(left, where))
     reads = {site: hosts[site.name].call if site.name in hosts else reader(site.module) for site in chosen}
-    called = first_calls(model, reads, example)
+    called, refused = first_calls(model, reads, example)
+    for site in [site for site in chosen if site.name in refused]:
+        if site.name not in hosts:  # it was named: it is not left in silence
+            raise InputError(f"{site.name}: {refused[site.name]}")
+        chosen.remove(site)
+        left.append(Left(site.name, f"its call in the example: {refused[site.name]}"))
+    if not chosen:
+        raise InputError(_nothing(left, where))
     seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:

@@ -51,7 +51,9 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
             "expected an attention of timm's ViT or PVT v2 or of Hugging Face's ViT or PVT, found none; "
             "use a gated cache"
         )
-    seen = first_calls(model, dict.fromkeys(sites, Reader()), example)
+    seen, refused = first_calls(model, dict.fromkeys(sites, Reader()), example)
+    for error in refused.values():
+        raise error
     caches = []
     for site in sites:
         call = seen[site.name]

@@ -25,21 +25,27 @@ class Seen(NamedTuple):
     kwargs: dict
 
 
-def first_calls(model: nn.Module, sites: Mapping[Site, Reads], example: object) -> dict[str, Seen]:
-    """By name, what each site is first called with when the model is run on `example`; {} if that is None.
+def first_calls(
+    model: nn.Module, sites: Mapping[Site, Reads], example: object
+) -> tuple[dict[str, Seen], dict[str, InputError]]:
+    """By name, what each site is first called with when the model is run on `example`, and why a call was refused.
 
     sites: the function that reads the calls of each. The model runs in eval mode, without gradient; its modes and the
-    random generators are restored. Raises InputError if the model fails.
+    random generators are restored. Without an example both are empty. Raises InputError if the model fails.
     """
-    if example is None:
-        return {}
     seen: dict[str, Seen] = {}
+    refused: dict[str, InputError] = {}
+    if example is None:
+        return seen, refused
 
     def watch(name: str, reads: Reads) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            if name not in seen:
+            try:
                 x = reads(module, args, kwargs).x
-                seen[name] = Seen(x.shape[1], x.shape[2], x.device, *_kept(args, kwargs))
+            except InputError as error:
+                refused.setdefault(name, error)
+            else:
+                seen.setdefault(name, Seen(x.shape[1], x.shape[2], x.device, *_kept(args, kwargs)))
 
         return hook
 
@@ -63,7 +69,7 @@ def first_calls(model: nn.Module, sites: Mapping[Site, Reads], example: object) 
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return seen, refused
 
 
 def _kept(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
