@@ -5,10 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from train_standins import Toys
 
 from mnemos.train import checkpoint
+from mnemos.train.continuing import final_weights
+from mnemos.train.loop import train
 from mnemos.train.recipe import ScheduleConfig
+from mnemos.types import InputError
 
 LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})
 CLASSES = Toys(language=False, model={"cached": True}, optim={"name": "radam"})
@@ -97,7 +101,9 @@ class References(dict):
         self.run_apart, self.make = run_apart, tmp_path_factory.mktemp
 
     def __missing__(self, name):
-        toys = {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE, "plateau": PLATEAU}[name]
+        toys = {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE, "plateau": PLATEAU, "best": BEST}[
+            name
+        ]
         folder = self.make(name) / "run"
         assert self.run_apart(folder, toys) == 0
         self[name] = folder
@@ -235,3 +241,53 @@ def test_looking_leaves_no_trace(run_apart, references, tmp_path):
     assert run_apart(tmp_path / "run", often) == 0
     lines = [line for line in measured(tmp_path / "run") if line["kind"] == "train"]
     assert lines == [line for line in measured(references["language"]) if line["kind"] == "train"]
+
+
+# Evaluations after 2 and 4 are each the best so far; a checkpoint after 3 knows the first of them, one after 6 both.
+BEST = Toys(language=True, train={"keep_best": True, "eval_every": 2, "checkpoint_every": 3})
+
+
+def bests(folder: Path) -> list[int]:
+    return checkpoint.best_steps(folder / "checkpoints")
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(path)["model"]
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_those_that_the_checkpoint_knows(run_apart, references, tmp_path):
+    every = Toys(**{**vars(BEST), "train": {**BEST.train, "checkpoint_every": 1, "keep": 12}})
+    assert run_apart(tmp_path / "every", every) == 0
+    folder = tmp_path / "run"
+    assert run_apart(folder, BEST, False, "saved best", 4) == -9
+    assert (checkpoint.steps(folder / "checkpoints"), bests(folder)) == ([3], [4, 2])
+    # Stopped before it evaluates again, the run must not end with weights of an evaluation that it does not know.
+    assert run_apart(folder, BEST, True, "SIGTERM", 4) == 130
+    assert bests(folder) == [2]
+    assert_same(final_weights(folder), weights(checkpoint.path_of(tmp_path / "every/checkpoints", 2)))
+    assert run_apart(folder, BEST, True) == 0
+    same(folder, references["best"])
+    assert result(folder)["best_step"] == 4
+    assert_same(final_weights(folder), weights(checkpoint.path_of(tmp_path / "every/checkpoints", 4)))
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_finds_its_best_weights(run_apart, references, tmp_path):
+    folder = tmp_path / "run"
+    assert run_apart(folder, BEST, False, "mid-update", 8) == -9
+    assert bests(folder) == [4, 2], "the checkpoint after 3 knows the older one"
+    checkpoint.path_of(folder / "checkpoints", 6).write_bytes(b"")
+    assert run_apart(folder, BEST, True) == 0
+    same(folder, references["best"])
+    checkpoint.best_path(folder / "checkpoints", 4).unlink()
+    (folder / "result.json").unlink()
+    with pytest.raises(
+        InputError, match=r"best-00000004.safetensors: expected .*; put the file back, or start another"
+    ):
+        train(BEST.recipe(), folder, resume=True)
+
+
+def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -236,6 +236,8 @@ def prepare(moment: str, number: int) -> None:
         before(learner.Learner, "_check_finite", lambda self, step, *_: step == number and die())
     elif moment == "saved":
         after(checkpoint, "write", lambda path, _: path.name == f"step-{number:08d}.safetensors" and die())
+    elif moment == "saved best":
+        after(checkpoint, "write", lambda path, _: path.name == f"best-{number:08d}.safetensors" and die())
     elif moment == "half-written":
 
         def half(tensors: Any, path: Path, about: Any) -> None:

@@ -20,8 +20,8 @@ from mnemos.types import InputError
 from .stopping import TrainingFailed
 
 FORMAT = "mnemos checkpoint 1"
-BEST = "best.safetensors"  # beside the checkpoints of steps: the weights of the best evaluation
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_BEST = re.compile(r"best-(\d{8,})\.safetensors")  # beside them: the weights of the best evaluations
 
 
 def encode(value: object) -> tuple[dict[str, Tensor], str]:
@@ -148,9 +148,23 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.safetensors"
 
 
+def best_path(folder: Path, step: int) -> Path:
+    """The path of the weights whose evaluation after `step` updates was the best so far."""
+    return folder / f"best-{step:08d}.safetensors"
+
+
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in a folder, newest first."""
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return _numbers(folder, _NAME)
+
+
+def best_steps(folder: Path) -> list[int]:
+    """The steps of the best evaluations whose weights are in a folder, newest first: each was better than the last."""
+    return _numbers(folder, _BEST)
+
+
+def _numbers(folder: Path, name: re.Pattern[str]) -> list[int]:
+    found = (name.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
@@ -184,6 +198,18 @@ def prune(folder: Path, step: int, keep: int) -> None:
     kept = [s for s in found if s <= step][:keep]
     for old in set(found) - set(kept):
         path_of(folder, old).unlink(missing_ok=True)
+
+
+def prune_best(folder: Path) -> None:
+    """Delete the best weights that neither the run nor a checkpoint of the folder refers to.
+
+    The run refers to the newest. A checkpoint refers to the newest of an earlier step, as an evaluation follows the
+    checkpoint of its step, so that a run that is resumed there finds the best weights of that time.
+    """
+    found = best_steps(folder)
+    kept = {found[0], *(next((best for best in found if best < step), 0) for step in steps(folder))} if found else set()
+    for old in set(found) - kept:
+        best_path(folder, old).unlink(missing_ok=True)
 
 
 def sweep(folder: Path) -> None:

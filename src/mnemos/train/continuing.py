@@ -25,9 +25,8 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
 
     Raises InputError if the run has no checkpoint, or a damaged best one.
     """
-    best = folder / "checkpoints" / checkpoint.BEST
-    if best.is_file():
-        weights: dict[str, Tensor] = checkpoint.read(best)["model"]
+    for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
+        weights: dict[str, Tensor] = checkpoint.read(checkpoint.best_path(folder / "checkpoints", step))["model"]
         return weights
     found = checkpoint.newest(folder / "checkpoints")
     if found is None:

@@ -219,13 +219,14 @@ class _Session:
     def _save_best(self) -> None:
         weights = model_state(self.learner.model)  # collective
         if self.run is not None:
-            self.run.save_best({"step": self.step, "model": weights})
+            self.run.save_best(self.step, {"step": self.step, "model": weights})
 
     def _restore_best(self) -> None:
         """Load the weights of the best evaluation, if the run keeps them and has evaluated."""
         if self.recipe.train.keep_best and self.learner.best.step:
             self.fabric.barrier()  # the first process may still be writing the file
-            load_model_state(self.learner.model, final_weights(self.folder))
+            best = checkpoint.best_path(self.folder / "checkpoints", self.learner.best.step)
+            load_model_state(self.learner.model, checkpoint.read(best)["model"])
             self.valid = self.learner.best.valid
 
     def _evaluate(self) -> None:
@@ -381,6 +382,8 @@ def _prepare(run: RunFolder, recipe: Recipe, weights: JSONObject | None) -> tupl
             f"{checkpoint.path_of(run.checkpoints, step)}: expected a checkpoint of this run's recipe, found one of "
             "another recipe; remove it"
         )
+    if recipe.train.keep_best:
+        run.return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
     run.trim(step)
     for note in [*notes, *run.resumed(step, recipe.data, weights)]:
         print(note, file=sys.stderr)

@@ -4,7 +4,7 @@ runs/NAME/recipe.json      the resolved recipe
           run.json         provenance: commit, versions, machine, threads, seed, data, command, times
           metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
           tensorboard/     or trackio.json: copies of these lines, with `TrainConfig.log`
-          checkpoints/     step-00000100.safetensors ..., and best.safetensors with `TrainConfig.keep_best`
+          checkpoints/     step-00000100.safetensors ..., and best-00000080.safetensors with `TrainConfig.keep_best`
           result.json      written last: a run that has it is finished
 """
 
@@ -167,10 +167,30 @@ class RunFolder:
             os.fsync(self._metrics.fileno())
         checkpoint.write(checkpoint.path_of(self.checkpoints, step), value)
         checkpoint.prune(self.checkpoints, step, keep)
+        checkpoint.prune_best(self.checkpoints)
 
-    def save_best(self, value: object) -> None:
-        """Write the checkpoint of the best evaluation, in place of an earlier one."""
-        checkpoint.write(self.checkpoints / checkpoint.BEST, value)
+    def save_best(self, step: int, value: object) -> None:
+        """Write the weights of the best evaluation, and then delete earlier ones that no checkpoint refers to."""
+        checkpoint.write(checkpoint.best_path(self.checkpoints, step), value)
+        checkpoint.prune_best(self.checkpoints)
+
+    def return_to_best(self, step: int) -> None:
+        """Make `step` the best evaluation again, as the checkpoint that the run is resumed from has it; 0: none.
+
+        Later ones are deleted: the run evaluates again, and the scores may differ, for example with other threads.
+        Raises InputError if the weights of that evaluation are missing or damaged.
+        """
+        for later in checkpoint.best_steps(self.checkpoints):
+            if later > step:
+                checkpoint.best_path(self.checkpoints, later).unlink(missing_ok=True)
+        if step:
+            try:
+                checkpoint.read(checkpoint.best_path(self.checkpoints, step))
+            except InputError as error:
+                problem = str(error).rpartition("; ")[0]
+                raise InputError(
+                    f"{problem}; put the file back, or start another run from this one with --from"
+                ) from None
 
     def finish(self, result: JSONObject) -> None:
         """Write the time of the end to run.json, and then result.json."""
