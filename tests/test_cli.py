@@ -169,7 +169,17 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["train", "demo", "--model.attention", "linear", "--model.attention.window", "8"], "--model.attention.window"),
         (["train", "demo", "--optim.name", "sgd"], "'adamw'"),
         (["train", "demo-cached", "--model.cache.preset", "papre"], "'paper'"),
-        (["show", "demo-cached", "--model.cache.ratio", "2"], "ratio"),
+        (
+            ["show", "demo-cached", "--model.cache.ratio", "2"],
+            "mnemos: --model.cache.ratio: expected above 0 and at most 1, found 2.0; change it\n",
+        ),
+        (
+            ["train", "demo-cached", "--model.cache.length", "0"],
+            ': --model.cache.length: expected "auto", "paper" or at',
+        ),
+        (["show", "text-memformer", "--model.memory.slots", "-1"], "mnemos: --model.memory.slots: expected at least 0"),
+        (["show", "text-cached", "--model.cache.read", "mean"], "mnemos: --model.cache.read: scope="),
+        (["show", "demo", "--name", "a/b"], "mnemos: --name: expected a name without"),
         (["show", "demo", "--model.cache.length", "8"], "demo has no cache: add --model.cache mnemos"),
         (["show", "demo", "--model.cache", "papre"], "found 'papre'; known: paper, official, mnemos, none"),
         (["train", "nowhere.json"], "nowhere.json: expected a recipe as JSON, found no such file"),

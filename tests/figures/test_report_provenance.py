@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from synthetic_runs import COMMIT, write_comparison
+from synthetic_runs import COMMIT, write_comparison, write_run
 
 from mnemos.figures import report
 from mnemos.figures.origins import rollout
@@ -62,3 +62,22 @@ def test_what_reports_is_not_what_trained(tmp_path):
     assert f"git checkout {COMMIT}" in page
     assert OTHER[:10] not in page
     assert "uncommitted" not in page.split("The runs, each")[0]
+
+
+def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path):
+    run = write_run(tmp_path / "a", "demo", 0)
+    words = ["mnemos", "train", "--resume", "a"]
+    resumed = [
+        {"step": 3, "commit": COMMIT, "command": words},
+        {"step": 6, "commit": COMMIT, "command": [*words, "--train.steps", "9"]},
+    ]
+    edited(tmp_path, "a", command=["mnemos", "train", "demo", "--train.steps", "6"], resumed=resumed)
+    said = report([run]).read_text().split("How to reproduce")[1]
+    lines = re.search(r"<pre>(.*?)</pre>", said, re.S)[1].splitlines()
+    assert lines == [
+        f"git checkout {COMMIT}",
+        "mnemos train demo --train.steps 6",
+        "mnemos train --resume a --train.steps 9  # resumed after update 6",
+    ]
+    edited(tmp_path, "a", resumed=[*resumed[:1], resumed[1] | {"commit": OTHER}])
+    assert "git checkout" not in report([run]).read_text(), "two commits trained the run"

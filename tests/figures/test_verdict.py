@@ -104,8 +104,16 @@ def test_the_missing_run_of_a_single_run_has_the_fields_of_its_command():
     run = told.runs["east"][0]
     object.__setattr__(told, "provenance", {})
     object.__setattr__(told, "runs", {"east": [replace(run, provenance={"command": [*words, "--from", "a", "--b=1"]})]})
-    expected = ["mnemos", "compare", "east", "--data.folder", "my photos", "--b=1", "--unwritten", "--seeds", "5"]
-    assert shlex.split(_unwritten_command(told)) == expected
+    fields = ["--data.folder", "my photos", "--train.init-from", "a", "--b=1"]
+    last = ["--unwritten", "--seeds", "5"]
+    assert shlex.split(_unwritten_command(told)) == ["mnemos", "compare", "east", *fields, *last]
+    # Trained for longer, the run has another number of steps than its first command.
+    resumed = [{"step": 6, "command": ["mnemos", "train", "--resume", "runs/x", "--train.steps", "9"]}]
+    about = {"command": [*words, "--train.steps", "6"], "resumed": resumed}
+    longer = replace(run, provenance=about, recipe=run.recipe | {"train": {"steps": 9}})
+    object.__setattr__(told, "runs", {"east": [longer]})
+    said = shlex.split(_unwritten_command(told))
+    assert said == ["mnemos", "compare", "east", *fields[:2], "--train.steps", "9", *last]
     object.__setattr__(told, "runs", {"east": [replace(run, provenance={"command": "mnemos train --resume runs/x"})]})
     assert _unwritten_command(told) == "mnemos compare east --unwritten --seeds 5"
 

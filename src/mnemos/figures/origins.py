@@ -193,14 +193,24 @@ def command(value: object) -> str:
     return shlex.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def longer(resumed: JSONObject) -> str:
+    """The command that continued a run up to another number of steps; "" for any other process of a run."""
+    words = resumed.get("command")
+    if not isinstance(words, list) or "step" not in resumed or not any("--train.steps" in str(word) for word in words):
+        return ""
+    return f"{command(words)}  # resumed after update {resumed['step']:,}"
+
+
 def _reproduce(comparison: Comparison) -> str:
     runs = [run.provenance for run in comparison.all_runs() if run.provenance]
+    processes = [one for about in runs for one in _steps(about)]
     about = [comparison.provenance, *runs]
     commands = [command(about[0]["command"])] if about[0].get("command") else []
     commands = commands or list(dict.fromkeys(command(a["command"]) for a in about if a.get("command")))
     if not commands:
         return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so the report cannot name it.")
-    commits = list(dict.fromkeys(str(a["commit"]) for a in runs or about if a.get("commit")))
+    commands += [more for one in processes if (more := longer(one))]
+    commits = list(dict.fromkeys(str(a["commit"]) for a in processes or about if a.get("commit")))
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
     note = "The same commit, versions and seeds give the same numbers on the same machine"
     return (

@@ -11,8 +11,8 @@ from pathlib import PurePath
 
 from .differences import Difference, difference, effect, memory_effect
 from .markup import decimal, listed, plural
-from .origins import command
-from .results import Comparison, Control, Row
+from .origins import command, flat, longer
+from .results import Comparison, Control, Row, RunRecord
 from .roles import EQUAL, memory, noun, role
 
 _SEEDS = 5  # of the command that a report of one seed proposes
@@ -161,10 +161,20 @@ def _unwritten_command(c: Comparison) -> str:
     runs = c.all_runs()
     own = shlex.split(command((runs[0].provenance or {}).get("command") or "")) if len(runs) == 1 else []
     if "train" in own and "--resume" not in own:
-        return shlex.join(["mnemos", "compare", *_without(own[own.index("train") + 1 :], ("--out", "--from")), *last])
+        return shlex.join(["mnemos", "compare", *_fields(own[own.index("train") + 1 :], runs[0]), *last])
     recipes = {name: every[0].recipe.get("name", name) for name, every in c.runs.items() if every}
     names = dict.fromkeys(str(recipes.get(row.name, row.name)) for row in c.rows)  # two runs may have one recipe
     return shlex.join(["mnemos", "compare", *names, *last])
+
+
+def _fields(words: list[str], run: RunRecord) -> list[str]:
+    """The recipe and the fields of the command that started a run, for the number of steps that the run was trained."""
+    starts = _without(words, ("--out",))
+    fields = [part for word in starts for part in (word.split("=", 1) if word.startswith("--from=") else [word])]
+    fields = ["--train.init-from" if word == "--from" else word for word in fields]
+    if not any(longer(process) for process in (run.provenance or {}).get("resumed") or ()):
+        return fields
+    return [*_without(fields, ("--train.steps",)), "--train.steps", str(flat(run.recipe).get("train.steps"))]
 
 
 def _without(words: list[str], options: tuple[str, ...]) -> list[str]:

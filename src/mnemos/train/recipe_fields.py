@@ -63,11 +63,23 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
         if option is None:
             return f"expected settings --field value, found {' '.join(unknown)} without its field; {hint}"
         return f"expected a setting of {recipe.name}, found {option}; {missing_cache(recipe, option) or hint}"
+    if refused := re.match(r"Error parsing ([\w.]+): (.*)", problem):  # by the settings themselves, such as GRC
+        return _of_field(recipe, *refused.groups())
     wrong = re.match(r"(?:Error parsing|Missing value for|invalid choice .* for)(?: argument)? '?--([\w.-]+)", problem)
     expected = in_words(_annotation(recipe, path_of(wrong[1]).split("."))) if wrong else None
     if wrong is None or expected is None:
         return f"{problem.rstrip('.')}; {hint}"
     return f"--{wrong[1]}: expected {expected}, found {_given(words, wrong[1])}; {hint}"
+
+
+def _of_field(recipe: Recipe, part: str, said: str) -> str:
+    """An error that a part of the recipe raised for a value, such as "GRC.length: expected …", with the option."""
+    name, colon, rest = said.partition(": ")
+    path = [] if part == type(recipe).__name__ else part.split(".")
+    field = [*path, name.rpartition(".")[2]]
+    if colon and _annotation(recipe, field) is not None:
+        return f"--{'.'.join(field)}: {rest}"
+    return f"--{'.'.join(path)}: {said}" if path else said
 
 
 def _given(words: list[str], option: str) -> str:
