@@ -206,7 +206,7 @@ class GatedCacheAttention(GatedBranch):
         if shared:
             after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
         if not pieces:  # a call of no tokens
-            width = self.value.out_features // self.num_heads
+            width = self.map("value").out_features // self.num_heads
             return query.new_zeros(*query.shape[:3], width), after
         queries = query.split([n for n, _ in pieces], 1)
         return torch.cat([self.read(q, cache) for q, (_, cache) in zip(queries, pieces, strict=True)], 1), after

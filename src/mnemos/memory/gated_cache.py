@@ -11,6 +11,7 @@ from mnemos.ops.gated_cache import GateWeights, gated_update, places, resample
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
+from .projection import Projection
 from .stored import (
     StoredCache,
     accumulate_caches,
@@ -46,6 +47,8 @@ class GatedCache(StoredCache):
     Dm = ratio·D, rounded down to a multiple of H. Raises InputError unless `grc.length` is one number and Dm ≥ H.
     """
 
+    linear: type[nn.Linear] | type[Projection] = nn.Linear  # the class of its linear maps
+
     def __init__(self, dim: int, num_heads: int, grc: GRC) -> None:
         check_heads(dim, num_heads)
         if not isinstance(grc.length, int):
@@ -62,7 +65,7 @@ class GatedCache(StoredCache):
         self.grc = grc = grc.resolved()
         self.writes = grc.write
         self.cache_dim = d
-        self.update_gate, self.reset_gate, self.candidate = (nn.Linear(2 * d, d) for _ in range(3))
+        self.update_gate, self.reset_gate, self.candidate = (self.linear(2 * d, d) for _ in range(3))
         self.candidate_norm = nn.LayerNorm(d) if grc.candidate == "layernorm_gelu" else None
         self.mix = nn.Parameter(torch.full((num_heads,), float(grc.gate_init or 0.0)))
         self.trace: dict[str, list[Tensor]] | None = None
@@ -75,7 +78,8 @@ class GatedCache(StoredCache):
         Computed in float32 under any autocast. A row without a valid token keeps its cache.
         """
         tokens, length, takes = source.shape[1], cache.shape[-2], None
-        if mask is None and self.grc.resample == "nearest" and tokens not in (0, length):
+        fits = not torch.compiler.is_exporting() and tokens in (0, length)  # an exported program has one form for all T
+        if mask is None and self.grc.resample == "nearest" and not fits:
             takes = places(
                 tokens, length, source.device
             )  # the backward resamples again, which saves keeping the result
@@ -85,7 +89,7 @@ class GatedCache(StoredCache):
         if written is not None:
             source = torch.where(written, source, 0)  # padding may hold anything, also NaN in the backward
 
-        def weights(module: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        def weights(module: nn.Linear | Projection | nn.LayerNorm) -> tuple[Tensor, Tensor]:
             # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
             return module.weight.to(cache.dtype), module.bias.to(cache.dtype)
 
