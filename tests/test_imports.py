@@ -24,7 +24,6 @@ ROOMS = [
     "modes",
     "libraries",
     "registry",
-    "recipe_tasks",
     "config",
     "memory_replay",
     "native",

@@ -267,6 +267,12 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return any(module.__dict__.get(name, True) for name in ("_forward_hooks", "_forward_pre_hooks"))
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run around a module's forward or backward. Fallback: True."""
+    names = ("_backward_hooks", "_backward_pre_hooks")
+    return has_forward_hooks(module) or any(module.__dict__.get(name, True) for name in names)
+
+
 def has_global_forward_hooks() -> bool:
     """Whether hooks run before or after the forward of every module. Fallback: True."""
     return any(getattr(_all_modules, name, True) for name in ("_global_forward_hooks", "_global_forward_pre_hooks"))
@@ -287,11 +293,6 @@ class Moving(nn.Module):
 
     def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Called after the parameters and buffers were replaced by `fn` of them."""
-
-
-def is_replica(module: nn.Module) -> bool:
-    """Whether a module is a copy that DataParallel made for one forward. Fallback: False."""
-    return bool(module.__dict__.get("_is_replica", False))
 
 
 def end_workers(batches: object) -> None:

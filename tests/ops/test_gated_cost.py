@@ -5,12 +5,13 @@ import inspect
 
 import pytest
 import torch
+from native_kernels import needs_kernels
 
 import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
 from mnemos.measure.flops import count_flops
-from mnemos.ops.gated_cache import cost
+from mnemos.ops.gated_cache import cost, native
 from mnemos.ops.gated_cache.cost import Shape
 
 B, T, TM, D, HEADS = 3, 20, 7, 24, 2
@@ -173,8 +174,9 @@ def kept(model: torch.nn.Module, x: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos", "official"])
 @pytest.mark.parametrize("length", [TM, T])
-def test_what_is_kept_for_the_backward_is_what_the_formula_says(preset, length):
-    """Small numbers aside, such as a norm's means and the weights that λ has scaled."""
+def test_what_is_kept_for_the_backward_is_what_the_formula_says(preset, length, monkeypatch):
+    """Of the composition; small numbers aside, such as a norm's means and the weights that λ has scaled."""
+    monkeypatch.setattr(native, "takes", lambda *_: False)
     x = torch.randn(16, T, D, requires_grad=True)
     host = Host()
     alone = kept(host, x)
@@ -183,3 +185,19 @@ def test_what_is_kept_for_the_backward_is_what_the_formula_says(preset, length):
     )
     formula = cost.kept_bytes(report.swapped[0].shape, report.swapped[0].grc, 16)
     assert 0.9 < formula / (kept(host, x) - alone) <= 1.0
+
+
+@needs_kernels
+def test_the_kernels_keep_no_more_at_large_sizes():
+    """Beside what the formula says only rows of whole vectors, and intermediates of at most a megabyte each."""
+    x = torch.randn(64, T, D, requires_grad=True)
+    host = Host()
+    alone = kept(host, x)
+    report = mnemos.cache(host, GRC(length=T, convolution=False), where="attention", example=x.detach())
+    formula = cost.kept_bytes(report.swapped[0].shape, report.swapped[0].grc, 64)
+    width = report.swapped[0].shape.cache_width
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_FEW", 0)
+        without = kept(host, x) - alone
+    assert 0.9 < without / formula <= native._whole(width) / width
+    assert kept(host, x) - alone <= without + 2 * 4 * native._FEW

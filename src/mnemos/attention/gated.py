@@ -131,28 +131,27 @@ class GatedCacheAttention(GatedBranch):
             projected = self.inner.project(o_self)
         x = x[..., : self.cache_dim]
         source = x if projected is None or self.grc.source == "input" else projected[..., : self.cache_dim]
-        query = self.queries(x)
+        own = o_self if self.lift is None else None  # what is mixed where it is read
         if not self.moves:
-            o_mem = self.frozen(query)
+            found = self.frozen(self.queries(x))
+            found = found if own is None else self.mixed(own, found)
             if self.causal and walked is None:  # a state has the same structure with and without updates
                 slots, d = self.cache.shape
                 walked = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
         else:
             summary, valid = self.summarised(source, mask)
             if self.causal:
-                o_mem, walked = self._walk(query, summary, walked, valid)
+                found, walked = self._walk(x, own, summary, walked, valid)
             elif self.grc.scope == "stream":
-                o_mem, walked = self._carried(query, summary, walked, valid)
+                cache, walked = self._carried(summary, walked, valid)
+                found = self.answer(x, cache, own)
             else:
-                o_mem = self.read(query, self.current(summary, valid))
+                found = self.answer(x, self.current(summary, valid), own)
         if self.lift is not None:  # "pad": each branch has its own projection; groups of D/H channels are mixed
             assert projected is not None
-            o_mem = self.lifted(o_mem)
-            o_self = projected.unflatten(-1, (self.num_heads, -1))
-        share = torch.sigmoid(self.mix).to(o_self.dtype)[:, None]
-        mixed = torch.lerp(o_self, o_mem.to(o_self.dtype), share)
+            found = self.mixed(projected.unflatten(-1, (self.num_heads, -1)), self.lifted(found))
         keeps = inner_state is not None or walked is not None
-        return mixed, GatedState(inner_state, walked) if keeps else None
+        return found, GatedState(inner_state, walked) if keeps else None
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]: the inner attention's projection, which both branches share."""
@@ -174,8 +173,8 @@ class GatedCacheAttention(GatedBranch):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _carried(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
-        """Not causal, a cache per row: all tokens of a row read the C_t that they update."""
+    def _carried(self, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
+        """Not causal, a cache per row: the C_t that all tokens of a row update and read, and the new state."""
         before = self.contents()
         if walked is not None:
             before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
@@ -183,10 +182,12 @@ class GatedCacheAttention(GatedBranch):
         seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walked is None else walked.seen
         empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
         after = new if self.grc.write else before.expand_as(new)
-        return self.read(query, new), Walk(after, *empty, seen + summary.shape[1])
+        return new, Walk(after, *empty, seen + summary.shape[1])
 
-    def _walk(self, query: Tensor, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
-        """Causal: block by block; each block reads the cache that the earlier blocks built."""
+    def _walk(
+        self, x: Tensor, own: Tensor | None, summary: Tensor, walked: Walk | None, mask: Tensor | None
+    ) -> tuple[Tensor, Walk]:
+        """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`."""
         shared = self.grc.scope == "shared"
         start = self.contents()
 
@@ -206,10 +207,12 @@ class GatedCacheAttention(GatedBranch):
         if shared:
             after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
         if not pieces:  # a call of no tokens
-            width = self.map("value").out_features // self.num_heads
-            return query.new_zeros(*query.shape[:3], width), after
-        queries = query.split([n for n, _ in pieces], 1)
-        return torch.cat([self.read(q, cache) for q, (_, cache) in zip(queries, pieces, strict=True)], 1), after
+            width = self.value.out_features // self.num_heads
+            return x.new_zeros(*x.shape[:2], self.num_heads, width), after
+        lengths = [n for n, _ in pieces]
+        parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)
+        found = [self.answer(of, cache, beside) for (of, beside), (_, cache) in zip(parts, pieces, strict=True)]
+        return torch.cat(found, 1), after
 
 
 def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object) -> None:

@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mnemos.ops.gated_cache import GateWeights, gated_update, places, resample
+from mnemos.ops.gated_cache import GateWeights, Written, batch_mean, write
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
-from .projection import Projection
 from .stored import (
     StoredCache,
     accumulate_caches,
@@ -47,8 +46,6 @@ class GatedCache(StoredCache):
     Dm = ratio·D, rounded down to a multiple of H. Raises InputError unless `grc.length` is one number and Dm ≥ H.
     """
 
-    linear: type[nn.Linear] | type[Projection] = nn.Linear  # the class of its linear maps
-
     def __init__(self, dim: int, num_heads: int, grc: GRC) -> None:
         check_heads(dim, num_heads)
         if not isinstance(grc.length, int):
@@ -65,7 +62,7 @@ class GatedCache(StoredCache):
         self.grc = grc = grc.resolved()
         self.writes = grc.write
         self.cache_dim = d
-        self.update_gate, self.reset_gate, self.candidate = (self.linear(2 * d, d) for _ in range(3))
+        self.update_gate, self.reset_gate, self.candidate = (nn.Linear(2 * d, d) for _ in range(3))
         self.candidate_norm = nn.LayerNorm(d) if grc.candidate == "layernorm_gelu" else None
         self.mix = nn.Parameter(torch.full((num_heads,), float(grc.gate_init or 0.0)))
         self.trace: dict[str, list[Tensor]] | None = None
@@ -77,36 +74,25 @@ class GatedCache(StoredCache):
 
         Computed in float32 under any autocast. A row without a valid token keeps its cache.
         """
-        tokens, length, takes = source.shape[1], cache.shape[-2], None
-        fits = not torch.compiler.is_exporting() and tokens in (0, length)  # an exported program has one form for all T
-        if mask is None and self.grc.resample == "nearest" and not fits:
-            takes = places(
-                tokens, length, source.device
-            )  # the backward resamples again, which saves keeping the result
-        else:
-            source = resample(source.to(cache.dtype), length, mask, self.grc.resample, grid)
-        written = None if mask is None else mask.any(1)[:, None, None]
-        if written is not None:
-            source = torch.where(written, source, 0)  # padding may hold anything, also NaN in the backward
+        return self.written(source, cache, mask, grid, mean=False).new
 
-        def weights(module: nn.Linear | Projection | nn.LayerNorm) -> tuple[Tensor, Tensor]:
-            # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
-            return module.weight.to(cache.dtype), module.bias.to(cache.dtype)
-
-        new, gates = gated_update(
-            source,
-            cache,
-            update=weights(self.update_gate),
-            reset=weights(self.reset_gate),
-            candidate=weights(self.candidate),
-            norm=None if self.candidate_norm is None else weights(self.candidate_norm),
-            places=takes,
-        )
-        if written is not None:
-            new = torch.where(written, new, cache)
-        if self.trace is not None:
-            self._record(gates)
-        return new
+    def written(
+        self,
+        source: Tensor,
+        cache: Tensor,
+        mask: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        mean: bool = True,
+    ) -> Written:
+        """C_t as `update` computes it, with its mean over the rows that have a valid token, and their number."""
+        modules = (self.update_gate, self.reset_gate, self.candidate)
+        weights: list[Tensor | None] = [w for module in modules for w in (module.weight, module.bias)]
+        norm = self.candidate_norm
+        weights += [None, None] if norm is None else [norm.weight, norm.bias]
+        # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
+        weights = [w if w is None or w.dtype == cache.dtype else w.to(cache.dtype) for w in weights]
+        observe = None if self.trace is None else self._record
+        return write(source, cache, weights, mask, self.grc.resample, grid, mean, observe)
 
     def _record(self, gates: GateWeights) -> None:
         assert self.trace is not None
@@ -118,11 +104,7 @@ class GatedCache(StoredCache):
 
     def batch_mean(self, new: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
-        if rows is None:
-            return new.mean(0), torch.full((), new.shape[0], dtype=new.dtype, device=new.device)
-        share = rows.to(new.dtype)
-        count = share.sum()
-        return torch.einsum("b,btd->td", share, new) / count.clamp(min=1), count
+        return batch_mean(new, rows)
 
     def read_mean(self, mean: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The mean that `read="mean"` attends to, over all processes and with gradient, and its number of rows."""

@@ -56,7 +56,9 @@ def build() -> Path:
         jobs, objects = [], []
         for name, width, flags in variants:
             given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
-            jobs += [(HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in ("kernels", "decode")]
+            jobs += [
+                (HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in ("kernels", "decode", "cache")
+            ]
         given = [f'-DSOURCES="{fingerprint()}"', *(["-DX86_VARIANTS"] if len(variants) > 1 else [])]
         jobs.append((HERE / "library.cpp", Path(folder, "library.o"), given))
         for source, out, given in jobs:

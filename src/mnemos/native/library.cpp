@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "cache.h"
 #include "decode.h"
 
 namespace mnemos {
@@ -20,6 +21,12 @@ extern const Decoder baseline;
 extern const Decoder avx2, avx512;
 #endif
 }  // namespace decoding
+namespace caching {
+extern const Cache baseline;
+#ifdef X86_VARIANTS
+extern const Cache avx2, avx512;
+#endif
+}  // namespace caching
 
 namespace {
 
@@ -127,6 +134,14 @@ const mnemos::Kernels& kernels(int variant) {
     return mnemos::baseline;
 }
 
+const mnemos::Cache& caching(int variant) {
+#ifdef X86_VARIANTS
+    if (variant == 2) return mnemos::caching::avx512;
+    if (variant == 1) return mnemos::caching::avx2;
+#endif
+    return mnemos::caching::baseline;
+}
+
 const mnemos::Decoder& decoder(int variant) {
 #ifdef X86_VARIANTS
     if (variant == 2) return mnemos::decoding::avx512;
@@ -170,6 +185,13 @@ int mnemos_backward(int variant, const Call* call) {
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
                   const mnemos::Sums* sums, double norm_eps, double attention_eps) {
     return decoder(variant).decode(*stack, layers, *step, sums, norm_eps, attention_eps);
+}
+
+// Of a gated cache: what 0 the update, 1 its backward, 2 the read, 3 its backward.
+int mnemos_cache(int variant, int what, const void* call) {
+    const mnemos::Cache& found = caching(variant);
+    if (what < 2) return (what ? found.update_backward : found.update)(*(const mnemos::Update*)call);
+    return (what == 2 ? found.read : found.read_backward)(*(const mnemos::Reading*)call);
 }
 
 void mnemos_activate(int variant, int gelu, float* x, i64 n) { decoder(variant).activate(gelu, x, n); }

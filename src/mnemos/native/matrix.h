@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "activation.h"
 #include "decode.h"
 #include "vector.h"
 
@@ -17,16 +18,6 @@ constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;  // rows of a matrix by vectors at onc
 constexpr i64 COLUMNS = 4;
 constexpr i64 LINE = 16;     // numbers that come from memory together
 constexpr i64 AHEAD = 8192;  // numbers that weights are asked for ahead of their use, to come into the second cache
-
-// Lane i of the vectors a and b, taken for one of 2·W numbers.
-template <i64... LANE>
-ALWAYS V pick(V a, V b, std::integer_sequence<i64, LANE...>) {
-#ifdef __clang__
-    return __builtin_shufflevector(a, b, LANE...);
-#else
-    return __builtin_shuffle(a, b, I{LANE...});
-#endif
-}
 
 // Both vectors hold sums of N lanes beginning at every 2·N-th lane: the sums of 2·N, a's and then b's.
 template <i64 N, i64... J>
@@ -45,13 +36,6 @@ ALWAYS void sums(V* x, float* to) {
             x[i] = fold<N>(x[2 * i], x[LEFT == 1 ? 0 : 2 * i + 1], std::make_integer_sequence<i64, W>{});
         sums<COUNT, (LEFT + 1) / 2, N / 2>(x, to);
     }
-}
-
-// The first n of W numbers, and zeros.
-ALWAYS V first(const float* from, i64 n) {
-    float parts[W] = {};
-    std::memcpy(parts, from, n * sizeof(float));
-    return load<V>(parts);
 }
 
 // to[c, r] = Σ_k w[r, k]·x[c, k], and `ahead` [R, in] is asked for, if it is not null.
@@ -144,35 +128,6 @@ void normalise(const Affine& m, i64 width, double eps, const float* x, float* y)
     for (i = 0; i + W <= width; i += W)
         store(y + i, (load<V>(x + i) - mean) * scale * load<V>(m.weight + i) + load<V>(m.bias + i));
     for (; i < width; i++) y[i] = (x[i] - mean) * scale * m.weight[i] + m.bias[i];
-}
-
-// x·Φ(x), each to a few units in the last place, also where Φ is tiny: the tail e^(−x²/2)·P(u)/(1 + |x|), with
-// u = (|x| − 4)/(|x| + 4), and one minus it on the other side. P is a least-squares fit reweighted towards the largest
-// relative error, which is 2e-9.
-ALWAYS V gelu(V x) {
-    V a = x < 0.0f ? -x : x;
-    a = a > 14.5f ? all(14.5f) : a;  // beyond, the tail is 0
-    V u = (a - 4.0f) / (a + 4.0f);
-    V p = all(-7.161156202e-5f);
-    p = p * u - 6.055714961e-5f;
-    p = p * u + 6.928592173e-4f;
-    p = p * u - 3.037599652e-4f;
-    p = p * u - 5.004382401e-3f;
-    p = p * u + 1.794020291e-2f;
-    p = p * u - 3.219726950e-2f;
-    p = p * u + 2.859998073e-2f;
-    p = p * u + 1.399959614e-2f;
-    p = p * u - 9.670346693e-2f;
-    p = p * u + 4.720532069e-1f;
-    // x² has more digits than a float, and an exponent's error is the power's relative one: a square that is exact, and
-    // what it lacks, e^r with |r| < 0.11.
-    V h = (V)((U)a & 0xfffff000u), r = (a - h) * (a + h) * -0.5f;
-    V small = r * (1.0f / 24) + 1.0f / 6;
-    small = small * r + 0.5f;
-    small = small * r + 1.0f;
-    small = small * r + 1.0f;
-    V tail = exponential(h * h * -0.5f) * small * p / (a + 1.0f);
-    return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
 void activate(bool smooth, float* x, i64 n) {

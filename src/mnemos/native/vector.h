@@ -8,6 +8,7 @@
 #endif
 
 #include <cstring>
+#include <utility>
 
 #include "call.h"
 
@@ -36,12 +37,35 @@ ALWAYS void store(void* to, A x) {
 
 ALWAYS V all(float x) { return x - V{}; }
 
+// Lane i of the vectors a and b, taken for one of 2·W numbers.
+template <i64... LANE>
+ALWAYS V pick(V a, V b, std::integer_sequence<i64, LANE...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, LANE...);
+#else
+    return __builtin_shuffle(a, b, I{LANE...});
+#endif
+}
+
+// Every lane and the one N before or after it, added.
+template <i64 N, i64... LANE>
+ALWAYS V across(V x, std::integer_sequence<i64, LANE...>) {
+    return x + pick(x, x, std::integer_sequence<i64, (LANE ^ N)...>{});
+}
+
+template <i64 N = W / 2>
 ALWAYS float sum(V x) {
-    float parts[W];
-    std::memcpy(parts, &x, sizeof x);
-    for (i64 n = W / 2; n > 0; n /= 2)
-        for (i64 i = 0; i < n; i++) parts[i] += parts[i + n];
-    return parts[0];
+    if constexpr (N == 0)
+        return x[0];
+    else
+        return sum<N / 2>(across<N>(x, std::make_integer_sequence<i64, W>{}));
+}
+
+// The first n of W numbers, and zeros.
+ALWAYS V first(const float* from, i64 n) {
+    float parts[W] = {};
+    std::memcpy(parts, from, n * sizeof(float));
+    return load<V>(parts);
 }
 
 // e^x for x <= 0, subnormal results and NaN included: 2^n·e^r with |r| <= ln(2)/2, and a minimax polynomial for e^r.

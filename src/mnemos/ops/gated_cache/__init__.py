@@ -3,5 +3,16 @@
 from .resampling import places, pool_grid, resample
 from .swin_windows import Windows
 from .update import GateWeights, gated_update
+from .writing import Written, batch_mean, write
 
-__all__ = ["GateWeights", "Windows", "gated_update", "places", "pool_grid", "resample"]
+__all__ = [
+    "GateWeights",
+    "Windows",
+    "Written",
+    "batch_mean",
+    "gated_update",
+    "places",
+    "pool_grid",
+    "resample",
+    "write",
+]
