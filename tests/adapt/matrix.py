@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from hosts import ZOO, Example, build, close, example, loss, open_caches, run, state
-from more_hosts import MORE
+from more_hosts import DECODERS, MORE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +19,7 @@ import mnemos
 from mnemos import GRC
 from mnemos.memory.gated_cache import caches
 
-ZOO.update(MORE)
+ZOO.update(MORE | DECODERS)
 Check = Callable[[str], str | None]
 _SLOTS = 4
 
@@ -105,9 +105,11 @@ def compiled(name: str) -> str | None:
     for training in (False, True):
         torch.compiler.reset()
         try:
-            run(torch.compile(host(name).train(training), backend="eager"), inputs)
+            found = run(torch.compile(host(name).train(training), backend="eager"), inputs)
         except Exception as error:
             return f"the host does not compile ({type(error).__name__})"
+        if not torch.allclose(found, run(host(name).train(training), inputs)):
+            return "the host compiled computes something else"
         eager, model = cached(name).train(training), cached(name).train(training)
         torch.compiler.reset()
         close(run(torch.compile(model, backend="eager"), inputs), run(eager, inputs))

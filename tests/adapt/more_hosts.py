@@ -1,9 +1,11 @@
 """Architectures beside those of `hosts.ZOO`, small, with inputs: what the matrix of hosts adds to them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from hosts import _SEQ, _SIZES, _TEXT, _VIT, Example, _hf, _images, _text, _timm
+from test_decoders import FAMILIES, plain
 from torch import Tensor, nn
 
 from mnemos import libraries
@@ -269,6 +271,9 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
     "hf_wav2vec2": (_hf("Wav2Vec2Model", **_WAVE2VEC), _padded_waves),
     "hf_hubert": (_hf("HubertModel", **_WAVE2VEC), _waves(400)),
 }
+
+# Causal decoders: a token reads what earlier blocks of its row have written.
+DECODERS = {f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11)) for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")}
 
 
 def _timm_mvit() -> nn.Module:
