@@ -110,6 +110,10 @@ def test_list_names_every_entry(capsys):
     for kind in registry.KINDS:
         for name in registry.names(kind):
             assert f"  {name}" in said
+    lines = said[said.index("recipes, by task") :].splitlines()
+    assert lines.index("  text") < lines.index(next(line for line in lines if line.startswith("    text-xl ")))
+    below = lines[lines.index("  text") + 1 : lines.index("  cifar")]
+    assert {line.split()[0] for line in below if line.startswith("    ")} >= {"text", "text-memformer", "wikitext-xl"}
 
 
 @pytest.mark.slow

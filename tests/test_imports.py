@@ -24,6 +24,7 @@ ROOMS = [
     "modes",
     "libraries",
     "registry",
+    "recipe_tasks",
     "config",
     "memory_replay",
     "native",

@@ -14,6 +14,7 @@ from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
 from mnemos.memory.grc import GRC
+from mnemos.recipe_tasks import recipe_tasks
 from mnemos.recipes.demo import demo
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
 
@@ -79,6 +80,12 @@ def test_what_only_names_things_loads_no_torch():
     words = ["list", "--help", "--version", "train --help", "compare --help", "show"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_task_of_a_recipe_is_read_from_its_source():
+    found = recipe_tasks()
+    assert found == {name: registry.load("recipe", name)().data.name for name in registry.names("recipe")}
+    assert found["photos-pixels"] == "pixels", "the task, and not the photos that it reads"
 
 
 @dataclass(frozen=True)

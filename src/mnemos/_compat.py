@@ -295,6 +295,11 @@ class Moving(nn.Module):
         """Called after the parameters and buffers were replaced by `fn` of them."""
 
 
+def is_replica(module: nn.Module) -> bool:
+    """Whether a module is a copy that DataParallel made for one forward. Fallback: False."""
+    return bool(module.__dict__.get("_is_replica", False))
+
+
 def end_workers(batches: object) -> None:
     """Stop the worker processes of a DataLoader's iterator. Fallback: they stop when the iterator is collected."""
     end = getattr(batches, "_shutdown_workers", None)

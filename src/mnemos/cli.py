@@ -118,10 +118,12 @@ def _limit_spinning() -> None:
         os.environ["GOMP_SPINCOUNT"] = "30000"  # a tenth of the default
 
 
-_TITLES = {"data": "tasks (data)", "preprocessing": "what predict reads (preprocessing)"}
+_TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
 
 
 def _list(arguments: list[str]) -> int:
+    from .recipe_tasks import recipe_tasks
+
     _Parser("list", "List the recipes, models, attentions and tasks.").parse_args(arguments)
     for failure in registry.load_plugins():
         print(f"mnemos: warning: {failure}", file=sys.stderr)
@@ -129,8 +131,15 @@ def _list(arguments: list[str]) -> int:
         print(_TITLES.get(kind, f"{kind}s"))
         places = registry.places(kind)
         width = max(map(len, places))
-        for name, place in places.items():
-            print(f"  {name:{width}}  {place.about}")
+        if kind != "recipe":
+            for name, place in places.items():
+                print(f"  {name:{width}}  {place.about}")
+            continue
+        tasks = recipe_tasks()
+        for task in dict.fromkeys(tasks.values()):
+            print(f"  {task or 'other tasks'}")
+            for name in (name for name in places if tasks[name] == task):
+                print(f"    {name:{width}}  {places[name].about}")
     print("\nStart with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings.")
     return 0
 

@@ -355,7 +355,7 @@ def test_copies_and_files_have_the_cached_model(name, tmp_path):
     ):
         close(logits(other, given, mask), expected)
         with torch.no_grad():
-            caches(other)[1].query.weight.zero_()
+            caches(other)[1].to_query.weight.zero_()
         other.load_state_dict(model.state_dict(), strict=True)
         close(logits(other, given, mask), expected)
     stock = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()

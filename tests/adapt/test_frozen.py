@@ -22,7 +22,7 @@ def count(model: nn.Module) -> list[int]:
     """How often keys and values were projected since; as long as the list is."""
     calls = [0]
     for branch in caches(model):
-        for part in (branch.key, branch.value, branch.update_gate, branch.reset_gate, branch.candidate):
+        for part in (branch.to_key, branch.to_value, branch.update_gate, branch.reset_gate, branch.candidate):
             part.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     return calls
 
@@ -64,7 +64,7 @@ def load(model: nn.Module, name: str, assign: bool = False) -> None:
 
 def in_place(model: nn.Module, name: str) -> None:
     for branch in caches(model):
-        branch.key.weight.mul_(-2)
+        branch.to_key.weight.mul_(-2)
 
 
 def of_the_cache(model: nn.Module, name: str) -> None:
@@ -79,12 +79,28 @@ def of_the_gate(model: nn.Module, name: str) -> None:
 
 def replaced(model: nn.Module, name: str) -> None:
     for branch in caches(model):
-        branch.value.weight = nn.Parameter(branch.value.weight.flip(0))
+        branch.to_value.weight = nn.Parameter(branch.to_value.weight.flip(0))
 
 
 def through_data(model: nn.Module, name: str) -> None:
     for branch in caches(model):
-        branch.value.weight.data = branch.value.weight.data * 2
+        branch.to_value.weight.data = branch.to_value.weight.data * 2
+
+
+def written_through_data(model: nn.Module, name: str) -> None:
+    """As libraries exchange weights for averaged ones: addresses and versions stay."""
+    for branch in caches(model):
+        branch.to_value.weight.data.copy_(branch.to_value.weight.flip(0))
+
+
+def cache_written_through_data(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.cache.data.mul_(-2)
+
+
+def gate_written_through_data(model: nn.Module, name: str) -> None:
+    for branch in caches(model):
+        branch.mix.data.add_(1)
 
 
 def rounded(model: nn.Module, name: str) -> None:
@@ -103,6 +119,9 @@ CHANGES = {
     "of the gate": of_the_gate,
     "replaced": replaced,
     "through .data": through_data,
+    "through .data, in place": written_through_data,
+    "of the cache, through .data": cache_written_through_data,
+    "of the gate, through .data": gate_written_through_data,
     "another type and back": rounded,
     "emptied": lambda model, name: mnemos.memory.clear_caches(model),
 }

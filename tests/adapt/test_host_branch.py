@@ -158,7 +158,7 @@ def oracle(branch: HostBranch, x: Tensor, y: Tensor, mask: Tensor, cache: Tensor
             read = mean
         elif not branch.training and grc.inference == "frozen":
             read = cache
-        q, k, v = linear(branch.query, sample[:, :d]), linear(branch.key, read), linear(branch.value, read)
+        q, k, v = linear(branch.to_query, sample[:, :d]), linear(branch.to_key, read), linear(branch.to_value, read)
         q, k, v = (z.reshape(len(z), h, -1) for z in (q, k, v))
         o = torch.stack([remembered(branch, q[:, j], k[:, j], v[:, j]) for j in range(h)], 1)
         o = linear(branch.lift, o.flatten(1)).reshape(len(sample), h, -1)

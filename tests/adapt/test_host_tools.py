@@ -147,7 +147,7 @@ def compare(model: nn.Module, compiled: nn.Module, own: nn.Module, name: str, to
         with torch.no_grad():
             for branch in (*caches(model), *caches(own)):
                 branch.cache.add_(change)
-                branch.key.weight.add_(change)
+                branch.to_key.weight.add_(change)
             found = run(compiled, inputs)
             torch.testing.assert_close(found, run(model, inputs), rtol=tolerance, atol=tolerance)
 
@@ -205,7 +205,7 @@ def test_an_ensemble_by_functional_calls(preset):
     inputs = example("torch_mha")
     with torch.no_grad():
         models[1].in_proj_weight.add_(0.1)
-        models[1].grc.key.weight.add_(0.1)
+        models[1].grc.to_key.weight.add_(0.1)
         states = torch.func.stack_module_state(models)
         call = torch.vmap(lambda state: torch.func.functional_call(models[0], state, inputs.args, inputs.kwargs)[0])
         for found, model in zip(call(states), models, strict=True):

@@ -154,7 +154,7 @@ def test_an_example_leaves_the_model_as_it_was():
     for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value)
     for a, b in zip(caches(model), caches(twin), strict=True):
-        assert torch.equal(a.query.weight, b.query.weight), "the example drew random numbers"
+        assert torch.equal(a.to_query.weight, b.to_query.weight), "the example drew random numbers"
         assert a.cache.abs().max() == 0
         assert a.training is b.training
 

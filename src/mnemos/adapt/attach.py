@@ -128,7 +128,7 @@ def _check(model: nn.Module, grc: GRC) -> None:
             f"expected a model without gated caches, found {len(found)}; mnemos.uncache(model) removes those of cache()"
         )
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-    if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
+    if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         kind = "a sharded one" if sharded else type(model).__name__
         raise InputError(
             f"expected a model that is not distributed yet, found {kind}; call mnemos.cache() first, then distribute "

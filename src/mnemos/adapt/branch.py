@@ -1,7 +1,8 @@
 """The cached branch in a model that `cache` was called on: the child `grc` of a host's attention."""
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.memory.gated_cache import begin_forward, end_forward, promote
 from mnemos.memory.grc import GRC
+from mnemos.memory.projection import Projection
 from mnemos.ops.gated_cache import pool_grid
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
@@ -32,6 +34,9 @@ class HostBranch(GatedBranch):
     """
 
     carries = False  # whether the branch of a host gets the state of its rows, as scope="stream" needs
+    linear = Projection
+    # No name of an attention's own parts: adapters (LoRA) choose the modules that they wrap by the ends of names.
+    maps = "to_query", "to_key", "to_value"
 
     def __init__(self, host: Host, place: AttentionInput, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
         if grc.scope == "stream" and not self.carries:
@@ -44,7 +49,7 @@ class HostBranch(GatedBranch):
             nn.init.zeros_(self.convolution.weight)
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
-        self.valid: Tensor | None = None  # the mask of this forward, from a host that passes it to another module
+        self.register_load_state_dict_pre_hook(_rename)
         self.register_load_state_dict_pre_hook(_keep_own)
         self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
         self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = (
@@ -120,13 +125,13 @@ class HostBranch(GatedBranch):
             heads = y.unflatten(-1, (self.num_heads, -1))
             return torch.lerp(heads, self.lifted(o_mem).to(y.dtype), share.to(y.dtype)[:, None]).flatten(2)
         assert self.lift is not None
-        weight, bias, rest = self.remembered("mixing", (self.mix, *self.lift.parameters()), self._mixing)
+        weight, bias, rest = self._mixing()
         base = torch.addcmul(bias.to(y.dtype), y, rest.to(y.dtype))
-        rows = o_mem.flatten(2).flatten(0, 1)
-        if rows.dtype == weight.dtype == base.dtype and not autocasts(y.device.type):
-            # One fused product and addition.
+        alike = o_mem.dtype == weight.dtype == base.dtype and not autocasts(y.device.type)
+        if alike and not torch.compiler.is_exporting():  # one fused product and addition, of one row of all tokens
+            rows = o_mem.flatten(2).flatten(0, 1)
             return base.flatten(0, 1).addmm_(rows, weight.t()).unflatten(0, y.shape[:2])
-        return base + F.linear(rows, weight).unflatten(0, y.shape[:2]).to(y.dtype)
+        return base + F.linear(o_mem.flatten(2), weight).to(y.dtype)
 
     def _mixing(self) -> tuple[Tensor, Tensor, Tensor]:
         """The lift's weights and bias scaled by σ(λ) per channel (cheaper than scaling its outputs), and 1 − σ(λ)."""
@@ -137,6 +142,20 @@ class HostBranch(GatedBranch):
     def extra_repr(self) -> str:
         """Host, slots, width and preset."""
         return f"host={self.host.name!r}, {super().extra_repr()}"
+
+
+V = TypeVar("V")
+
+
+def present_names(saved: Mapping[str, V]) -> dict[str, V]:
+    """Saved values by the present names of a branch's parameters: `to_query`, `to_key` and `to_value` had no `to_`."""
+    return {re.sub(r"((?:^|\.)grc\.)(query|key|value)(?=\.)", r"\1to_\2", name): value for name, value in saved.items()}
+
+
+def _rename(branch: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for role in GatedBranch.maps:
+        for name in [name for name in state_dict if name.startswith(f"{prefix}{role}.")]:
+            state_dict[f"{prefix}to_{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
 def _keep_own(branch: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:

@@ -43,7 +43,7 @@ class DecoderBranch(HostBranch):
             return self.frozen(query)
         source = (x if self.grc.source == "input" else y[..., : self.cache_dim]).to(self.cache.dtype)
         # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
-        start = self.cache.clone()
+        start = self.contents()
 
         def advance(tokens: Tensor, cache: Tensor) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start)

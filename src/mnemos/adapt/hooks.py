@@ -4,21 +4,32 @@ They are plain functions that hold no module, so a deep copy of a cached model u
 model can be pickled.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from mnemos._compat import compiled_again, compiled_as_before
+from mnemos._compat import compiled_again, compiled_as_before, is_replica
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
 from mnemos.memory.stored import StoredCache
+from mnemos.types import InputError
 
 from .branch import HostBranch
 from .decoder_branch import DecoderBranch, mix_decoder
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
+
+
+class _Noted(threading.local):
+    """The mask of a call, between the hook on an attention and the one on its carrier: of each thread its own."""
+
+    mask: Tensor | None = None
+
+
+_noted = _Noted()
 
 
 def attach(module: nn.Module, branch: HostBranch) -> None:
@@ -88,17 +99,22 @@ def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
 
 def _note_mask(module: Any, args: tuple, kwargs: dict) -> None:
     branch: HostBranch = module.output.grc
-    branch.valid = branch.host.call(module, args, kwargs).mask
+    _noted.mask = branch.host.call(module, args, kwargs).mask
 
 
 def _mix_input(carrier: Any, args: tuple) -> tuple:
     """A carrier's arguments (o_self, x, …), with the branch mixed into o_self."""
     branch: HostBranch = carrier.grc
-    mask, branch.valid = branch.valid, None
+    mask, _noted.mask = _noted.mask, None
     return branch(args[1], args[0], mask), *args[1:]
 
 
 def _begin(model: nn.Module, args: tuple) -> None:
+    if is_replica(model):
+        raise InputError(
+            "expected one model for each process, found a replica that DataParallel made, whose cache is lost after "
+            "the forward; use DistributedDataParallel"
+        )
     if model.training:
         begin_forward(getattr(model, ROSTER))
 

@@ -207,7 +207,7 @@ class GatedCacheAttention(GatedBranch):
         if shared:
             after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
         if not pieces:  # a call of no tokens
-            width = self.value.out_features // self.num_heads
+            width = self.map("value").out_features // self.num_heads
             return x.new_zeros(*x.shape[:2], self.num_heads, width), after
         lengths = [n for n, _ in pieces]
         parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos._compat import has_global_forward_hooks, has_hooks, write_count
+from mnemos._compat import has_global_forward_hooks, has_hooks
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.grc import GRC
+from mnemos.memory.projection import Projection
 from mnemos.ops.gated_cache import native
 from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
@@ -20,7 +21,7 @@ from .softmax import attend
 
 
 class GatedBranch(GatedCache):
-    """Base of the layers that mix a gated cache into an attention: `query`, `key`, `value`, `lift`.
+    """Base of the layers that mix a gated cache into an attention: maps to queries, keys and values, and `lift`.
 
         o_mem = softmax(q(X)·k(C)ᵀ/√(Dm/H))·v(C)
 
@@ -33,6 +34,7 @@ class GatedBranch(GatedCache):
     """
 
     inner: HeadAttention
+    maps = "query", "key", "value"  # the names of the maps
 
     def __init__(
         self,
@@ -50,25 +52,31 @@ class GatedBranch(GatedCache):
         if inner is not None:
             self.inner = inner
         d = self.cache_dim
-        self.query, self.key = nn.Linear(d, d), nn.Linear(d, d)
         pads = self.grc.lift == "pad"
-        self.value = nn.Linear(d, d if pads or out_dim else dim)
-        self.lift = nn.Linear(d, d) if pads else nn.Linear(d, out_dim) if out_dim else None
+        for name, width in zip(self.maps, (d, d, d if pads or out_dim else dim), strict=True):
+            self.add_module(name, self.linear(d, width))
+        self.lift = self.linear(d, d) if pads else self.linear(d, out_dim) if out_dim else None
         self.pad = ((out_dim or dim) - d) // num_heads if pads else 0
         on = self.grc.convolution if self.grc.convolution is not None else grid is not None
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=d) if on else None
-        self._remembered: dict[str, tuple[tuple[object, ...], tuple[Tensor, ...]]] = {}
-        self.register_load_state_dict_pre_hook(_forget)
+        self._remembered: dict[str, tuple[torch.dtype | None, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     @property
     def moves(self) -> bool:
         """Whether the cache that is read depends on the tokens of this call."""
         return self.training or self.grc.scope == "stream" or self.grc.inference == "transient"
 
+    def map(self, role: str) -> nn.Linear | Projection:
+        """The map to queries, keys or values, by its role: "query", "key" or "value"."""
+        found: nn.Linear | Projection = getattr(self, self.maps[GatedBranch.maps.index(role)])
+        return found
+
     def queries(self, x: Tensor) -> Tensor:
         """q(X) [B, T, H, Dm/H] of the first Dm channels of the layer's input, x [B, T, Dm]."""
+        if torch.compiler.is_exporting():  # flattening strided rows would limit the program to some lengths
+            return self.map("query")(x).unflatten(-1, (self.num_heads, -1))
         # A matrix whose rows are strided is multiplied without a copy.
-        return self.query(x.flatten(0, 1)).view(*x.shape[:2], self.num_heads, -1)
+        return self.map("query")(x.flatten(0, 1)).view(*x.shape[:2], self.num_heads, -1)
 
     def summarised(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that the cache summarises, [B, T, Dm], and their mask: all but the class tokens."""
@@ -95,21 +103,15 @@ class GatedBranch(GatedCache):
 
         own [B, T, H, M]: the attention's own heads. On the CPU in float32 one kernel projects, attends and mixes.
         """
-        linears = (self.query, self.key, self.value)
-        if self._calls_kernel(x) and all(map(_plain, linears)):
-            weights = [w for one in linears for w in (one.weight, one.bias)]
-            given = (x, cache, own, None if own is None else self.mix, *weights)
-            kernel = native.Reading(self._composed, self.num_heads)
-            if native.takes(*given) and kernel.fits(*given):
-                return native.fused(kernel, *given)
+        if self.grc.branch == "softmax" and native.takes(x, cache, own) and x.numel() and not autocasts(x.device.type):
+            linears = [self.map(role) for role in GatedBranch.maps]
+            if all(map(_plain, linears)) and not has_global_forward_hooks():
+                weights = [w for one in linears for w in (one.weight, one.bias)]
+                mix = None if own is None else self.mix
+                if native.takes(mix, *weights):
+                    return native.fused(native.Reading(self._composed, self.num_heads), x, cache, own, mix, *weights)
         o_mem = self.read(self.queries(x), cache)
         return o_mem if own is None else self.mixed(own, o_mem)
-
-    def _calls_kernel(self, x: Tensor) -> bool:
-        """Whether a kernel may read the cache for these inputs, as far as the branch's own modules allow it."""
-        if torch.compiler.is_compiling() or self.grc.branch != "softmax":
-            return False
-        return not autocasts(x.device.type) and not has_global_forward_hooks()
 
     def mixed(self, own: Tensor, o_mem: Tensor) -> Tensor:
         """(1 − σ(λ))·own + σ(λ)·o_mem, for each head."""
@@ -126,9 +128,10 @@ class GatedBranch(GatedCache):
 
     def read(self, query: Tensor, cache: Tensor) -> Tensor:
         """o_mem [B, T, H, M] of queries [B, T, H, Dm/H] over a cache [B or 1, Tm, Dm]."""
-        return self._attend(query, self._split(self.key, cache), self._split(self.value, cache))
+        return self._attend(query, self._split("key", cache), self._split("value", cache))
 
-    def _split(self, projection: nn.Linear, cache: Tensor) -> Tensor:
+    def _split(self, role: str, cache: Tensor) -> Tensor:
+        projection = self.map(role)
         return projection(cache.to(projection.weight.dtype)).unflatten(-1, (self.num_heads, -1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -146,12 +149,6 @@ class GatedBranch(GatedCache):
         self._remembered.clear()
         return super().train(mode)
 
-    # Moved or loaded weights may have the address and version of the weights before.
-    def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Move what is pending; drop the projected keys and values of a frozen cache."""
-        self._remembered.clear()
-        super().moved(fn)
-
     def lifted(self, o_mem: Tensor) -> Tensor:
         """o_mem [B, T, H, M] at the width of the attention's heads, [B, T, H, D/H]."""
         if self.lift is None:
@@ -162,34 +159,34 @@ class GatedBranch(GatedCache):
         """o_mem from the stored cache as it is; its keys and values are projected once."""
         projected = self.remembered(
             "projected",
-            (self.cache, *self.key.parameters(), *self.value.parameters()),
-            lambda: (self._split(self.key, self.cache[None]), self._split(self.value, self.cache[None])),
+            (self.cache, *self.map("key").parameters(), *self.map("value").parameters()),
+            lambda: (self._split("key", self.cache[None]), self._split("value", self.cache[None])),
         )
         return self._attend(query, *projected)
 
     def remembered(
         self, name: str, tensors: Sequence[Tensor], compute: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """The result of `compute`, a function of `tensors`, kept in eval without gradient until a tensor changes.
+        """The result of `compute`, a function of `tensors`, kept in eval without gradient until a value changes.
 
-        Most changes show in a tensor's version. Fused optimisers do not change it, but they need a forward with
-        gradient, which drops the kept result. After writing through `.data`, call eval() again.
+        The values are compared with copies, which costs one pass over them: addresses and versions do not show writes
+        through `.data`, by which libraries exchange weights for averaged ones. On devices other than the CPU a
+        comparison would wait for the device, so `compute` runs at every call.
         """
-        changing = self.training or torch.is_grad_enabled()
-        if changing or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
+        changing = self.training or torch.is_grad_enabled() or tensors[0].device.type != "cpu"
+        if changing or torch.compiler.is_compiling() or torch.jit.is_tracing():
             if self._remembered:  # torch.compile counts clearing an empty dict as a side effect, too
                 self._remembered.clear()
             return compute()
-        device = tensors[0].device.type
-        precision = torch.get_autocast_dtype(device) if autocasts(device) else None
-        try:
-            stamp = (precision, *((t.data_ptr(), write_count(t)) for t in tensors))
-        except RuntimeError:  # tensors inside a transform (vmap) and fake tensors have no address
-            return compute()
+        precision = torch.get_autocast_dtype("cpu") if autocasts("cpu") else None
         kept = self._remembered.get(name)
-        if kept is None or kept[0] != stamp:
-            kept = self._remembered[name] = (stamp, compute())
-        return kept[1]
+        try:
+            if kept is None or kept[0] != precision or not all(map(_equal, kept[1], tensors)):
+                kept = precision, tuple(t.detach().clone() for t in tensors), compute()
+        except RuntimeError:  # tensors inside a transform (vmap) and fake tensors have no values
+            return compute()
+        self._remembered[name] = kept
+        return kept[2]
 
     def convolve(self, x: Tensor) -> Tensor:
         """The positional term [B, T, D]: a grouped 3×3 convolution of the grid of tokens; zero for class tokens."""
@@ -204,9 +201,8 @@ class GatedBranch(GatedCache):
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
 
 
-def _forget(branch: nn.Module, *_: object) -> None:
-    assert isinstance(branch, GatedBranch)
-    branch._remembered.clear()
+def _equal(kept: Tensor, present: Tensor) -> bool:
+    return kept.dtype == present.dtype and torch.equal(kept, present)
 
 
 def _check_grid(branch: GatedBranch) -> None:
@@ -227,4 +223,4 @@ def _check_grid(branch: GatedBranch) -> None:
 
 def _plain(module: nn.Module) -> bool:
     """Whether calling the module is a product with its weight and a sum with its bias, and nothing else."""
-    return type(module) is nn.Linear and module.bias is not None and not has_hooks(module)
+    return type(module) in (nn.Linear, Projection) and module.bias is not None and not has_hooks(module)

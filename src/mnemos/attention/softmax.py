@@ -128,7 +128,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
-    if on_cpu and not dropout and not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
+    # An exported program has one form for all lengths.
+    chooses = on_cpu and not dropout and not torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    if chooses and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
         # For these lengths, without gradient, the plain products are up to twice as fast as the fused kernel.
         return _plain(q, k, v, visible, causal).transpose(1, 2)
     if more > 0 and on_cpu:

@@ -24,12 +24,7 @@ def section(comparison: Comparison) -> str:
     if not wanted:
         return missing("No run recorded a loss or a metric, so there is no curve to draw.")
     panels = [
-        panel(
-            f"curve-{kind}-{name}",
-            title(kind, name),
-            partial(draw, comparison=comparison, kind=kind, name=name),
-            x="updates",
-        )
+        panel(f"curve-{kind}-{name}", title(kind, name), partial(draw, comparison=comparison, kind=kind, name=name))
         for kind, name in wanted
     ]
     drawn = [name for name in comparison.variants if comparison.runs.get(name)]

@@ -11,6 +11,7 @@ from mnemos.ops.gated_cache import GateWeights, Written, batch_mean, write
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
+from .projection import Projection
 from .stored import (
     StoredCache,
     accumulate_caches,
@@ -46,6 +47,8 @@ class GatedCache(StoredCache):
     Dm = ratio·D, rounded down to a multiple of H. Raises InputError unless `grc.length` is one number and Dm ≥ H.
     """
 
+    linear: type[nn.Linear] | type[Projection] = nn.Linear  # the class of its linear maps
+
     def __init__(self, dim: int, num_heads: int, grc: GRC) -> None:
         check_heads(dim, num_heads)
         if not isinstance(grc.length, int):
@@ -62,7 +65,7 @@ class GatedCache(StoredCache):
         self.grc = grc = grc.resolved()
         self.writes = grc.write
         self.cache_dim = d
-        self.update_gate, self.reset_gate, self.candidate = (nn.Linear(2 * d, d) for _ in range(3))
+        self.update_gate, self.reset_gate, self.candidate = (self.linear(2 * d, d) for _ in range(3))
         self.candidate_norm = nn.LayerNorm(d) if grc.candidate == "layernorm_gelu" else None
         self.mix = nn.Parameter(torch.full((num_heads,), float(grc.gate_init or 0.0)))
         self.trace: dict[str, list[Tensor]] | None = None

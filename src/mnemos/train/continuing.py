@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mnemos.adapt.branch import present_names
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.types import InputError, JSONObject
@@ -58,7 +59,7 @@ class Start:
         """
         if not folder.is_dir():
             raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
-        saved, own = final_weights(folder), model.state_dict()
+        saved, own = present_names(final_weights(folder)), model.state_dict()
         fitting = {}
         for name, source in _sources(list(own), list(saved)).items():
             if source in saved and saved[source].shape == own[name].shape:

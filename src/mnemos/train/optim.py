@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
+from mnemos.adapt.branch import present_names
 from mnemos.types import InputError, JSONObject
 
 from .recipe import OptimConfig, ScheduleConfig
@@ -124,7 +125,7 @@ def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObj
 
 def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, JSONObject]) -> None:
     """Load what `optimiser_state` returned, bit for bit. Raises InputError for parameters that the model lacks."""
-    parameters = dict(model.named_parameters())
+    parameters, saved = dict(model.named_parameters()), present_names(saved)
     if foreign := sorted(set(saved) - set(parameters)):
         raise InputError(f"expected this model's parameters, found a state of {foreign[0]!r}; use the run's own recipe")
     numbers = {id(p): i for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos.adapt.branch import present_names
 from mnemos.types import InputError
 
 
@@ -31,7 +32,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
     """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
-    own = model.state_dict()
+    own, saved = model.state_dict(), present_names(saved)
     for name in [*own, *saved]:
         if name not in saved or name not in own:
             where = "have no" if name not in saved else "have a"

@@ -30,7 +30,7 @@ def resample(
     if method == "grid":
         return _resample_grid(tokens, length, mask, grid)
     if mask is None:
-        if t == length:
+        if not torch.compiler.is_exporting() and t == length:  # an exported program has one form for all T
             return tokens
         if method == "nearest":
             return tokens.index_select(1, places(t, length, tokens.device))

@@ -46,8 +46,10 @@ def gated_update(
     given = (source, cache, *update, *reset, *candidate, *(norm or (None, None)))
     differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     with full_precision(source.device.type):
-        # Function transforms (vmap, jvp) have rules for PyTorch's operations, and none for `_Update`.
-        compute = _Update.apply if differentiates and not _transformed(source) else _update
+        # Function transforms (vmap, jvp) and formats that are traced have rules for PyTorch's operations, and none for
+        # `_Update`.
+        plain = _transformed(source) or torch.jit.is_tracing()
+        compute = _Update.apply if differentiates and not plain else _update
         new, g_u, g_r = compute(places, *given)
     return new, GateWeights(g_u, g_r)
 

@@ -44,16 +44,16 @@ def write(
     observed. Raises InputError as `resample` does.
     """
     tokens, slots = source.shape[1], cache.shape[-2]
-    resampled = method != "nearest" or tokens == 0
+    exporting = torch.compiler.is_exporting()  # an exported program has one form for all T
+    resampled = method != "nearest" or (not exporting and tokens == 0)
     if resampled:
         source = resample(source.to(cache.dtype), slots, mask, method, grid)
         if mask is not None and tokens != slots:  # a slot has no padding of its own: only whole rows do
             mask = mask.any(1, keepdim=True).expand(-1, slots)
     composed: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = partial(_composed, resampled, mean, observe)
     given = (source, cache, mask, *weights)
-    kernel = native.Update(composed, resampled, mean)
-    if observe is None and native.takes(*given) and kernel.fits(*given):
-        return Written(*native.fused(kernel, *given))
+    if observe is None and native.takes(*given) and source.shape[0] and source.shape[1]:
+        return Written(*native.fused(native.Update(composed, resampled, mean), *given))
     return Written(*composed(*given))
 
 
@@ -71,7 +71,9 @@ def _composed(
     if not resampled:
         if mask is not None:
             source = resample(source.to(cache.dtype), slots, mask)
-        elif source.shape[1] != slots:  # the backward resamples again, which saves keeping the result
+        elif (
+            torch.compiler.is_exporting() or source.shape[1] != slots
+        ):  # the backward resamples again, which saves keeping the result
             takes = places(source.shape[1], slots, source.device)
         else:
             source = source.to(cache.dtype)

@@ -1,0 +1,32 @@
+"""The linear map of a branch in a host: the values of `torch.nn.Linear` in a class that no tool replaces."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Projection(nn.Module):
+    """y = x Wᵀ + b, x [..., in_features], with the weights and the initial values of `torch.nn.Linear`.
+
+    It is no subclass of it. Tools that replace every Linear of a model (adapters as in LoRA, dynamic quantisation) make
+    modules with other attributes, and the gates and the lift multiply by parts of their weights without calling the
+    module: an adapter around them would get no gradient.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        linear = nn.Linear(in_features, out_features)
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return F.linear(x, self.weight, self.bias)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        """Both widths."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
