@@ -94,6 +94,10 @@ def test_report_follows_the_reader_s_colours(page):
     assert len(drawings) >= 15
     # Every colour of a line or a letter is the style sheet's: a fixed one would vanish on the other background.
     assert not [c for d in drawings for c in re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", d)]
+    named = {"updates", "layer", "channel", "slot", "rank of the value", "test accuracy"}
+    ticked = [d for d in drawings if "xtick_1" in d]
+    assert len(ticked) >= 12
+    assert all(named & {*re.findall(r"<text[^>]*>([^<]*)</text>", d)} for d in ticked), "every axis has a name"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mnemos.data.metrics import UNIFORM
 from mnemos.figures.differences import difference
 from mnemos.figures.results import Comparison, Control, Row, RunRecord
 from mnemos.figures.verdict import _unwritten_command, verdict
@@ -213,3 +214,15 @@ def test_many_seeds_approach_the_normal_interval():
     a, b = Row("a", 1.0, 1.0, 31), Row("b", 0.0, 1.0, 31)
     d = difference(a, b, higher_is_better=True)
     assert d.high - d.value == pytest.approx(2.0003 * math.sqrt(2 / 31), rel=1e-3)  # t at 60 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("score", "said"), [(7.9, "For scale: {} is what"), (8.0, "east does no better than {}: the task")]
+)
+def test_text_is_compared_with_a_guess(score, said):
+    told = made(cached=CACHED | {"mean": score}, higher=False)
+    row = next(row for row in told.rows if row.name == "east")
+    result = {"metric": "bits per byte", "reference": {UNIFORM: 8.0}}
+    runs = {"east": (replace(told.runs["east"][0], result=result),)}
+    told = replace(told, metric="bits per byte", rows=(row,), runs=runs)
+    assert verdict(told)[-1].startswith(said.format(f"{UNIFORM} (8.000)"))

@@ -225,3 +225,20 @@ def test_steps_aside(reason, monkeypatch):
     assert bool(seen) == ("hook" in reason)
     loose = 2e-2 if reason == "autocast" else 1e-5
     torch.testing.assert_close(found.to(expected.dtype), expected, rtol=loose, atol=loose)
+
+
+@pytest.mark.parametrize("given", ["mask of numbers", "one cache for two rows", "no rows", "no tokens"])
+def test_memory_that_is_not_there_is_not_read(given):
+    source, cache, weights, mask = op()
+    if given == "mask of numbers":
+        mask = mask.float()
+    elif given == "one cache for two rows":
+        cache = cache[None]
+    elif given == "no rows":
+        source, mask = source[:0], mask[:0]
+    else:
+        source, mask = source[:, :0], None
+    kernel = native.Update(None, resampled=False, mean=True)
+    assert not kernel.fits(source, cache, mask, *weights)
+    if given != "mask of numbers":
+        assert write(source, cache, weights, mask).new.shape == (len(source), *cache.shape[-2:])

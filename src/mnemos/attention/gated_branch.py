@@ -103,15 +103,21 @@ class GatedBranch(GatedCache):
 
         own [B, T, H, M]: the attention's own heads. On the CPU in float32 one kernel projects, attends and mixes.
         """
-        if self.grc.branch == "softmax" and native.takes(x, cache, own) and x.numel() and not autocasts(x.device.type):
-            linears = [self.map(role) for role in GatedBranch.maps]
-            if all(map(_plain, linears)) and not has_global_forward_hooks():
-                weights = [w for one in linears for w in (one.weight, one.bias)]
-                mix = None if own is None else self.mix
-                if native.takes(mix, *weights):
-                    return native.fused(native.Reading(self._composed, self.num_heads), x, cache, own, mix, *weights)
+        linears = [self.map(role) for role in GatedBranch.maps]
+        if self._calls_kernel(x) and all(map(_plain, linears)):
+            weights = [w for one in linears for w in (one.weight, one.bias)]
+            given = (x, cache, own, None if own is None else self.mix, *weights)
+            kernel = native.Reading(self._composed, self.num_heads)
+            if native.takes(*given) and kernel.fits(*given):
+                return native.fused(kernel, *given)
         o_mem = self.read(self.queries(x), cache)
         return o_mem if own is None else self.mixed(own, o_mem)
+
+    def _calls_kernel(self, x: Tensor) -> bool:
+        """Whether a kernel may read the cache for these inputs, as far as the branch's own modules allow it."""
+        if torch.compiler.is_compiling() or self.grc.branch != "softmax":
+            return False
+        return not autocasts(x.device.type) and not has_global_forward_hooks()
 
     def mixed(self, own: Tensor, o_mem: Tensor) -> Tensor:
         """(1 − σ(λ))·own + σ(λ)·o_mem, for each head."""

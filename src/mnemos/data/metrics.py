@@ -188,6 +188,7 @@ def description(result: JSONObject, metric: str, where: str) -> JSONObject:
 
 
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
+UNIFORM = "a guess of equally likely bytes"  # a reference score of text
 LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, in nats.", "loss {value:.4f}")
 BITS = SumMetric(
     "bits", False, "The loss in bits per target.", "{value:.4f} bits", None, lambda sums: bits(ratio(sums)), 2, False
@@ -195,7 +196,7 @@ BITS = SumMetric(
 BITS_PER_BYTE = SumMetric(
     "bits per byte",
     False,
-    "The mean negative log-likelihood of a byte of text, in bits.",
+    "The mean negative log-likelihood of a byte of text, in bits. It is 8 by chance: all 256 bytes equally likely.",
     "{value:.4f} bits per byte",
     value=lambda sums: bits(ratio(sums)),
 )

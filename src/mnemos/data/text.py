@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
 from .files import first_names, read_bytes
-from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY
+from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, UNIFORM
 from .segments import SegmentedTask
 from .task import Sampling, Split
 from .text_files import TextFiles, find_text, nothing_found
@@ -119,6 +120,7 @@ class TextTask(SegmentedTask):
     """A `SegmentedTask` whose tokens are bytes of text. The first metric is the loss in bits per byte."""
 
     metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
+    reference = MappingProxyType({UNIFORM: 8.0})
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """What the model writes after the beginnings of some documents of the validation split."""

@@ -57,11 +57,15 @@ def _variant(index: int, name: str, stored: list[RunRecord]) -> str:
     for place, label in enumerate(chosen):
         cache = caches[label]
         pooled = pooled or max(cache.shape) > LARGEST
-        titles = (f"{called[label]}, to ±{_reach(cache):.2g}", "Singular values", "Similarity of slots")
-        for title, draw in zip(titles, (draw_values, draw_spectrum, draw_slots), strict=True):
+        kinds = (
+            (f"{called[label]}, to ±{_reach(cache):.2g}", draw_values, "channel", "slot"),
+            ("Singular values", draw_spectrum, "rank of the value", "share of the largest"),
+            ("Similarity of slots", draw_slots, "slot", "slot"),
+        )
+        for title, draw, x, y in kinds:
             slug = f"cache-{index}-{place}-{draw.__name__}"
             aloud = f"{title}: {called[label]} of {name}"
-            panels.append(panel(slug, title, partial(draw, cache=cache), (2.6, 2.2), 0.36, aloud))
+            panels.append(panel(slug, title, partial(draw, cache=cache), (2.6, 2.2), 0.36, aloud, x, y))
     return figure(
         panels,
         _caption(name, stored, {called[label]: label for label in chosen}, len(caches), pooled),

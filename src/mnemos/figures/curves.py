@@ -24,7 +24,12 @@ def section(comparison: Comparison) -> str:
     if not wanted:
         return missing("No run recorded a loss or a metric, so there is no curve to draw.")
     panels = [
-        panel(f"curve-{kind}-{name}", title(kind, name), partial(draw, comparison=comparison, kind=kind, name=name))
+        panel(
+            f"curve-{kind}-{name}",
+            title(kind, name),
+            partial(draw, comparison=comparison, kind=kind, name=name),
+            x="updates",
+        )
         for kind, name in wanted
     ]
     drawn = [name for name in comparison.variants if comparison.runs.get(name)]

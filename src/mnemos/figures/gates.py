@@ -44,8 +44,10 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
     seeds, files = plural(len(gates), "seed"), _files(runs)
     mix = figure(
         [
-            panel(f"mix-{index}", "Share of the cache, σ(λ)", partial(draw_mix, gates=gates)),
-            panel(f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates)),
+            panel(f"mix-{index}", "Share of the cache, σ(λ)", partial(draw_mix, gates=gates), x="updates"),
+            panel(
+                f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates), x="layer"
+            ),
         ],
         f"{name}: the share σ(λ) of the cached branch in the output of each head. Left: over training, one thin "
         "line per "
@@ -63,6 +65,7 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
                 title,
                 partial(draw_activity, gates=gates, key=key),
                 (2.6, 1.75),
+                x="updates",
             )
             for key, title in recorded
         ],

@@ -110,7 +110,8 @@ def _drawing(comparison: Comparison, scored: Scored) -> str:
         for place, memory in enumerate(known.memories):
             drawn = partial(draw, known=known, memory=memory, limits=_limits(courses))
             aloud = f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed"
-            panels.append(panel(f"memory-{index}-{place}", f"{short(name)}: {memory.name}", drawn, label=aloud))
+            slug, title = f"memory-{index}-{place}", f"{short(name)}: {memory.name}"
+            panels.append(panel(slug, title, drawn, label=aloud, x="segment", y=f"change of {known.metric}"))
         sources.append(f"{name}: {_read(known)} From {run.label}/explain.json.")
     if not panels:
         return ""

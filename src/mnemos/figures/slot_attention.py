@@ -33,13 +33,12 @@ def section(comparison: Comparison) -> str:
 
 def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
     panels = [
-        panel(f"write-attention-{index}-share", "Share of the slots, by segment", partial(draw_shares, found=found))
+        panel(f"write-attention-{index}-share", "Share of the slots", partial(draw_shares, found=found), x="segment")
     ]
     for place, one in enumerate(found.examples):
         drawn = partial(draw_slot, one=one, first=found.first)
-        panels.append(
-            panel(f"write-attention-{index}-{place}", heading(one), drawn, label=f"Attention of slot {one.slot}")
-        )
+        slug, aloud = f"write-attention-{index}-{place}", f"Attention of slot {one.slot}"
+        panels.append(panel(slug, heading(one), drawn, label=aloud, x="token of the segment", y="attention"))
     keys = legend((f"variant-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
     caption = (
         f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/write_attention.json."

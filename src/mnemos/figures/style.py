@@ -37,6 +37,7 @@ RAMP = (
 HEADS = (*VARIANTS[1:], VARIANTS[0], ("#d0699a", "#f09cc2"), ("#7d5630", "#bd9063"))
 INK, MUTED, RULE = ("#211f1b", "#dedad2"), ("#6d675d", "#9c978d"), ("#d9d4c8", "#3a3a3c")
 NEGATIVE, POSITIVE = ("#2a6fb5", "#5ba3ea"), ("#c8521f", "#f0824c")
+_NAME = 0.16  # inches for the name of an axis
 ROUND = (1, 2, 5, 10)  # ticks fall on these times a power of ten
 MARKERS = ("o", "s", "^", "D", "v", "P")
 VARIABLES = {
@@ -115,22 +116,29 @@ def panel(
     size: tuple[float, float] = (3.5, 2.3),
     left: float = 0.42,
     label: str = "",
+    x: str = "",
+    y: str = "",
 ) -> str:
     """One panel as inline SVG. `draw(axes)` draws it; `slug` makes its ids unique; `label` is for screen readers.
 
-    `size` in inches of 72 units; the page scales it. `left` is the margin for tick labels, in inches. The
-    title may be empty. The same input gives the same bytes.
+    `size` in inches of 72 units, without the names `x` and `y` of the axes; the page scales it. `left` is the margin
+    for tick labels, in inches. The title names the y axis where `y` is empty; it may be empty. The same input gives the
+    same bytes.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=size)
-        width, height = size
-        top, bottom = (0.3 if title else 0.08), 0.26
+        below, left = _NAME * bool(x), left + _NAME * bool(y)
+        width, height = size[0], size[1] + below
+        figure = Figure(figsize=(width, height))
+        top, bottom = (0.3 if title else 0.08), 0.26 + below
         box = (left / width, bottom / height, (width - left - 0.1) / width, (height - bottom - top) / height)
-        draw(figure.add_axes(box))
+        axes = figure.add_axes(box)
+        draw(axes)
+        axes.set_xlabel(x, labelpad=1.5, fontsize=8.5)
+        axes.set_ylabel(y, labelpad=2.5, fontsize=8.5)
         figure.text(0, 1 - 0.12 / height, title, va="center", fontsize=9.5, color=INK[0])
         written = io.StringIO()
         FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None})

@@ -97,6 +97,7 @@ def _seeds(comparison: Comparison) -> str:
         size=(4.1, 0.4 + 0.3 * len(variants)),
         left=min(2.0, 0.1 + 0.075 * max(len(short(a)) for a in variants)),
         label=f"Test {comparison.metric} by variant and seed",
+        x=f"test {comparison.metric}",
     )
     caption = (
         f"Test {comparison.metric}: filled marks are seeds, the bar is their mean"

@@ -9,6 +9,8 @@ import math
 import shlex
 from pathlib import PurePath
 
+from mnemos.data.metrics import UNIFORM
+
 from .differences import Difference, difference, effect, memory_effect
 from .markup import decimal, listed, plural
 from .origins import command, flat, longer
@@ -47,7 +49,7 @@ def verdict(comparison: Comparison) -> list[str]:
         grounds.append(f"Of the variants with a memory, {best.name} is {parts}.")
     if len(rows) == 1 and not cached:
         grounds.append(_reached(comparison, rows[0]))
-    return [text for text in [" ".join(filter(None, claims)), *grounds, _majority(comparison, rows)] if text]
+    return [text for text in [" ".join(filter(None, claims)), *grounds, *_scale(comparison, rows)] if text]
 
 
 def _one_seed(rows: list[Row]) -> str:
@@ -230,11 +232,20 @@ def _never(c: Comparison, row: Row) -> str:
     return f"{name} that {'are' if name == 'slots' else 'is'}"
 
 
-def _majority(c: Comparison, rows: list[Row]) -> str:
-    if c.majority is None or not c.higher_is_better:
-        return ""
-    low = [row.name for row in rows if row.mean <= c.majority]
-    line = f"always answering the most frequent class ({decimal(c.majority)})"
-    if low:
-        return f"{listed(low)} {'does' if len(low) == 1 else 'do'} no better than {line}: the task was not learned."
-    return f"For scale: {line} is what no learning gives."
+def _scale(c: Comparison, rows: list[Row]) -> list[str]:
+    """Which variants are no better than a score without learning: the most frequent class, or equally likely bytes."""
+    known = [run.result.get("reference") for run in c.all_runs() if run.result and run.result.get("metric") == c.metric]
+    shared = known[0] if known and isinstance(known[0], dict) and all(one == known[0] for one in known) else {}
+    scores = {UNIFORM: float(shared[UNIFORM])} if UNIFORM in shared else {}
+    if c.majority is not None and c.higher_is_better:
+        scores = {"always answering the most frequent class": c.majority, **scores}
+    sentences = []
+    for name, value in scores.items():
+        line = f"{name} ({decimal(value)})"
+        low = [row.name for row in rows if (row.mean <= value if c.higher_is_better else row.mean >= value)]
+        if low:
+            does = "does" if len(low) == 1 else "do"
+            sentences.append(f"{listed(low)} {does} no better than {line}: the task was not learned.")
+        else:
+            sentences.append(f"For scale: {line} is what no learning gives.")
+    return sentences

@@ -31,8 +31,10 @@ def takes(*tensors: Tensor | None) -> bool:
     """Whether there are kernels, and all tensors are plain ones of float32 on the CPU that no tracer observes."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or dispatch_mode_active() or library() is None:
         return False
-    given = [x for x in tensors if x is not None]
-    return all(type(x) in _PLAIN and x.dtype in _TYPES and x.is_cpu for x in given) and not transformed(*given)
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or x.dtype not in _TYPES or not x.is_cpu):
+            return False
+    return not transformed(*(x for x in tensors if x is not None))
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -46,6 +48,10 @@ class Kernel(ABC):
     differentiable: int  # results, before those that are not
 
     @abstractmethod
+    def fits(self, *tensors: Any) -> bool:
+        """Whether the tensors have the shapes that the kernel reads without a check of its own."""
+
+    @abstractmethod
     def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
         """The results, and what the backward needs beside the tensors (if it `keeps` anything)."""
 
@@ -55,7 +61,7 @@ class Kernel(ABC):
 
 
 def fused(kernel: Kernel, *tensors: Tensor | None) -> Any:
-    """The kernel's results, differentiable any number of times. `takes(*tensors)` must be true."""
+    """The kernel's results, differentiable any number of times, if it `takes` the tensors and they fit."""
     keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return _Fused.apply(kernel, keeps, *tensors)
 
@@ -76,7 +82,7 @@ class _Fused(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         if all(g is None for g in grads):
             return None, None, *[None] * ctx.count
-        if not torch.is_grad_enabled() and takes(*tensors, *grads):
+        if not torch.is_grad_enabled() and takes(*grads):
             return None, None, *ctx.kernel.backward(needs, grads, *tensors, *kept)
         with torch.enable_grad():
             # Views: the gradient must stop at these inputs, although one input may be computed from another.
@@ -105,6 +111,22 @@ class Update(Kernel):
 
     def __init__(self, composition: Composition, resampled: bool, mean: bool) -> None:
         self.composition, self.resampled, self.mean, self.differentiable = composition, resampled, mean, 2
+
+    def fits(self, *tensors: Any) -> bool:
+        """See `Kernel`."""
+        source, cache, mask, *weights = tensors
+        rows, tokens, width = source.shape
+        shapes = [None if w is None else tuple(w.shape) for w in weights]
+        norm = [(width,)] * 2 if weights[6] is not None else [None] * 2
+        return (
+            source.numel() > 0
+            and cache.shape[-1] == width
+            and cache.numel() > 0
+            and (cache.dim() == 2 or (cache.dim() == 3 and len(cache) == rows))
+            and (not self.resampled or cache.shape[-2] == tokens)
+            and (mask is None or (mask.dtype == torch.bool and mask.shape == (rows, tokens)))
+            and shapes == [(width, 2 * width), (width,)] * 3 + norm
+        )
 
     def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
         """See `Kernel`."""
@@ -151,6 +173,23 @@ class Reading(Kernel):
 
     def __init__(self, composition: Composition, heads: int) -> None:
         self.composition, self.heads, self.differentiable = composition, heads, 1
+
+    def fits(self, *tensors: Any) -> bool:
+        """See `Kernel`."""
+        x, cache, own, mix, *weights = tensors
+        rows, tokens, width = x.shape
+        values = weights[4].shape[0]
+        heads = (rows, tokens, self.heads, values // self.heads)
+        linear = [(width, width), (width,)]
+        return (
+            x.numel() > 0
+            and cache.numel() > 0
+            and len(cache) in (1, rows)
+            and cache.shape[2:] == (width,)
+            and not (width % self.heads or values % self.heads)
+            and [tuple(w.shape) for w in weights] == [*linear, *linear, (values, width), (values,)]
+            and (own is None or (own.shape == heads and mix.shape == (self.heads,)))
+        )
 
     def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
         """See `Kernel`."""

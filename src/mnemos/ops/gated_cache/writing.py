@@ -52,8 +52,9 @@ def write(
             mask = mask.any(1, keepdim=True).expand(-1, slots)
     composed: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = partial(_composed, resampled, mean, observe)
     given = (source, cache, mask, *weights)
-    if observe is None and native.takes(*given) and source.shape[0] and source.shape[1]:
-        return Written(*native.fused(native.Update(composed, resampled, mean), *given))
+    kernel = native.Update(composed, resampled, mean)
+    if observe is None and native.takes(*given) and kernel.fits(*given):
+        return Written(*native.fused(kernel, *given))
     return Written(*composed(*given))
 
 
