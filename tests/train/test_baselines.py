@@ -9,6 +9,8 @@ from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train.baselines import equal_parameters, parameters, with_baselines
 from mnemos.train.compare import compare
+from mnemos.train.stopping import Interrupted
+from mnemos.train.variants import variants
 from mnemos.types import InputError
 
 SIZES = {
@@ -38,7 +40,11 @@ def test_baselines_follow_each_recipe_with_a_cache():
     named = replace(demo, name="demo-cached-wider")  # the user's own
     assert [recipe.name for recipe in with_baselines([named, cached])] == [names[3], *names[1:3]]
     longer = replace(cached, name="longer", model=replace(cached.model, cache=GRC(length=50)))
-    assert [recipe.name for recipe in with_baselines([cached, longer])] == [*names[1:], "longer", "longer-unwritten"]
+    made = with_baselines([cached, longer])
+    assert [recipe.name for recipe in made] == [*names[1:], "longer", "longer-unwritten"]
+    ends = [recipe.about.endswith("with it; also the baseline of longer") for recipe in made]
+    assert ends == [recipe.name == "demo-cached-wider" for recipe in made]
+    assert with_baselines([named, cached])[0] == named, "the user's own recipe keeps its description"
     with pytest.raises(InputError, match="--baselines: expected a recipe with a cache or slots, found demo; leave"):
         with_baselines([demo])
 
@@ -76,3 +82,16 @@ def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp
     recipes = [registry.load("recipe", name)() for name in ("demo-cached", "digits-vit-cached")]
     with pytest.raises(InputError, match="equal data settings, found that demo-cached and digits-vit-cached differ"):
         compare(recipes, tmp_path / "run", baselines=True)
+
+
+def test_a_comparison_says_whose_baselines_it_adds(tmp_path, monkeypatch, capsys):
+    def stopped(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("mnemos.train.compare._run", stopped)
+    recipes = variants(["demo-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
+    with pytest.raises(Interrupted):
+        compare(recipes, tmp_path / "run", baselines=True)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "wider MLPs" in line)
+    assert line.startswith("demo-cached-length-8-wider: demo-cached-length-8 without its memory and with wider MLPs: ")
+    assert line.endswith("with it; also the baseline of demo-cached-length-32")

@@ -29,7 +29,8 @@ def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
     """Insert after each recipe with a cache or slots its never-written baseline and the one of equal parameters.
 
     The sizes of the models must be known (`checks.complete`). A baseline is not inserted if one of its name, or with
-    equal settings, is in the list: two lengths of a cache have one baseline of equal parameters.
+    equal settings, is in the list: two lengths of a cache have one baseline of equal parameters. Its `about`
+    names both.
     """
     return _inserted(recipes, [never_written, equal_parameters], "--baselines", "a cache or slots")
 
@@ -39,12 +40,15 @@ def _inserted(
 ) -> list[Recipe]:
     names = {recipe.name for recipe in recipes}
     known = [_unnamed(recipe) for recipe in recipes]
-    found, made_any = [], False
+    found: list[Recipe] = []
+    made_any = False
     for recipe in recipes:
         found.append(recipe)
         for baseline in filter(None, (make(recipe) for make in makers)):
             made_any = True
-            if baseline.name not in names and _unnamed(baseline) not in known:
+            if _unnamed(baseline) in known:
+                found = [_shared(one, baseline, recipe) if one.name not in names else one for one in found]
+            elif baseline.name not in names:
                 found.append(baseline)
                 known.append(_unnamed(baseline))
     if not made_any:
@@ -53,6 +57,12 @@ def _inserted(
             "the option out"
         )
     return found
+
+
+def _shared(one: Recipe, baseline: Recipe, owner: Recipe) -> Recipe:
+    """A baseline that was inserted before; if `owner` has the same, its description says so."""
+    same = _unnamed(one) == _unnamed(baseline)
+    return replace(one, about=f"{one.about}; also the baseline of {owner.name}") if same else one
 
 
 def _unnamed(recipe: Recipe) -> Recipe:

@@ -40,7 +40,8 @@ def compare(
     first, on the test split; "about" explains it. "seconds" (of updates) and "peak_bytes" are means over seeds. A row's
     "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was finished
     earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache or slots.
-    baselines: add it, and one of equal parameters without the memory (`baselines.with_baselines`).
+    baselines: add it, and one of equal parameters without the memory (`baselines.with_baselines`). A line for each
+    says whose baseline it is.
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
@@ -50,6 +51,7 @@ def compare(
     if seeds < 1:
         raise InputError(f"--seeds: expected at least 1, found {seeds}; raise it")
     folder = Path(folder)
+    given = {recipe.name for recipe in recipes}
     if baselines:
         _check_equal(recipes)  # as the sizes of all models are taken from the data of the first recipe
         recipes = with_baselines(_completed(recipes))
@@ -61,6 +63,9 @@ def compare(
     folder.mkdir(parents=True, exist_ok=True)
     if not quiet:
         print(f"{len(recipes)} recipes × {seeds} seed{'s' * (seeds > 1)}: {len(recipes) * seeds} runs", flush=True)
+        for recipe in recipes:
+            if recipe.name not in given:
+                print(f"{recipe.name}: {recipe.about}", flush=True)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for offset in range(seeds):
         for recipe in recipes:
