@@ -44,6 +44,12 @@ def test_mnist_is_trained_as_in_the_paper():
         assert found == (10, "radam", 1e-4, 0.0)
 
 
+@pytest.mark.parametrize("name", ["copy", "speech-softmax", "speech-linear", "speech-lsh", "speech-bilstm"])
+def test_recipes_at_the_papers_size_do_not_clip(name):
+    """The paper names no clipping of gradients."""
+    assert registry.load("recipe", name)().optim.grad_clip == 0.0
+
+
 @pytest.mark.slow
 def test_figure1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "LENGTHS", (64, 128))

@@ -19,7 +19,11 @@ def copy() -> Recipe:
         ),
         data=CopyConfig(),
         optim=OptimConfig(
-            name="radam", lr=1e-3, weight_decay=0.0, schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1)
+            name="radam",
+            lr=1e-3,
+            weight_decay=0.0,
+            grad_clip=0.0,  # the paper names none
+            schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1),
         ),
         train=TrainConfig(steps=5000, batch_size=64),
     )
