@@ -85,7 +85,7 @@ def apply(
     plans, left = _plan(model, grc, where, example, known)
     branches = [_branch(plan, grc) for plan in plans]
     for plan, branch in zip(plans, branches, strict=True):
-        attach(plan.site.module, branch)
+        attach(plan.site, branch)
     attach_root(model, branches)
     _stop_nesting(model)
     for warning in dict.fromkeys(plan.place.warning for plan in plans if plan.place.warning):

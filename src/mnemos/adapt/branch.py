@@ -12,11 +12,13 @@ from mnemos.attention.gated_branch import GatedBranch
 from mnemos.memory.gated_cache import begin_forward, end_forward, promote
 from mnemos.memory.grc import GRC
 from mnemos.memory.projection import Projection
-from mnemos.ops.gated_cache import pool_grid
+from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
+from .grids import Grid, GridReader, Grids
 from .host import AttentionInput, Host
+from .masks import both
 
 
 class HostBranch(GatedBranch):
@@ -45,6 +47,9 @@ class HostBranch(GatedBranch):
             )
         super().__init__(dim, num_heads, grc, out_dim=out_dim, grid=place.grid, prefix=place.prefix)
         self.host, self.out_dim, self.pool, self.windows = host, out_dim, place.pool, place.windows
+        self.padded = place.padded
+        self.own_grid: GridReader | None = None  # how the attention's calls show the grid of their tokens
+        self.grids: Grids | None = None  # or where a module above notes it
         if self.convolution is not None:  # the initial model computes what the host computes
             nn.init.zeros_(self.convolution.weight)
             assert self.convolution.bias is not None
@@ -57,7 +62,7 @@ class HostBranch(GatedBranch):
         )
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, **carried: Any) -> Tensor:
-        """See the class. carried: the state of the rows, of a branch that carries it."""
+        """See the class. carried: `grid`, that of this call's tokens, or the state of the rows (`DecoderBranch`)."""
         if x.dim() != 3 or x.shape[-1] != self.dim or y.shape != (*x.shape[:2], self.out_dim):
             raise InputError(
                 f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
@@ -73,7 +78,7 @@ class HostBranch(GatedBranch):
         try:
             mixed = self._mixed(y, self._memory(x, y, mask, **carried))
             if self.convolution is not None:
-                mixed = mixed + self.convolve(x).to(y.dtype)
+                mixed = mixed + self.convolve(x, carried.get("grid")).to(y.dtype)
         except BaseException:
             if began:
                 promote([self])  # discards what the failed forward left: the next one starts again
@@ -82,40 +87,70 @@ class HostBranch(GatedBranch):
             end_forward([self])
         return mixed
 
-    def _memory(self, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    def _memory(self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None) -> Tensor:
         """o_mem [B, T, H, Dm/H]."""
         x = x[..., : self.cache_dim]
+        windows = None if self.windows is None else self.windows.at(grid)
         asking = x
-        if self.windows is not None:  # one cache for all windows of a sample: their queries are one row
-            self.windows.check(x)
-            asking = x.reshape(-1, self.windows.tokens, x.shape[2])
+        if windows is not None:  # one cache for all windows of a sample: their queries are one row
+            windows.check(x)
+            asking = x.reshape(-1, windows.tokens, x.shape[2])
         if self.moves:
-            summary, valid = self.summarised(x if self.grc.source == "input" else y[..., : self.cache_dim], mask)
-            found = self.answer(asking, self.current(summary, valid))
+            source = x if self.grc.source == "input" else y[..., : self.cache_dim]
+            found = self.answer(asking, self.current(*self.summarised(source, mask, grid)))
         else:
             found = self.frozen(self.queries(asking))
-        return found if self.windows is None else found.reshape(*x.shape[:2], *found.shape[2:])
+        return found if windows is None else found.reshape(*x.shape[:2], *found.shape[2:])
 
-    def summarised(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens that the cache summarises: all but the class tokens, in the grid's order, averaged in squares."""
+    def summarised(self, source: Tensor, mask: Tensor | None, grid: Grid | None = None) -> tuple[Tensor, Tensor | None]:
+        """The tokens that the cache summarises: all but class tokens and padding, in the grid's order.
+
+        For length="paper", squares are averaged. On another grid than the one that the cache was built for, the tokens
+        are brought onto the slots' grid where the slots form one.
+        """
         source, mask = super().summarised(source, mask)
+        if self.padded is not None:
+            mask = both(mask, self.padded.at(grid).valid(len(source), source.device))
         if self.windows is not None:
-            source = self.windows.to_grid(source)
-        if self.pool > 1:
-            if mask is not None:
-                raise InputError(
-                    'GRC(length="paper"): expected no padding mask, because squares of tokens are averaged, found one; '
-                    "give GRC(length=) as numbers"
-                )
+            source = self.windows.at(grid).to_grid(source)
+        if self.pool > 1 and mask is not None:
+            raise InputError(
+                'GRC(length="paper"): expected no padding mask, because squares of tokens are averaged, found one; '
+                "give GRC(length=) as numbers"
+            )
+        if self.grid is None or self.padded is not None:
+            grid = None  # the grid is that of a window, the same in every call
+        present, slots = grid or self.grid, self._slot_grid()
+        if slots is not None and present is not None and present != self.grid:
+            source = onto_grid(source.to(self.cache.dtype), present, slots, mask, self.grc.resample != "grid")
+            mask = None if mask is None else mask.any(1, keepdim=True).expand(-1, source.shape[1])
+        elif self.pool > 1:
             assert self.grid is not None  # checked where the slots were counted
             source = pool_grid(source.to(self.cache.dtype), self.grid, self.pool)
         return source, mask
 
-    def convolve(self, x: Tensor) -> Tensor:
+    def _slot_grid(self) -> Grid | None:
+        """The (height, width) of the slots, if they form a grid."""
+        if self.grid is None:
+            return None
+        if self.grc.resample == "grid":
+            return grid_shape(self.grid, self.cache.shape[0])
+        if self.pool > 1 or self.windows is not None:
+            return -(-self.grid[0] // self.pool), -(-self.grid[1] // self.pool)
+        return None
+
+    @property
+    def needs_grid(self) -> bool:
+        """Whether what the branch computes depends on the grid of the tokens."""
+        placed = self.padded is not None or self.windows is not None or self.pool > 1
+        return placed or self.convolution is not None or self.grc.resample == "grid"
+
+    def convolve(self, x: Tensor, grid: Grid | None = None) -> Tensor:
         """The positional term [B, T, D], over the whole grid also where it is divided into windows."""
         if self.windows is None:
-            return super().convolve(x)
-        return self.windows.to_windows(super().convolve(self.windows.to_grid(x)))
+            return super().convolve(x, None if self.padded is not None else grid)
+        windows = self.windows.at(grid)
+        return windows.to_windows(super().convolve(windows.to_grid(x), windows.grid))
 
     def _mixed(self, y: Tensor, o_mem: Tensor) -> Tensor:
         if self.observer is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from .branch import HostBranch
 from .carried import Carried, carried_by
 from .decoder_host import DecoderHost, own_tokens
+from .grids import Grid
 from .host import reach
 from .row_blocks import BlockState, RowBlocks
 
@@ -35,7 +36,9 @@ class DecoderBranch(HostBranch):
         """The number of tokens between two updates."""
         return self.grc.block or self.cache.shape[0]
 
-    def _memory(self, x: Tensor, y: Tensor, mask: Tensor | None, carried: Carried | None = None) -> Tensor:
+    def _memory(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None, carried: Carried | None = None
+    ) -> Tensor:
         """o_mem [B, T, H, Dm/H]."""
         x = x[..., : self.cache_dim]
         query = self.queries(x)

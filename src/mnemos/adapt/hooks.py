@@ -18,6 +18,8 @@ from mnemos.types import InputError
 
 from .branch import HostBranch
 from .decoder_branch import DecoderBranch, mix_decoder
+from .grids import NOTES, Grids, own_reader, reader_above
+from .host import Call, Site
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
@@ -32,9 +34,9 @@ class _Noted(threading.local):
 _noted = _Noted()
 
 
-def attach(module: nn.Module, branch: HostBranch) -> None:
+def attach(site: Site, branch: HostBranch) -> None:
     """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix its output in."""
-    carrier = module
+    carrier = module = site.module
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
         remember(module, module.register_forward_pre_hook(_note_mask, with_kwargs=True))
@@ -43,6 +45,26 @@ def attach(module: nn.Module, branch: HostBranch) -> None:
         mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
         remember(module, module.register_forward_hook(mix, with_kwargs=True))
     carrier.grc = branch
+    if branch.needs_grid:
+        _follow_grid(site, branch)
+
+
+def _follow_grid(site: Site, branch: HostBranch) -> None:
+    """Let a branch know the grid of each call's tokens: from the call, or from a module above that shows it."""
+    branch.own_grid = own_reader(site.module)
+    if branch.own_grid is not None:
+        return
+    found = reader_above(site, branch.padded is not None or branch.windows is not None)
+    if found is None:
+        return
+    above, reader = found
+    if NOTES not in above.__dict__:
+        setattr(above, NOTES, (Grids(), reader))
+        if isinstance(above, nn.Conv2d):
+            remember(above, above.register_forward_hook(_note_output))
+        else:
+            remember(above, above.register_forward_pre_hook(_note_call, with_kwargs=True))
+    branch.grids = getattr(above, NOTES)[0]
 
 
 def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
@@ -64,6 +86,7 @@ def detach_all(model: nn.Module) -> int:
         compiled_as_before(module)
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
+        module.__dict__.pop(NOTES, None)
         if ROSTER in module.__dict__:
             delattr(module, ROSTER)
     count = 0
@@ -89,12 +112,37 @@ def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     branch: HostBranch = module.grc
     call = branch.host.call(module, args, kwargs)
     y = output[0] if isinstance(output, tuple) else output
-    mixed = call.like(branch(call.x, call.tokens(y), call.mask), y)
+    grid = {"grid": _grid(branch, args, kwargs, call)} if branch.needs_grid else {}
+    mixed = call.like(branch(call.x, call.tokens(y), call.mask, **grid), y)
     if not isinstance(output, tuple):
         return mixed
     if hasattr(output, "_replace"):  # a named tuple
         return type(output)(mixed, *output[1:])
     return mixed, *output[1:]
+
+
+def _grid(branch: HostBranch, args: tuple, kwargs: dict, call: Call) -> tuple[int, int] | None:
+    """The grid of a call's tokens; None: it is not known, or it is not that of these tokens."""
+    whole = args[0] if args else None
+    if isinstance(whole, Tensor) and whole.dim() == 4 and call.layout == "batch":  # [B, height, width, D]
+        return whole.shape[1], whole.shape[2]
+    if branch.own_grid is not None:
+        grid = branch.own_grid(args, kwargs)
+    else:
+        grid = None if branch.grids is None else branch.grids.at(tuple(call.x.shape[:2]), branch.training)
+    if grid is None or branch.padded is not None or branch.windows is not None:
+        return grid
+    return grid if grid[0] * grid[1] == call.x.shape[1] - branch.prefix else None
+
+
+def _note_output(module: Any, args: tuple, output: Any) -> None:
+    grids, reader = getattr(module, NOTES)
+    grids.note(reader(args, {}, output))
+
+
+def _note_call(module: Any, args: tuple, kwargs: dict) -> None:
+    grids, reader = getattr(module, NOTES)
+    grids.note(reader(args, kwargs))
 
 
 def _note_mask(module: Any, args: tuple, kwargs: dict) -> None:

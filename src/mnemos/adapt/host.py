@@ -23,6 +23,7 @@ class AttentionInput(NamedTuple):
     With a cache over a sample's whole grid, windows: how the rows of the batch cover it; tokens is then the number of
     tokens in all windows, and rows 1. pool: the side of the squares of tokens that are averaged to one slot. paper: the
     input as length="paper" has it, where it differs. warning: what the model does not declare, and what follows.
+    padded: how windows that are rows cover the grid, which says what of them is padding.
     """
 
     tokens: int | None = None
@@ -35,6 +36,7 @@ class AttentionInput(NamedTuple):
     windows: Windows | None = None
     paper: "AttentionInput | None" = None
     warning: str = ""
+    padded: Windows | None = None
 
 
 class Call(NamedTuple):

@@ -107,7 +107,7 @@ def window(windows: Windows, stage: int | None) -> AttentionInput:
     windows: how they cover the grid of the stage. stage None: unknown, and so is the paper's length.
     """
     area, (down, across) = windows.window[0] * windows.window[1], windows.divided
-    place = AttentionInput(area, area, 0, windows.window, area, down * across)
+    place = AttentionInput(area, area, 0, windows.window, area, down * across, padded=windows)
     if stage is None:
         return place._replace(paper=AttentionInput(area, None, pool=POOLS[0]))
     return with_paper(place, stage, windows)

@@ -194,16 +194,19 @@ class GatedBranch(GatedCache):
         self._remembered[name] = kept
         return kept[2]
 
-    def convolve(self, x: Tensor) -> Tensor:
-        """The positional term [B, T, D]: a grouped 3×3 convolution of the grid of tokens; zero for class tokens."""
+    def convolve(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """The positional term [B, T, D]: a grouped 3×3 convolution of the grid of tokens; zero for class tokens.
+
+        grid: that of these tokens; None: the one that the layer was built for.
+        """
         assert self.convolution is not None
-        tokens = x[:, self.prefix :]
-        if self.grid is None or tokens.shape[1] != self.grid[0] * self.grid[1]:
+        tokens, grid = x[:, self.prefix :], grid or self.grid
+        if grid is None or tokens.shape[1] != grid[0] * grid[1]:
             raise InputError(
-                f"expected tokens of the grid {self.grid} that the layer was built for, found {tokens.shape[1]}; build "
+                f"expected tokens of the grid {grid}, which the layer was built for, found {tokens.shape[1]}; build "
                 "it for this size (cache(): example=), or with convolution=False"
             )
-        image = self.convolution(tokens.transpose(1, 2).unflatten(2, self.grid))
+        image = self.convolution(tokens.transpose(1, 2).unflatten(2, grid))
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
 
 

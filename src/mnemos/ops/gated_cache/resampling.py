@@ -67,16 +67,13 @@ def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:
 
 def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:
     t = tokens.shape[1]
+    if grid is not None and t == length != grid[0] * grid[1]:  # these are the slots of a call with another grid
+        return tokens
     if grid is None or grid[0] * grid[1] != t:
         raise InputError(f'resample="grid": expected the (height, width) of {t} tokens, found {grid}; give grid=')
-    if mask is not None:
-        raise InputError('resample="grid": expected no padding mask, found one; use "nearest" or "linear"')
-    if t == length:
+    if mask is None and t == length:
         return tokens
-    height, width = grid_shape(grid, length)
-    image = tokens.transpose(1, 2).unflatten(2, grid)
-    small = F.interpolate(image, (height, width), mode="bilinear", align_corners=False)
-    return small.flatten(2).transpose(1, 2)
+    return onto_grid(tokens, grid, grid_shape(grid, length), mask)
 
 
 def pool_grid(tokens: Tensor, grid: tuple[int, int], side: int) -> Tensor:
@@ -92,6 +89,28 @@ def pool_grid(tokens: Tensor, grid: tuple[int, int], side: int) -> Tensor:
         )
     image = tokens.transpose(1, 2).unflatten(2, grid)
     return F.avg_pool2d(image, side, ceil_mode=True, count_include_pad=False).flatten(2).transpose(1, 2)
+
+
+def onto_grid(
+    tokens: Tensor, grid: tuple[int, int], shape: tuple[int, int], mask: Tensor | None = None, average: bool = False
+) -> Tensor:
+    """Tokens of a grid on a grid of another shape, [B, H·W, C] -> [B, H'·W', C]: bilinear, or averages of areas.
+
+    mask [B, H·W] bool, True = valid: bilinear alone, with the weights of the valid tokens; where these are 0, the mean
+    of the row's valid tokens. Cost O(B·(H·W + H'·W')·C).
+    """
+    image = tokens.transpose(1, 2).unflatten(2, grid)
+    if average:
+        return F.adaptive_avg_pool2d(image, shape).flatten(2).transpose(1, 2)
+    if mask is None:
+        small = F.interpolate(image, shape, mode="bilinear", align_corners=False)
+        return small.flatten(2).transpose(1, 2)
+    valid = mask[:, None].to(tokens.dtype)
+    both = torch.cat([torch.where(mask[..., None], tokens, 0).transpose(1, 2), valid], 1).unflatten(2, grid)
+    small = F.interpolate(both, shape, mode="bilinear", align_corners=False).flatten(2).transpose(1, 2)
+    values, weights = small[..., :-1], small[..., -1:]
+    mean = torch.where(mask[..., None], tokens, 0).sum(1, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
+    return torch.where(weights > 0, values / weights.clamp(min=1e-6), mean)
 
 
 def grid_shape(grid: tuple[int, int] | None, length: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -52,6 +53,21 @@ class Windows(NamedTuple):
         if any(self.shift):
             image = image.roll(self.shift, (1, 2))
         return self._cropped(image).flatten(1, 2)
+
+    def valid(self, rows: int, device: torch.device) -> Tensor | None:
+        """Which tokens of `rows` windows are no padding, [rows, A] bool; None: all, or these are no whole samples."""
+        (down, across), (height, width) = self.divided, self.window
+        if self.grid == (down * height, across * width) or rows % (down * across):
+            return None
+        whole = self.to_windows(torch.ones(1, self.grid[0] * self.grid[1], 1, dtype=torch.bool, device=device))
+        return whole[..., 0].repeat(rows // (down * across), 1)
+
+    def at(self, grid: tuple[int, int] | None) -> "Windows":
+        """The same windows on another grid. A grid of one window is not shifted where padding comes first."""
+        if grid is None or grid == self.grid:
+            return self
+        alone = self.pads_first and min(grid) <= min(self.window)
+        return self._replace(grid=grid, shift=(0, 0) if alone else self.shift)
 
     def to_windows(self, x: Tensor) -> Tensor:
         """[B, H·W, C] -> [B·n, A, C]: the inverse of `to_grid`, with zeros as padding."""

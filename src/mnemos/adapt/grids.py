@@ -1,0 +1,101 @@
+"""The grid of an image's tokens in each call: hosts take images of other sizes than the one that they were made for."""
+
+import inspect
+import threading
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor, nn
+
+from mnemos.memory.stored import recomputing
+from mnemos.types import InputError
+
+from .host import Site, argument, reach
+
+Grid = tuple[int, int]
+NOTES = "_mnemos_grids"  # attribute of a module whose calls show the grid: (`Grids`, `GridReader`)
+_PATCHES = "patch_embed.proj", "embeddings.patch_embeddings.projection", "conv_proj"
+
+
+class GridReader(NamedTuple):
+    """Where a call has the grid (height, width): in one or two arguments, or in the shape of a tensor.
+
+    names and positions of the arguments; none: the output is a picture [B, C, height, width], or the first argument is
+    tokens [B, height, width, D].
+    """
+
+    names: tuple[str, ...] = ()
+    positions: tuple[int, ...] = ()
+
+    def __call__(self, args: tuple, kwargs: dict, output: object = None) -> Grid | None:
+        """The grid; None if the call does not have it."""
+        if self.names:
+            found = [argument(args, kwargs, *one) for one in zip(self.positions, self.names, strict=True)]
+            sides = found if len(found) == 2 else found[0]
+            return None if sides is None or sides[0] is None else (sides[0], sides[1])
+        if isinstance(output, Tensor):
+            return output.shape[2], output.shape[3]
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        return (x.shape[1], x.shape[2]) if isinstance(x, Tensor) and x.dim() == 4 else None
+
+
+class Grids:
+    """The grid of the present call, between the module that shows it and the attentions below.
+
+    Each thread has its own. A repeated forward (activation checkpointing) takes the grid that its first one had with
+    tokens of the same shape. Copies and pickles start empty.
+    """
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+        self._seen: dict[tuple[int, ...], set[Grid]] = {}
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple:
+        return type(self), ()
+
+    def note(self, grid: Grid | None) -> None:
+        """A call begins whose tokens form `grid`."""
+        self._threads.grid = grid
+
+    def at(self, shape: tuple[int, ...], remember: bool) -> Grid | None:
+        """The grid of an attention's call with tokens of this shape; None: not known."""
+        if recomputing():
+            found = self._seen.get(shape, set())
+            if len(found) > 1:
+                raise InputError(
+                    f"expected one grid for tokens of shape {shape} under activation checkpointing, found "
+                    f"{sorted(found)}; run the backward after each forward"
+                )
+            return next(iter(found), None)
+        grid: Grid | None = getattr(self._threads, "grid", None)
+        if remember and grid is not None:
+            self._seen.setdefault(shape, set()).add(grid)
+        return grid
+
+
+def own_reader(module: nn.Module) -> GridReader | None:
+    """How the calls of an attention show the grid by themselves (PVT, Twins); None: they do not."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    for wanted in (("height", "width"), ("feat_size",), ("size",)):
+        if all(name in names for name in wanted):
+            return GridReader(wanted, tuple(map(names.index, wanted)))
+    return None
+
+
+def reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
+    """The module above an attention that shows the grid, and how: Swin's block, or the model's first convolution."""
+    if in_windows:
+        block = site.above[-1] if site.above else None
+        if block is None:
+            return None
+        names = list(inspect.signature(type(block).forward).parameters)[1:]
+        if "input_dimensions" in names:
+            return block, GridReader(("input_dimensions",), (names.index("input_dimensions"),))
+        return block, GridReader()
+    for module in reversed(site.above):
+        found: Any = next((part for path in _PATCHES if isinstance(part := reach(module, path), nn.Conv2d)), None)
+        if found is not None:
+            return found, GridReader()
+    return None

@@ -1,0 +1,127 @@
+"""Images of other sizes than the one that a host was made for, and windows with padding."""
+
+import copy
+
+import pytest
+import torch
+from hosts import build, close, libraries, open_caches
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC
+from mnemos.memory.gated_cache import caches
+
+_SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5, "patch_size": 4, "img_size": 16}
+_OPTIONS = [{"preset": "official"}, {"resample": "grid", "length": 4}, {"convolution": True}]
+
+
+def dynamic_vit() -> nn.Module:
+    model = libraries.timm().create_model("vit_tiny_patch16_224", dynamic_img_size=True, **_SMALL)
+    return model.double()
+
+
+def images(height: int, width: int, rows: int = 2, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 3, height, width, generator=generator, dtype=torch.float64)
+
+
+def watched(model: nn.Module) -> list:
+    """The grid of every call of a branch."""
+    seen: list = []
+    for branch in caches(model):
+        branch.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs.get("grid")), with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize("options", _OPTIONS)
+def test_a_timm_vit_of_any_size(options):
+    torch.manual_seed(0)
+    model = dynamic_vit()
+    mnemos.cache(model, GRC(**options))
+    open_caches(model)
+    seen = watched(model)
+    for height, width in ((16, 16), (24, 8), (8, 24), (32, 16)):
+        del seen[:]
+        model.train()(images(height, width)).sum().backward()
+        assert seen == [(height // 4, width // 4)] * 2
+        assert torch.isfinite(model.eval()(images(height, width))).all()
+
+
+@pytest.mark.parametrize("options", _OPTIONS)
+def test_hugging_face_vits_interpolate_their_positions(options):
+    model = build("hf_vit")
+    mnemos.cache(model, GRC(**options))
+    seen = watched(model)
+    model.train()(images(24, 8), interpolate_pos_encoding=True)
+    assert seen == [(6, 2)] * 2
+
+
+@pytest.mark.parametrize("options", [*_OPTIONS, {"length": "paper"}])
+@pytest.mark.parametrize("name", ["hf_pvt2", "timm_pvt2"])
+def test_pyramids_pass_their_grids(name, options):
+    model = build(name)
+    mnemos.cache(model, GRC(**({"length": 4} | options)), example=images(64, 64, 1))
+    seen = watched(model)
+    model.train()(images(32, 64)).logits if name.startswith("hf") else model.train()(images(32, 64))
+    assert seen[:2] == [(8, 16), (4, 8)]
+    assert all(branch.pending.isfinite().all() for branch in caches(model))
+
+
+def test_the_same_slots_at_another_size():
+    """A picture and its enlargement write the same: each slot takes the tokens of its place."""
+    model = dynamic_vit()
+    mnemos.cache(model, GRC(length=16, resample="grid"))
+    branch = caches(model)[0]
+    small = torch.randn(1, 16, 12, dtype=torch.float64)
+    large = small.unflatten(1, (4, 4)).repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1, 2)
+    first, _ = branch.summarised(torch.cat([small[:, :1], small], 1), None, (4, 4))
+    second, _ = branch.summarised(torch.cat([small[:, :1], large], 1), None, (8, 8))
+    close(second, first)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_two_grids_of_one_number_of_tokens_and_checkpointing(reentrant):
+    model = dynamic_vit()
+    mnemos.cache(model, GRC(preset="official", length=4))
+    open_caches(model)
+    plain = copy.deepcopy(model)
+    from torch.utils.checkpoint import checkpoint
+
+    for block in model.blocks:
+        forward = block.forward
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=reentrant)
+    gradients = []
+    for each in (model, plain):
+        for size in ((24, 8), (16, 16)):  # 12 and 16 tokens
+            each.train()(images(*size)).square().sum().backward()
+        gradients.append([p.grad for p in each.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        close(a, b)
+    found = model(images(24, 8)), model(images(8, 24))
+    with pytest.raises(mnemos.InputError, match=r"one grid for tokens of shape .*found"):
+        sum(one.sum() for one in found).backward()
+
+
+@pytest.mark.parametrize("name", ["timm_swin", "hf_swin"])
+@pytest.mark.parametrize("options", [{}, {"preset": "official"}, {"resample": "grid", "length": 4}])
+def test_the_padding_of_windows_is_left_out(name, options):
+    """5 × 5 tokens in windows of 4 × 4: of 64 tokens, 39 are padding."""
+    if name == "timm_swin":
+        small = {"img_size": 20, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (2,), "num_heads": (2,)}
+        model = libraries.timm().create_model("swin_tiny_patch4_window7_224", num_classes=5, **small).double()
+    else:
+        library = libraries.transformers()
+        small = {"image_size": 20, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": [2], "num_heads": [2]}
+        model = library.SwinForImageClassification(library.SwinConfig(**small, num_labels=5)).double()
+    mnemos.cache(model, GRC(**options))
+    open_caches(model)
+    masks: list = []
+    for branch in caches(model):
+        update = branch.update
+        branch.update = lambda source, cache, mask, grid, update=update: (
+            masks.append(mask),
+            update(source, cache, mask, grid),
+        )[1]
+    model.train()(images(20, 20)).sum() if name == "timm_swin" else model.train()(images(20, 20)).logits.sum()
+    assert [int(mask.sum()) for mask in masks] == [2 * 25, 2 * 25]
+    assert all(mask.shape == (8, 16) for mask in masks)
