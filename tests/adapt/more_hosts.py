@@ -273,7 +273,9 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
 }
 
 # Causal decoders: a token reads what earlier blocks of its row have written.
-DECODERS = {f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11)) for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")}
+DECODERS = {
+    f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11)) for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")
+}
 
 
 def _timm_mvit() -> nn.Module:

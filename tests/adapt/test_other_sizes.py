@@ -117,10 +117,10 @@ def test_the_padding_of_windows_is_left_out(name, options):
     open_caches(model)
     masks: list = []
     for branch in caches(model):
-        update = branch.update
-        branch.update = lambda source, cache, mask, grid, update=update: (
+        written = branch.written
+        branch.written = lambda source, cache, mask, *rest, written=written: (
             masks.append(mask),
-            update(source, cache, mask, grid),
+            written(source, cache, mask, *rest),
         )[1]
     model.train()(images(20, 20)).sum() if name == "timm_swin" else model.train()(images(20, 20)).logits.sum()
     assert [int(mask.sum()) for mask in masks] == [2 * 25, 2 * 25]
