@@ -25,8 +25,8 @@ _PAPER_OPTIM = OptimConfig("radam", lr=1e-4, weight_decay=0.0, grad_clip=0.0, sc
 _PAPER_TRAIN = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoint_every=250)
 
 # Words and bands (0) are taken from the data.
-# Three frames are stacked as one of 30 ms; the shortest digit has four of these. Gradients are clipped at 1, the library's
-# default, unlike in the paper; results/speech.json was measured so.
+# Three frames are stacked as one of 30 ms; the shortest digit has four of these. Gradients are clipped at 1, the
+# library's default, unlike in the paper; results/speech.json was measured so.
 _SMALL = SpeechConfig(vocab_size=0, bands=0, stack=3, dim=128, layers=4, num_heads=4, mlp=256)
 _SMALL_OPTIM = OptimConfig("radam", lr=2e-3, weight_decay=0.0, schedule=_PLATEAU)
 _SMALL_TRAIN = TrainConfig(steps=2500, batch_size=16, eval_every=150, checkpoint_every=500)
