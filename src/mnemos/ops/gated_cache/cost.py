@@ -26,6 +26,9 @@ Bytes are numbers read and written by each operation: all its inputs and outputs
 cache between operations. Attention is fused, so its scores are not written. These bytes are a lower bound: a library
 may make further copies. Operations run one after another without overlap, so the predicted time is a sum over
 operations of the larger of two times, FLOPs by the machine's rate and bytes by its bandwidth.
+
+The formulas describe PyTorch's operations. The kernels (native.py) compute the same products; intermediates of at most
+2¹⁸ numbers they keep instead of computing them again.
 """
 
 from collections.abc import Iterable
