@@ -188,10 +188,9 @@ def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example):
     host = Around(kind).double()
     before = torch.get_rng_state()
     refused = {"causal": "not depend on later tokens", "across": "self-attention, found that"}
-    if kind == "across" and example is None:  # it cannot be called with tokens alone, so nothing is known
-        mnemos.cache(host, GRC(length=3), where="inside")
-        with pytest.raises(InputError, match="a call with a second sequence"):
-            host(X)
+    if kind == "across" and example is None:
+        with pytest.raises(InputError, match=r"expected a module that takes tokens alone.*give cache\(\) an example="):
+            mnemos.cache(host, GRC(length=3), where="inside")
     elif kind in refused:
         expected = "a second sequence" if kind == "across" else refused[kind]
         with pytest.raises(InputError, match=expected):
@@ -252,3 +251,62 @@ def test_an_example_shows_which_attentions_cannot_have_a_cache():
     assert [one.name for one in report.left] == ["other"]
     assert "its call in the example" in report.left[0].why
     host(X)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_causality_is_found_in_half_precision(dtype):
+    host = Around("causal").to(dtype)
+    with pytest.raises(InputError, match="not depend on later tokens"):
+        mnemos.cache(host, GRC(length=3), where="inside")
+    mnemos.cache(Around("mean").to(dtype), GRC(length=3), where="inside", example=X.to(dtype))
+
+
+def test_a_causal_mask_of_as_many_rows_as_tokens_is_no_padding():
+    host = Around("mean").double()
+    mnemos.cache(host, GRC(length=3), where="inside", example=X)
+    with pytest.raises(InputError, match="causally"):
+        host(torch.randn(7, 7, 12).double(), mask=torch.ones(7, 7, dtype=torch.bool).tril())
+    lengths = torch.tensor([7, 4, 2, 7, 1, 3, 5])
+    host(torch.randn(7, 7, 12).double(), mask=torch.arange(7) < lengths[:, None])
+
+
+def test_a_mask_of_an_unknown_name_is_refused():
+    class Valid(Reading):
+        def forward(self, x: Tensor, valid: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, mask=valid)
+
+    host = nn.ModuleList([Valid("mean")]).double()
+    host.forward = lambda x, valid: host[0](x, valid)
+    with pytest.raises(InputError, match="expected a mask of padding under one of the names"):
+        mnemos.cache(host, GRC(length=3), where="0", example=(X, torch.ones(3, 7, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("name", ["transformer.h.*.mlp", "transformer.h.*.ln_1", "transformer.ln_f"])
+def test_a_module_beside_causal_attentions_is_refused(name):
+    from test_decoders import ids, plain
+
+    with pytest.raises(InputError, match=r"causal attention 'transformer\.h\.0\.attn' beside it"):
+        mnemos.cache(plain("gpt2"), GRC(length=3), where=name, example=ids())
+
+
+def test_a_causal_model_is_found_by_its_example():
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixes, self.mlp = Reading("causal"), nn.Linear(12, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.mlp(self.mixes(x))
+
+    host = nn.Sequential(Layer(), Layer()).double()
+    with pytest.raises(InputError, match="expected a model that is not causal"):
+        mnemos.cache(host, GRC(length=3), where="*.mlp", example=X)
+    assert not caches(host)
+    mnemos.cache(nn.Sequential(nn.Linear(12, 12), Reading("mean")).double(), GRC(length=3), where="0", example=X)
+
+
+def test_parts_of_pyramids_are_cached_with_a_warning():
+    pvt = build("hf_pvt")
+    layer = next(m for m in pvt.modules() if type(m).__name__ == "PvtLayer")
+    with pytest.warns(UserWarning, match="without the model around"):
+        mnemos.cache(layer, GRC(length=3))

@@ -410,3 +410,19 @@ def test_further_decoders_with_rotary_positions(name):
     close(in_parts(model, given, (4, 3, 1, 5), mask)[mask > 0], whole[mask > 0], 1e-4)
     for row, valid in enumerate(mask > 0):
         close(whole[row, valid], logits(model, given[row : row + 1, valid])[0], 1e-4)
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_an_additive_mask_of_any_depth_hides_padding(low):
+    model = cached("gpt2")
+    given, mask = pad(ids(), 0, 2, 5)
+    t = given.shape[1]
+    seen = torch.ones(t, t, dtype=torch.bool).tril() & (mask > 0)[:, None]
+    seen = (seen | torch.eye(t, dtype=torch.bool) & (mask == 0)[:, None])[:, None]  # padding sees itself alone
+    seen = seen & (mask > 0)[:, None, None]
+    added = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, low)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        found = model(given, attention_mask=added, position_ids=positions, use_cache=False).logits
+        for row, valid in enumerate(mask > 0):
+            close(found[row, valid], logits(model, given[row : row + 1, valid])[0])

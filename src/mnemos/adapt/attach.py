@@ -21,9 +21,9 @@ from .decoder_branch import DecoderBranch
 from .decoder_host import DecoderHost
 from .example import Seen, first_calls
 from .hooks import attach, attach_root, detach_all
-from .host import AttentionInput, Host, Site
+from .host import DECODER, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
-from .probe import probe
+from .probe import probe, probe_model
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -188,6 +188,11 @@ def _plan(
         left.append(Left(site.name, f"its call in the example: {refused[site.name]}"))
     if not chosen:
         raise InputError(_nothing(left, where))
+    by_name = [site for site in chosen if site.name not in hosts]
+    for site in by_name:
+        _refuse_causal_stack(site, hosts, sites)
+    if by_name:
+        probe_model(model, example)
     seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:
@@ -200,6 +205,24 @@ def _plan(
         placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
     lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
     return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
+
+
+def _refuse_causal_stack(site: Site, hosts: dict[str, Host], sites: list[Site]) -> None:
+    """Raise InputError for a named module among the layers of a causal model.
+
+    The module itself may be blind to the future, as an MLP is; but a shared cache holds what later tokens wrote.
+    """
+    for other in sites:
+        host = hosts.get(other.name)
+        if host is None or not (isinstance(host, DecoderHost) or host.left(other) == DECODER):
+            continue
+        before_layers = re.split(r"(?:^|\.)\d+\.", other.name)[0]  # "decoder.layers.0.self_attn" -> "decoder.layers"
+        around = before_layers.rpartition(".")[0]
+        if not around or _inside(site.name, around):
+            raise InputError(
+                f"{site.name}: expected a module of a model that is not causal, found the causal attention "
+                f"{other.name!r} beside it; a shared cache would show it the future: leave it out of where="
+            )
 
 
 def _host(module: nn.Module, known: Sequence[Host]) -> Host | None:
@@ -265,6 +288,7 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
 def _called_attention(site: Site) -> bool:
     words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
     named = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
+    named = named and any(True for _ in site.module.children())  # no linear map or dropout
     return named or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
 
 

@@ -63,6 +63,13 @@ class Reader:
             valid = _valid(given, "padding" in one.name, rows) if isinstance(given, Tensor) else None
             if valid is not None:
                 mask = valid if mask is None else mask & valid
+        read = [one.of(args, kwargs) for one in self.masks]
+        unread = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v is not x]
+        if any(_looks_like_padding(v, rows) and not any(v is one for one in read) for v in unread):
+            raise InputError(
+                f"{kind}: expected a mask of padding under one of the names {', '.join(_MASKS)}, found one that is "
+                "not; write an adapter (mnemos.register_host)"
+            )
         if any(one.of(args, kwargs) for one in self.causal):
             raise _causal(kind)
         return Call(rows, mask)
@@ -77,9 +84,13 @@ def tokens_of(args: tuple, kwargs: dict) -> Tensor | None:
 
 def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     b, t = x.shape[:2]
-    if mask.shape[-2:] == (t, t) and mask.shape != (b, t):  # by query and key: a mask of positions, unless it has rows
+    if mask.dim() == 3 and mask.shape[1] == 1 and mask.shape[0] in (1, b):
+        mask = mask[:, 0]
+    if mask.shape[-2:] == (t, t) and not (padding and mask.shape == (b, t)):  # by query and key, unless it has rows
         shown = refuse_causal(mask, x, hides=padding)
-        if mask.dim() == 2 or (mask.dim() == 3 and len(mask) != b):
+        if mask.shape == (b, t):  # as many rows as tokens: it may be either
+            mask = mask if shown is None else mask.bool() & shown
+        elif mask.dim() == 2 or (mask.dim() == 3 and len(mask) != b):
             return shown
         mask = mask[:, None] if mask.dim() == 3 else mask
     if not mask.is_floating_point():
@@ -88,6 +99,12 @@ def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
         added = padding | (mask <= 0).all()
         mask = torch.where(added, mask > -1, mask > 0)
     return valid_tokens(mask, x)
+
+
+def _looks_like_padding(value: Tensor, x: Tensor) -> bool:
+    """Whether an argument has the form of a mask of padding: booleans [B, T], or anything [B, 1, 1, T]."""
+    b, t = x.shape[:2]
+    return (value.dtype == torch.bool and value.shape == (b, t)) or value.shape == (b, 1, 1, t)
 
 
 def _causal(kind: str) -> InputError:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mnemos.types import InputError
 
 from .host import Host, argument, tokens_in
+from .masks import visible
 
 _PACKED = "expected one sequence per row, found several packed into one ({}); give each sequence a row of its own"
 
@@ -65,15 +66,9 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     first = min(seen, mask.shape[-1] - t)
     if dims == 2:
         return (mask[:, first : first + t] > 0).expand(b, t)
-    valid = _attends(mask[:, 0].diagonal(first, 1, 2)).expand(b, t)
+    valid = visible(mask[:, 0].diagonal(first, 1, 2)).expand(b, t)
     if t > 1 and not torch.compiler.is_compiling():
-        before = _attends(mask[:, 0].diagonal(first - 1, 1, 2)[:, 1 - t :])
+        before = visible(mask[:, 0].diagonal(first - 1, 1, 2)[:, 1 - t :])
         if bool((valid[:, 1:] & valid[:, :-1] & ~before).any()):
             raise InputError(_PACKED.format("the mask hides a token from the one after it"))
     return valid
-
-
-def _attends(mask: Tensor) -> Tensor:
-    if mask.is_floating_point():
-        return mask > torch.finfo(mask.dtype).min / 2
-    return mask > 0

@@ -1,10 +1,9 @@
 """Adapters for causal decoders of Hugging Face: GPT-2, OPT, GPT-NeoX, and Llama, Mistral, Qwen and models like them."""
 
 from .decoder_host import DecoderHost
-from .host import Site
+from .host import ACROSS, Site
 
 _MODELS = "transformers.models"
-_ACROSS = "it attends across two sequences: a cache needs an input of its own"
 # Decoders with rotary positions, whose attentions have the same forward and configuration: package, class.
 _ROTARY = {
     "llama": "Llama",
@@ -28,7 +27,7 @@ _ROTARY = {
 
 
 def _across(site: Site) -> str | None:
-    return _ACROSS if site.module.is_cross_attention else None
+    return ACROSS if site.module.is_cross_attention else None
 
 
 def _rotary_host(package: str, name: str) -> DecoderHost:

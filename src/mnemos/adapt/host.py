@@ -77,6 +77,12 @@ class Site(NamedTuple):
 
 
 POOLS = (4, 2)  # length="paper": the sides of the squares of tokens per slot in a model's first stages; then 1
+DECODER = "it is in a decoder: a shared cache would show it the future"  # reasons to leave an attention
+ACROSS = "it attends across two sequences: a cache needs an input of its own"
+PART = (
+    "the number of class tokens, or the grid, is not known without the model around these attentions, so all tokens "
+    "are summarised alike; give mnemos.cache() the whole model, with where= for the part"
+)
 TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
 
 
@@ -106,6 +112,11 @@ def _max_positions(module: object) -> int | None:
     config = getattr(module, "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
+
+
+def in_a_part(site: Site, seen: int | None) -> AttentionInput:
+    """The input of an attention of images whose model is not known: as `nowhere`, with a warning."""
+    return nowhere(site, seen)._replace(warning=PART)
 
 
 def never(site: Site) -> str | None:

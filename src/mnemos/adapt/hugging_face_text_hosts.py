@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from .host import Call, Host, Site, argument, config_field, padded
+from .host import ACROSS, DECODER, Call, Host, Site, argument, config_field, padded
 from .masks import valid_tokens
-
-_DECODER = "it is in a decoder: a shared cache would show it the future"
-_ACROSS = "it attends across two sequences: a cache needs an input of its own"
 
 
 def _big_bird(module: object, args: tuple, kwargs: dict) -> Call:
@@ -33,17 +30,17 @@ def _longformer(module: object, args: tuple, kwargs: dict) -> Call:
 def _decoder(site: Site) -> str | None:
     module = site.module
     if site.name.endswith(("encoder_attn", "crossattention.self", "EncDecAttention")):
-        return _ACROSS
+        return ACROSS
     if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False) or config_field(site, "is_decoder"):
-        return _DECODER
+        return DECODER
     return None
 
 
 def _decoder_layer(site: Site) -> str | None:
     """In a model with an encoder and a decoder, whose configuration does not tell them apart."""
     if site.name.endswith("encoder_attn"):
-        return _ACROSS
-    return _DECODER if site.module.is_decoder or site.module.is_causal else None
+        return ACROSS
+    return DECODER if site.module.is_decoder or site.module.is_causal else None
 
 
 def _heads_host(kind: str, more: tuple[str, ...] = ("past_key_values",), **other: Any) -> Host:

@@ -5,7 +5,7 @@ from functools import partial
 
 from mnemos.ops.gated_cache import Windows
 
-from .host import AttentionInput, Call, Host, Site, config_field, never, nowhere, padded, tokens_in
+from .host import AttentionInput, Call, Host, Site, config_field, in_a_part, never, nowhere, padded, tokens_in
 from .timm_hosts import IMAGE, pyramid, stage_grid, window
 
 
@@ -65,25 +65,28 @@ def _window2(site: Site, seen: int | None) -> AttentionInput:
 
 
 def _windows(site: Site, side: int, layer: object) -> AttentionInput:
-    if ".layers." not in f".{site.name}":  # a part of a Swin
+    stage = _stage(site, "layers")
+    if stage is None:  # a part of a Swin
         return window(Windows(getattr(layer, "input_resolution", (side, side)), (side, side)), None)
     image, patch = _sides(config_field(site, "image_size")), _sides(config_field(site, "patch_size"))
-    stage = _stage(site, "layers")
     grid = stage_grid((-(-image[0] // patch[0]), -(-image[1] // patch[1])), stage)
     # A grid of one window is not shifted.
     shift = 0 if layer is None or min(grid) <= side else int(layer.shift_size)  # type: ignore[attr-defined]
     return window(Windows(grid, (side, side), (shift, shift), pads_first=True), stage)
 
 
-def _stage(site: Site, path: str) -> int:
-    """The number after `path` in a module's name: "…encoder.block.2.1.attention" -> 2."""
-    return int(f".{site.name}".rpartition(f".{path}.")[2].split(".")[0])
+def _stage(site: Site, path: str) -> int | None:
+    """The number after `path` in a module's name: "…encoder.block.2.1.attention" -> 2; None without `path`."""
+    _, inside, rest = f".{site.name}".rpartition(f".{path}.")
+    return int(rest.split(".")[0]) if inside else None
 
 
 def _pvt(site: Site, seen: int | None) -> AttentionInput:
     """PVT: one slot per key after the strided convolution; the last stage has a class token."""
-    encoder = next(m for m in site.above if hasattr(m, "patch_embeddings") and hasattr(m, "block"))
+    encoder = next((m for m in site.above if hasattr(m, "patch_embeddings") and hasattr(m, "block")), None)
     stage = _stage(site, "block")
+    if encoder is None or stage is None:
+        return in_a_part(site, seen)
     prefix = int(getattr(encoder.patch_embeddings[stage], "cls_token", None) is not None)
     height, width = _sides(config_field(site, "image_size"))
     for stride in config_field(site, "strides")[: stage + 1]:
@@ -102,6 +105,8 @@ def _overlapping(site: Site, strides: list[int], stage: int) -> tuple[int, int]:
 def _pvt_v2(site: Site, seen: int | None) -> AttentionInput:
     """PVT v2: one slot per key."""
     stage, module = _stage(site, "layers"), site.module
+    if stage is None:
+        return in_a_part(site, seen)
     keys = 49 if module.linear_attention else None
     grid = _overlapping(site, config_field(site, "strides"), stage)
     return pyramid(seen, stage, grid, module.spatial_reduction_ratio, keys=keys)
@@ -109,7 +114,9 @@ def _pvt_v2(site: Site, seen: int | None) -> AttentionInput:
 
 def _segformer(site: Site, seen: int | None) -> AttentionInput:
     """SegFormer: one slot per key."""
-    stage = next(i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above)
+    stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), None)
+    if stage is None:
+        return in_a_part(site, seen)
     grid = _overlapping(site, config_field(site, "strides"), stage)
     return pyramid(seen, stage, grid, int(site.module.sequence_reduction_ratio))
 

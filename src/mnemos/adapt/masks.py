@@ -29,7 +29,7 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {found}")
     if mask.dim() == 2:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
-    kept = _visible(mask, hides=False).any(2).any(1).expand(b, t)
+    kept = visible(mask, hides=False).any(2).any(1).expand(b, t)
     return both(kept, refuse_causal(mask, x))
 
 
@@ -80,7 +80,7 @@ def _judged(mask: Tensor, rows: int, hides: bool) -> bool:
 
 def _causal(mask: Tensor, rows: int, hides: bool) -> Tensor:
     """Whether a mask [..., T, T] is causal: a scalar of booleans."""
-    seen = _visible(mask, hides)
+    seen = visible(mask, hides)
     t = mask.shape[-1]
     if mask.dim() == 3 and mask.shape[0] % rows == 0:
         seen = seen.unflatten(0, (rows, -1))
@@ -95,8 +95,8 @@ def _causal(mask: Tensor, rows: int, hides: bool) -> Tensor:
     return (past & ~future).any()
 
 
-def _visible(mask: Tensor, hides: bool) -> Tensor:
-    """Where a mask lets a query see a key."""
+def visible(mask: Tensor, hides: bool = False) -> Tensor:
+    """Where a mask lets a query see a key; hides: the value by which booleans hide."""
     if mask.dtype == torch.bool:
         return ~mask if hides else mask
     return mask > _HIDDEN if mask.is_floating_point() else mask > 0

@@ -18,6 +18,7 @@ from .host import (
     Host,
     Site,
     argument,
+    in_a_part,
     never,
     nowhere,
     tokens_in,
@@ -57,12 +58,6 @@ def _with_mask(args: tuple, kwargs: dict, index: int) -> Call:
     return Call(x, valid_tokens(mask, x) if has_rows else refuse_causal(mask, x))
 
 
-_PART = (
-    "the number of class tokens is not known without the model around these attentions, so class tokens are summarised "
-    "as well; give mnemos.cache() the whole model, with where= for the part"
-)
-
-
 def _patches(site: Site, seen: int | None, prefix: int | None = None) -> AttentionInput:
     """A vision transformer: one slot per patch; class and register tokens are not summarised.
 
@@ -72,8 +67,8 @@ def _patches(site: Site, seen: int | None, prefix: int | None = None) -> Attenti
     if prefix is None:
         owner = site.module if hasattr(site.module, "num_prefix_tokens") else model
         prefix = int(getattr(owner, "num_prefix_tokens", 0))
-        if owner is None:
-            return nowhere(site, seen)._replace(warning=_PART)
+        if owner is None or (prefix == 0 and any(hasattr(m, "cls_token") for m in site.above)):
+            return in_a_part(site, seen)
     embed = getattr(model, "patch_embed", None)
     patches = getattr(embed, "num_patches", None)
     if isinstance(patches, int):
@@ -131,7 +126,9 @@ def _window(site: Site, _: int | None) -> AttentionInput:
 
 def _pyramid(site: Site, seen: int | None) -> AttentionInput:
     """PVT v2: one slot per key; its convolution or pooling determines their number."""
-    stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
+    stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), None)
+    if stage is None:
+        return in_a_part(site, seen)
     height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))
     attention = site.module
     reduction = 1 if attention.sr is None else attention.sr.stride[0]
@@ -142,7 +139,7 @@ def _twins(site: Site, seen: int | None) -> AttentionInput:
     """Twins: one slot per key; its local attentions divide the grid into windows of side `ws`, the others reduce it."""
     model = next((m for m in site.above if hasattr(m, "patch_embeds")), None)
     if model is None:
-        return nowhere(site, seen)
+        return in_a_part(site, seen)
     stage = next(i for i, blocks in enumerate(model.blocks) if blocks in site.above)
     side = getattr(site.module, "ws", None)
     keys = None if side is None else side * side

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mnemos._compat import assert_in_graph
 from mnemos.types import InputError
 
-from .host import AttentionInput, Call, Host, Site, argument, nowhere
+from .host import ACROSS, DECODER, PART, AttentionInput, Call, Host, Site, argument, nowhere
 from .masks import CAUSAL, both, refuse_causal
 
 _OTHER_KEYS = (
@@ -65,22 +65,20 @@ def _left(site: Site) -> str | None:
     parent = site.above[-1] if site.above else None
     if isinstance(parent, nn.TransformerDecoderLayer):
         if site.name.endswith("self_attn"):
-            return "it is in a decoder: a shared cache would show it the future"
-        return _ACROSS
+            return DECODER
+        return ACROSS
     part = site.name.rpartition(".")[2]
     if "Pool" in type(parent).__name__ or "cross" in part or part == "encoder_attn":
-        return _ACROSS
+        return ACROSS
     return None
-
-
-_ACROSS = "it attends across two sequences: a cache needs an input of its own"
 
 
 def _place(site: Site, seen: int | None) -> AttentionInput:
     """64 slots, or one per token of an example. torchvision's ViT: one per patch, without its class token."""
     model = next((m for m in site.above if _is_torchvision_vit(m)), None)
     if model is None:
-        return nowhere(site, seen)
+        inside = any(type(m).__module__ == "torchvision.models.vision_transformer" for m in site.above)
+        return nowhere(site, seen)._replace(warning=PART if inside else "")
     side = model.image_size // model.patch_size
     tokens = seen or side * side + 1
     return AttentionInput(tokens, tokens - 1, 1, (side, side) if tokens == side * side + 1 else None, tokens)

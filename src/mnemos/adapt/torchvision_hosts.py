@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .host import AttentionInput, Call, Host, Site, argument, nowhere, tokens_in, with_paper
+from .host import AttentionInput, Call, Host, Site, argument, in_a_part, nowhere, tokens_in, with_paper
 from .timm_hosts import IMAGE, POOLED_QUERIES
 
 
@@ -13,6 +13,8 @@ def _swin(site: Site, seen: int | None) -> AttentionInput:
     square of an example's T.
     """
     before = _before(site)
+    if not before and not seen:
+        return in_a_part(site, seen)
     stage = sum(_merges(module) for module in before)
     patch = before[0][0].stride[0] if before else 4
     tokens = seen or (-(-IMAGE[0] // patch) // 2**stage) ** 2
