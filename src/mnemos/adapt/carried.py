@@ -63,6 +63,7 @@ class Carried:
         self.length = 0
         self.state: BlockState | None = None  # None: new rows, or the tokens of the last stretch are to be repeated
         self.stretches: tuple[_Stretch, ...] = ()
+        self._projected: tuple[Tensor, ...] = ()  # a cache, and what was computed of it
 
     @property
     def removable(self) -> int:
@@ -90,12 +91,18 @@ class Carried:
             valid = None if valid is None else valid[:, t - KEEP :].clone()
             self.stretches = ()
         if not gradient:
-            before, source, after = before.map(Tensor.detach), source.detach(), after.map(Tensor.detach)
+            before, source, after = before.map(_constant), _constant(source), after.map(_constant)
         *older, last = self.stretches or (_Stretch(before, ()),)
         last = last._replace(tokens=(*last.tokens, (source, valid)))
         self.state = after
         self.stretches = (last, _Stretch(after, ())) if last.size >= KEEP else (*older, last)
         self.length += t
+
+    def projected(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """compute(cache), kept until another cache is given: keys and values change once per block."""
+        if not self._projected or self._projected[0] is not cache:
+            self._projected = cache, *compute(cache)
+        return self._projected[1:]
 
     def remove(self, count: int) -> None:
         """Remove the last `count` tokens; at most `removable`."""
@@ -120,6 +127,12 @@ class Carried:
 
         self.state = None if self.state is None else self.state.map(memoised)
         self.stretches = tuple(stretch.map(memoised) for stretch in self.stretches)
+        self._projected = tuple(memoised(tensor) for tensor in self._projected)
+
+
+def _constant(tensor: Tensor) -> Tensor:
+    """Without gradient; the same tensor if it has none."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 @once

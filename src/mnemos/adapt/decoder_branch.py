@@ -45,8 +45,7 @@ class DecoderBranch(HostBranch):
         if not self.moves:
             return self.frozen(query)
         source = (x if self.grc.source == "input" else y[..., : self.cache_dim]).to(self.cache.dtype)
-        # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
-        start = self.contents()
+        start = self.cache
 
         def advance(tokens: Tensor, cache: Tensor) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start)
@@ -54,17 +53,27 @@ class DecoderBranch(HostBranch):
         def blocks_of(source: Tensor, valid: Tensor | None, state: BlockState | None) -> RowBlocks:
             return RowBlocks(source, valid, state, start, self.block, advance)
 
+        state = None if carried is None else carried.current(blocks_of)
+        if state is None or not self.grc.write:
+            # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
+            start = self.cache.clone()
+        blocks = blocks_of(source, mask, state)
         shared = self.grc.scope == "shared"
-        blocks = blocks_of(source, mask, None if carried is None else carried.current(blocks_of))
         caches = blocks.caches
         if shared and self.training:
             self.stage(*self.batch_mean(caches[-1], blocks.written))
             if self.grc.read == "mean":
                 counted = None if mask is None else mask.any(1)
                 caches = [self._mean(cache, counted, start) for cache in caches]
-        if carried is not None:
-            carried.extend(source, mask, blocks, gradient=not shared)
-        return blocks.read(query, self.read, caches)
+        if carried is None:
+            return blocks.read(query, self.read, caches)
+        carried.extend(source, mask, blocks, gradient=not shared)
+        if blocks.count > 1 or torch.is_grad_enabled() or self.training:
+            return blocks.read(query, self.read, caches)
+        return self._attend(query, *carried.projected(caches[0], self._keys_and_values))
+
+    def _keys_and_values(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        return self._split(self.key, cache), self._split(self.value, cache)
 
     def _mean(self, cache: Tensor, counted: Tensor | None, start: Tensor) -> Tensor:
         """The mean [1, Tm, Dm] of the rows' caches; `start` if no row is counted."""

@@ -12,7 +12,7 @@ Read = Callable[[Tensor, Tensor], Tensor]  # (queries [B, T, H, d], cache [B or 
 
 
 class BlockState(NamedTuple):
-    """Where each row is in its sequence of updates. A row of zeros is new and starts from the stored cache.
+    """Where each row is in its sequence of updates.
 
     cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm]: the tokens of its unfinished block,
     then zeros. seen [B] int64: its valid tokens so far; its place in the block is seen % block.
@@ -33,7 +33,7 @@ class RowBlocks:
     source [B, T, Dm]; valid [B, T] bool or None; state None: new rows, which start from `start` [Tm, Dm]. A row's grid
     counts its valid tokens only, so padding changes nothing, at any position and in any amount. caches[i] [B, Tm, Dm]
     is what the tokens of block i read. It is computed from the blocks before; block 0 begins with the tokens that the
-    row's state holds. written [B] bool: the rows that completed at least one block.
+    row's state holds.
 
     Rows at one place without padding are cut into blocks without an index; else the tokens are scattered to their
     places, a copy of O(B·T·Dm). Under torch.compile no value of new rows is read: all blocks are updated, and the
@@ -53,7 +53,6 @@ class RowBlocks:
         places = [0] * b
         if state is not None:
             places = (state.seen % block).tolist()
-            state = state._replace(cache=torch.where((state.seen == 0)[:, None, None], start, state.cache))
         else:
             seen = torch.zeros(b, dtype=torch.int64, device=source.device)
             state = BlockState(start.expand(b, -1, -1), source.new_zeros(b, block, width), seen)
@@ -63,23 +62,22 @@ class RowBlocks:
         self.block, self.state, self.valid = block, state, valid
         self.first = state.seen % block  # the place of each row's first token
         rank = None if valid is None else valid.cumsum(1)
-        self.ends = self.first + (t if rank is None else rank[:, -1:].sum(1))
-        ends = None if compiling else self.ends.tolist()
-        last = max(places, default=0) + t if ends is None else max(ends, default=0)
-        self.count = max(1, -(-last // block))  # blocks that tokens of this call are in
+        self.taken: int | Tensor = t if rank is None else rank[:, -1:].sum(1)  # valid tokens of each row
+        ends = [place + t for place in places]
+        if isinstance(self.taken, Tensor) and not compiling:
+            ends = (self.first + self.taken).tolist()
+        known = rank is None or not compiling
+        self.count = max(1, -(-max(ends, default=0) // block))  # blocks that tokens of this call are in
         self.begin = places[0] if places else 0
         self.index: Tensor | None = None  # the place of each token; None: consecutive from `begin`
         if valid is not None and rank is not None:
             self.index = (self.first[:, None] + rank - 1).masked_fill(~valid, self.count * block)
         elif any(place != self.begin for place in places):
             self.index = self.first[:, None] + torch.arange(t, device=source.device)
-        self.tokens = self._spread(source)
-        if max(places, default=0):  # the partial block's other tokens are zeros on both sides
-            self.tokens = torch.cat([self.tokens[:, :block] + state.partial, self.tokens[:, block:]], 1)
-        self.written = self.ends >= block
+        self.tokens = self._with_partial(source, state.partial)
         self.caches = [state.cache]
         for number in range(self.count):
-            done = None if ends is None else [end >= (number + 1) * block for end in ends]
+            done = [end >= (number + 1) * block for end in ends] if known else None
             if done is not None and not any(done):
                 break
             self.caches.append(self._advanced(number, done, advance))
@@ -108,11 +106,11 @@ class RowBlocks:
 
     def after(self, t: int | None = None) -> BlockState:
         """The state after the first t tokens of the call; None: after all."""
-        taken = self.ends - self.first
         if t is None and self.count == len(self.caches) == 1:  # no row completed a block
-            return BlockState(self.caches[0], self.tokens, self.state.seen + taken)
+            return BlockState(self.caches[0], self.tokens, self.state.seen + self.taken)
+        taken = self.taken
         if t is not None:
-            taken = torch.full_like(taken, t) if self.valid is None else self.valid[:, :t].sum(1)
+            taken = t if self.valid is None else self.valid[:, :t].sum(1)
         ends = self.first + taken
         place = torch.arange(self.block, device=ends.device)
         at = (ends // self.block)[:, None] * self.block + place
@@ -122,6 +120,21 @@ class RowBlocks:
         if t is not None and len(self.caches) > 1:
             cache = torch.stack(self.caches, 1)[torch.arange(len(ends), device=ends.device), ends // self.block]
         return BlockState(cache, partial, self.state.seen + taken)
+
+    @property
+    def written(self) -> Tensor:
+        """The rows [B] bool that completed at least one block."""
+        return self.first + self.taken >= self.block
+
+    def _with_partial(self, source: Tensor, partial: Tensor) -> Tensor:
+        """The tokens of the state and of the call at their places, [B, count·block, Dm], then zeros."""
+        if self.index is None:
+            rest = self.count * self.block - self.begin - source.shape[1]
+            return torch.cat(
+                [partial[:, : self.begin], source, source.new_zeros(len(source), rest, source.shape[2])], 1
+            )
+        tokens = self._spread(source)
+        return torch.cat([tokens[:, : self.block] + partial, tokens[:, self.block :]], 1)
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values [B, T, ...] at their places, [B, count·block, ...]; zeros elsewhere. Those of padding drop out."""
@@ -135,7 +148,7 @@ class RowBlocks:
         """The caches after a block; done: the rows that completed it, None if they are not known."""
         tokens, cache = self.tokens[:, number * self.block : (number + 1) * self.block], self.caches[-1]
         if done is None:
-            finished = (self.ends >= (number + 1) * self.block)[:, None, None]
+            finished = (self.first + self.taken >= (number + 1) * self.block)[:, None, None]
             return torch.where(finished, advance(tokens, cache), cache)
         if all(done):
             return advance(tokens, cache)
