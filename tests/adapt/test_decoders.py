@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_models import FAMILIES, FEW, FURTHER, plain
 from hosts import close, open_caches, state
 from torch import Tensor, nn
 
@@ -14,41 +15,11 @@ import mnemos
 from mnemos import GRC, InputError
 from mnemos.adapt import from_pretrained
 from mnemos.adapt.carried import KEEP
-from mnemos.adapt.decoder_hosts import _ROTARY as _ROTARY_CLASSES
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
 
-_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}
-_ROTARY = {**_SIZES, "num_key_value_heads": 2, "head_dim": 6}
-_GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 128}
-_EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", {**_GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
-    "llama": ("LlamaForCausalLM", _ROTARY),
-    "mistral": ("MistralForCausalLM", {**_ROTARY, "sliding_window": 6}),
-    "qwen2": ("Qwen2ForCausalLM", _ROTARY),
-    "qwen3": ("Qwen3ForCausalLM", _ROTARY),
-    "opt": ("OPTForCausalLM", {**_SIZES, "ffn_dim": 20, "word_embed_proj_dim": 24, "dropout": 0.0}),
-    "gpt_neox": ("GPTNeoXForCausalLM", _SIZES),
-}
-FEW = ("gpt2", "mistral", "opt", "gpt_neox")  # families whose attentions or caches differ
-_COMMON = {"vocab_size": 40, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 STREAM = GRC(length=4, block=3, scope="stream")
 SHARED = GRC(length=4, block=3, preset="paper", inference="transient")
-
-
-def plain(name: str, **options: Any) -> nn.Module:
-    """A small decoder in double precision, with weights that do something, in eval mode."""
-    kind, sizes = FAMILIES.get(name) or (f"{name}ForCausalLM", {**_ROTARY, **_EXPERTS})
-    torch.manual_seed(0)
-    library = transformers()
-    config = getattr(library, f"{kind.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}Config")
-    model = getattr(library, kind)(config(**{**sizes, **_COMMON, **options})).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return model.eval()
 
 
 def cached(name: str, grc: GRC = STREAM, **options: Any) -> Any:
@@ -190,7 +161,7 @@ def test_every_parameter_has_a_gradient_also_through_the_carried_state(name):
     """Two calls, the second with the first one's cache: the gradient of the loss is that of one call."""
     whole, parts = cached(name).train(), cached(name).train()
     given = ids()
-    weight = torch.linspace(-1, 1, 40, dtype=torch.float64)
+    weight = torch.linspace(-1, 1, 60, dtype=torch.float64)
     (logits(whole, given)[:, 7:] * weight).sum().backward()
     (in_parts(parts, given, (7, 6))[:, 7:] * weight).sum().backward()
     for (key, mine), theirs in zip(parts.named_parameters(), whole.parameters(), strict=True):
@@ -399,13 +370,14 @@ def test_copies_and_files_have_the_cached_model(name, tmp_path):
     close(logits(stock, given, mask), logits(mnemos.uncache(model), given, mask))
 
 
-def trained(model: Any, call: Any, steps: int = 2) -> list[Tensor]:
-    """The gradients and stored caches after training forwards of padded rows; `call` runs the model."""
-    given, mask = pad(ids(), 0, 2, 5)
-    weight = torch.linspace(-1, 1, 40, dtype=torch.float64)
-    for _ in range(steps):
-        model.zero_grad()
-        (logits(call, given, mask)[mask > 0] * weight).sum().backward()
+def trained(model: Any, call: Any) -> list[Tensor]:
+    """The gradients and stored caches of two forwards of padded rows and one backward; `call` runs the model."""
+    weight = torch.linspace(-1, 1, 60, dtype=torch.float64)
+    losses = []
+    for seed in (2, 3):
+        given, mask = pad(ids(seed=seed), 0, 2, 5)
+        losses.append((logits(call, given, mask)[mask > 0] * weight).sum())
+    sum(losses).backward()
     return [*(p.grad for p in model.parameters()), *(branch.cache.clone() for branch in caches(model.eval()))]
 
 
@@ -435,9 +407,7 @@ def test_a_compiled_model_trains_the_same(name, grc):
         close(mine, theirs)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in _ROTARY_CLASSES.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]
-)
+@pytest.mark.parametrize("name", FURTHER)
 @torch.no_grad()
 def test_further_decoders_with_rotary_positions(name):
     """In single precision, which some mixtures of experts need: a sequence in parts is the whole."""

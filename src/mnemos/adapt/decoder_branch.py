@@ -55,8 +55,7 @@ class DecoderBranch(HostBranch):
 
         state = None if carried is None else carried.current(blocks_of)
         if state is None or not self.grc.write:
-            # A copy: the next forward writes the buffer, perhaps before this forward's backward pass.
-            start = self.cache.clone()
+            start = self.contents()
         blocks = blocks_of(source, mask, state)
         shared = self.grc.scope == "shared"
         caches = blocks.caches

@@ -1,0 +1,56 @@
+"""Small causal decoders of Hugging Face: for their own tests, and for the matrix of hosts."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from hosts import _text
+from torch import nn
+
+from mnemos.adapt.decoder_hosts import _ROTARY as ROTARY_CLASSES
+from mnemos.libraries import transformers
+
+_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}
+_ROTARY = {**_SIZES, "num_key_value_heads": 2, "head_dim": 6}
+_GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 128}
+_EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {**_GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "llama": ("LlamaForCausalLM", _ROTARY),
+    "mistral": ("MistralForCausalLM", {**_ROTARY, "sliding_window": 6}),
+    "qwen2": ("Qwen2ForCausalLM", _ROTARY),
+    "qwen3": ("Qwen3ForCausalLM", _ROTARY),
+    "opt": ("OPTForCausalLM", {**_SIZES, "ffn_dim": 20, "word_embed_proj_dim": 24, "dropout": 0.0}),
+    "gpt_neox": ("GPTNeoXForCausalLM", _SIZES),
+}
+FEW = ("gpt2", "mistral", "opt", "gpt_neox")  # families whose attentions or caches differ
+_COMMON = {"vocab_size": 60, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def config(name: str, **options: Any) -> tuple[type, Any]:
+    """The class and the configuration of a decoder: one of FAMILIES, or the name of a further class."""
+    kind, sizes = FAMILIES.get(name) or (f"{name}ForCausalLM", {**_ROTARY, **_EXPERTS})
+    library = transformers()
+    of = getattr(library, f"{kind.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}Config")
+    return getattr(library, kind), of(**{**sizes, **_COMMON, **options})
+
+
+def plain(name: str, **options: Any) -> nn.Module:
+    """A decoder in double precision, with weights that do something, in eval mode."""
+    torch.manual_seed(0)
+    kind, sizes = config(name, **options)
+    model = kind(sizes).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model.eval()
+
+
+def _built(name: str) -> nn.Module:
+    kind, sizes = config(name, pad_token_id=1, use_cache=False)  # compiled as one graph
+    return kind(sizes)
+
+
+DECODERS = {f"hf_{name}": (partial(_built, name), _text(11)) for name in FAMILIES}  # of the matrix
+FURTHER = [name for name in ROTARY_CLASSES.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]
