@@ -1,10 +1,8 @@
-"""Small causal decoders of Hugging Face: for their own tests, and for the matrix of hosts."""
+"""Small causal decoders of Hugging Face, for their own tests and for the matrix of hosts."""
 
-from functools import partial
 from typing import Any
 
 import torch
-from hosts import _text
 from torch import nn
 
 from mnemos.adapt.decoder_hosts import _ROTARY as ROTARY_CLASSES
@@ -47,10 +45,4 @@ def plain(name: str, **options: Any) -> nn.Module:
     return model.eval()
 
 
-def _built(name: str) -> nn.Module:
-    kind, sizes = config(name, pad_token_id=1, use_cache=False)  # compiled as one graph
-    return kind(sizes)
-
-
-DECODERS = {f"hf_{name}": (partial(_built, name), _text(11)) for name in FAMILIES}  # of the matrix
 FURTHER = [name for name in ROTARY_CLASSES.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from decoder_models import DECODERS
 from hosts import ZOO, Example, build, close, example, loss, open_caches, run, state
 from more_hosts import DECODERS, MORE
 from torch import nn

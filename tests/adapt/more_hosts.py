@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from decoder_models import FAMILIES, plain
 from hosts import _SEQ, _SIZES, _TEXT, _VIT, Example, _hf, _images, _text, _timm
-from test_decoders import FAMILIES, plain
 from torch import Tensor, nn
 
 from mnemos import libraries
