@@ -41,9 +41,8 @@ class DecoderBranch(HostBranch):
     ) -> Tensor:
         """o_mem [B, T, H, Dm/H]."""
         x = x[..., : self.cache_dim]
-        query = self.queries(x)
         if not self.moves:
-            return self.frozen(query)
+            return self.frozen(self.queries(x))
         source = (x if self.grc.source == "input" else y[..., : self.cache_dim]).to(self.cache.dtype)
         start = self.cache
 
@@ -65,14 +64,14 @@ class DecoderBranch(HostBranch):
                 counted = None if mask is None else mask.any(1)
                 caches = [self._mean(cache, counted, start) for cache in caches]
         if carried is None:
-            return blocks.read(query, self.read, caches)
+            return blocks.read(x, self.answer, caches)
         carried.extend(source, mask, blocks, gradient=not shared)
         if blocks.count > 1 or torch.is_grad_enabled() or self.training:
-            return blocks.read(query, self.read, caches)
-        return self._attend(query, *carried.projected(caches[0], self._keys_and_values))
+            return blocks.read(x, self.answer, caches)
+        return self._attend(self.queries(x), *carried.projected(caches[0], self._keys_and_values))
 
     def _keys_and_values(self, cache: Tensor) -> tuple[Tensor, Tensor]:
-        return self._split(self.key, cache), self._split(self.value, cache)
+        return self._split("key", cache), self._split("value", cache)
 
     def _mean(self, cache: Tensor, counted: Tensor | None, start: Tensor) -> Tensor:
         """The mean [1, Tm, Dm] of the rows' caches; `start` if no row is counted."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Advance = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, block, Dm], cache [B, Tm, Dm]) -> the next cache
-Read = Callable[[Tensor, Tensor], Tensor]  # (queries [B, T, H, d], cache [B or 1, Tm, Dm]) -> o_mem [B, T, H, M]
+Read = Callable[[Tensor, Tensor], Tensor]  # (inputs [B, T, ...], cache [B or 1, Tm, Dm]) -> o_mem [B, T, H, M]
 
 
 class BlockState(NamedTuple):
@@ -82,26 +82,26 @@ class RowBlocks:
                 break
             self.caches.append(self._advanced(number, done, advance))
 
-    def read(self, query: Tensor, read: Read, caches: list[Tensor] | None = None) -> Tensor:
-        """o_mem [B, T, H, M] of queries [B, T, H, d]: each token reads the cache before its block.
+    def read(self, x: Tensor, read: Read, caches: list[Tensor] | None = None) -> Tensor:
+        """o_mem [B, T, H, M] of inputs x [B, T, ...]: each token reads the cache before its block.
 
         caches: what to read in place of the rows' own caches, such as their batch means [1, Tm, Dm]. The output of
         padding has no meaning.
         """
         caches = self.caches if caches is None else caches
         if self.count == 1:
-            return read(query, caches[0])
-        b = query.shape[0]
+            return read(x, caches[0])
+        b = x.shape[0]
         before = [caches[min(number, len(caches) - 1)] for number in range(self.count)]
-        queries = self._spread(query).unflatten(1, (self.count, self.block))
-        if before[0].shape[0] < b:  # one cache for all rows: their queries are one row per block
-            found = read(queries.transpose(0, 1).flatten(1, 2), torch.cat(before))
+        inputs = self._spread(x).unflatten(1, (self.count, self.block))
+        if before[0].shape[0] < b:  # one cache for all rows: their inputs are one row per block
+            found = read(inputs.transpose(0, 1).flatten(1, 2), torch.cat(before))
             found = found.unflatten(1, (b, self.block)).transpose(0, 1)
         else:
-            found = read(queries.flatten(0, 1), torch.stack(before, 1).flatten(0, 1)).unflatten(0, (b, self.count))
+            found = read(inputs.flatten(0, 1), torch.stack(before, 1).flatten(0, 1)).unflatten(0, (b, self.count))
         found = found.flatten(1, 2)
         if self.index is None:
-            return found[:, self.begin : self.begin + query.shape[1]]
+            return found[:, self.begin : self.begin + x.shape[1]]
         return found.gather(1, _wide(self.index.clamp(max=found.shape[1] - 1), found))
 
     def after(self, t: int | None = None) -> BlockState:
