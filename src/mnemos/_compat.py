@@ -186,7 +186,7 @@ def compiled_again(module: nn.Module) -> None:
     if _KIND in module.__dict__:
         return
     if type(children) not in (dict, OrderedDict):
-        _forget_compiled()
+        forget_compiled()
         return
     module.__dict__[_KIND] = type(children)
     module.__dict__["_modules"] = dict(children) if type(children) is OrderedDict else OrderedDict(children)
@@ -198,13 +198,14 @@ def compiled_as_before(module: nn.Module) -> None:
     if kind is not None:
         module.__dict__["_modules"] = kind(module.__dict__["_modules"])
     elif type(module.__dict__.get("_modules")) not in (dict, OrderedDict):
-        _forget_compiled()
+        forget_compiled()
 
 
 _KIND = "_mnemos_modules_kind"
 
 
-def _forget_compiled() -> None:
+def forget_compiled() -> None:
+    """Discard all compiled code of the process."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 

@@ -43,8 +43,8 @@ def test_attention_of_an_unknown_kind_is_named():
 def test_two_calls():
     model = build("timm_vit")
     mnemos.cache(model, GRC(length=3))
-    refused(model, "without gated caches, found 2; mnemos.uncache")
-    refused(model.blocks[0], "without gated caches, found 1")
+    refused(model, "blocks.0.attn' was left .it has a cache already.; 1 more")
+    refused(model.blocks[0], "without gated caches, .* found 1 of another call")
     mnemos.uncache(model)
     mnemos.cache(model, GRC(length=3))
 

@@ -5,7 +5,7 @@ from .branch import HostBranch
 from .decoder_host import DecoderHost
 from .host import Call, Host
 from .known_hosts import register_host
-from .pretrained import from_pretrained
+from .pretrained import from_pretrained, load, save
 from .report import Report
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "Report",
     "cache",
     "from_pretrained",
+    "load",
     "register_host",
+    "save",
     "uncache",
 ]

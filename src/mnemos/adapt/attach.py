@@ -20,7 +20,7 @@ from .custom import custom_host, reader
 from .decoder_branch import DecoderBranch
 from .decoder_host import DecoderHost
 from .example import Seen, first_calls
-from .hooks import attach, attach_root, detach_all
+from .hooks import RECORD, ROSTER, attach, attach_root, detach_all
 from .host import DECODER, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .probe import probe, probe_model
@@ -70,8 +70,11 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     varies. "paper": in PVT and Swin the grid of a stage, averaged in squares of 4 × 4 tokens in the first stage and of
     2 × 2 in the second; a cache of Swin then spans all windows of a sample. In other hosts it equals "auto".
 
+    Further calls on the same model, with other settings and where=, give caches to other attentions; `uncache` removes
+    all of them.
+
     Cost: less than a second for 86M parameters. Raises InputError, and leaves the model unchanged, if no attention is
-    found, if the model has caches already, if a length does not fit, or if a host's forward has other arguments than
+    found, if `where` names one that has a cache, if a length does not fit, or if a host's forward has other arguments than
     its adapter expects.
     """
     return apply(model, GRC() if grc is None else grc, where, example)
@@ -123,9 +126,11 @@ def _check(model: nn.Module, grc: GRC) -> None:
             f"expected one mnemos.GRC(...) for all attentions, found {_class_of(grc)}; choose the attentions with "
             "where="
         )
-    if found := caches(model):
+    own = {id(one) for one in model.__dict__.get(ROSTER, ())}
+    if found := [one for one in caches(model) if id(one) not in own]:
         raise InputError(
-            f"expected a model without gated caches, found {len(found)}; mnemos.uncache(model) removes those of cache()"
+            f"expected a model without gated caches, or the one that cache() was called on before, found {len(found)} of "
+            "another call; mnemos.uncache(model) removes those of cache()"
         )
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -173,9 +178,16 @@ def _plan(
             left.append(Left(site.name, _NOT_NAMED))
         elif (why := host.left(site)) is not None:
             left.append(Left(site.name, why))
+        elif named is None and _has_cache(site, host):
+            left.append(Left(site.name, "it has a cache already"))
         else:
             host.check(site.module)
             chosen.append(site)
+    if twice := next((site for site in chosen if _has_cache(site, hosts.get(site.name))), None):
+        raise InputError(
+            f"{twice.name}: expected an attention without a cache, found one that has a cache already; leave it out of "
+            "where=, or call mnemos.uncache(model) first"
+        )
     left += _unknown(sites, set(hosts) | others)
     if not chosen:
         raise InputError(_nothing(left, where))
@@ -223,6 +235,11 @@ def _refuse_causal_stack(site: Site, hosts: dict[str, Host], sites: list[Site]) 
                 f"{site.name}: expected a module of a model that is not causal, found the causal attention "
                 f"{other.name!r} beside it; a shared cache would show it the future: leave it out of where="
             )
+
+
+def _has_cache(site: Site, host: Host | None) -> bool:
+    carrier = getattr(site.module, host.carrier) if host is not None and host.carrier else site.module
+    return isinstance(getattr(carrier, "grc", None), HostBranch)
 
 
 def _host(module: nn.Module, known: Sequence[Host]) -> Host | None:
@@ -379,8 +396,10 @@ def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
 
 
 def _record(model: object, grc: GRC, report: Report) -> None:
-    """Record in a Hugging Face model's configuration, which is saved with it, what `from_pretrained` needs."""
+    """Record what `load` needs, and in a Hugging Face model's configuration, which is saved with it, `from_pretrained`."""
+    found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
+    record = model.__dict__.setdefault(RECORD, [])
+    record.append({"grc": to_dict(grc), "caches": found})
     config = getattr(model, "config", None)
     if hasattr(model, "save_pretrained") and config is not None:
-        found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
-        config.mnemos = {"grc": to_dict(grc), "caches": found}
+        config.mnemos = {**record[0], "more": record[1:]} if record[1:] else record[0]

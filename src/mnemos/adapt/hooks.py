@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from mnemos._compat import compiled_again, compiled_as_before, is_replica
+from mnemos._compat import compiled_again, compiled_as_before, forget_compiled, is_replica
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
-from mnemos.memory.stored import StoredCache
+from mnemos.memory.stored import StoredCache, stored
 from mnemos.types import InputError
 
 from .branch import HostBranch
@@ -23,6 +23,7 @@ from .host import Call, Site
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
+RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
 
 
 class _Noted(threading.local):
@@ -69,6 +70,10 @@ def _follow_grid(site: Site, branch: HostBranch) -> None:
 
 def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
     """Begin and end the forwards of all branches with the model's own forward."""
+    if ROSTER in model.__dict__:  # a further call of `cache`
+        setattr(model, ROSTER, stored(model))
+        forget_compiled()
+        return
     setattr(model, ROSTER, branches)
     remember(model, model.register_forward_pre_hook(_begin))
     remember(model, model.register_forward_hook(_end))
@@ -87,8 +92,8 @@ def detach_all(model: nn.Module) -> int:
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
         module.__dict__.pop(NOTES, None)
-        if ROSTER in module.__dict__:
-            delattr(module, ROSTER)
+        module.__dict__.pop(ROSTER, None)
+        module.__dict__.pop(RECORD, None)
     count = 0
     for module in list(model.modules()):
         if isinstance(getattr(module, "grc", None), HostBranch):
@@ -169,7 +174,7 @@ def _begin(model: nn.Module, args: tuple) -> None:
 
 def _end(model: nn.Module, args: tuple, output: object) -> None:
     found: list[GatedCache] = getattr(model, ROSTER)
-    if model.training and found[0].writes and not found[0].complete and not recomputing():
+    if model.training and any(one.writes for one in found) and not found[0].complete and not recomputing():
         end_forward(found)
 
 

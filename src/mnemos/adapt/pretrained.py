@@ -1,12 +1,14 @@
-"""Load Hugging Face models with caches from disk; their own `save_pretrained` saves them."""
+"""Cached models on disk: `from_pretrained` for those of Hugging Face, `save` and `load` for any."""
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from mnemos.atomic import write_json
 from mnemos.config import from_dict
 from mnemos.libraries import transformers
 from mnemos.memory.grc import GRC
@@ -14,9 +16,11 @@ from mnemos.types import InputError
 
 from .attach import Known, apply
 from .branch import HostBranch
+from .hooks import RECORD
 
 _EXPECTED = "_keys_to_ignore_on_load_unexpected"  # of Hugging Face's model classes: patterns of names
 _INHERITED = object()
+_RECORD = "caches.json"
 
 
 def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
@@ -37,15 +41,64 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
             f"{folder}: expected a model saved with its caches, found none recorded in config.json; "
             "use cls.from_pretrained"
         )
-    grc = from_dict(GRC, record["grc"], "config.json: mnemos.grc")
-    names = [name for name, _ in model.named_modules()]
-    known = {_same(name, names, folder): Known(**sizes) for name, sizes in record["caches"].items()}
-    apply(model, grc, where=list(known), known=known)
+    for one in [record, *record.get("more", ())]:
+        _apply(model, one, folder, "config.json: mnemos.grc")
     stored = _stored(Path(folder))
     for name, module in model.named_modules():
         if isinstance(module, HostBranch):
             module.load_state_dict(stored[_same_place(name, stored, folder)])
     return model
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write a cached model of any library to a folder: the settings of its caches, and all weights (safetensors).
+
+        mnemos.adapt.save(vit, folder)
+        vit = mnemos.adapt.load(timm.create_model("vit_small_patch16_224"), folder)
+
+    Pending updates are promoted. Raises InputError if `cache` was not called on this model.
+    """
+    from safetensors.torch import save_model
+
+    record = model.__dict__.get(RECORD)
+    if record is None:
+        raise InputError(
+            "expected the model that mnemos.cache() was called on, found none of its caches; save that one"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, str(folder / "model.safetensors"))
+    write_json(folder / _RECORD, record)
+
+
+def load(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Give a host without caches the caches that `save` wrote, in place, and all weights; returns the model.
+
+    The model is built as the saved one was before `cache`. Raises InputError if the folder is another one, or its
+    weights are those of another model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    folder = Path(folder)
+    if not (folder / _RECORD).is_file() or not (folder / "model.safetensors").is_file():
+        raise InputError(f"{folder}: expected {_RECORD} and model.safetensors, as mnemos.adapt.save writes them")
+    for one in json.loads((folder / _RECORD).read_text()):
+        _apply(model, one, folder, f"{_RECORD}: grc")
+    try:
+        load_model(model, str(folder / "model.safetensors"))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise InputError(
+            f"{folder}: expected this model's weights, found others ({str(error).splitlines()[0]}); build the model as "
+            "it was saved"
+        ) from None
+    return model
+
+
+def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:
+    names = [name for name, _ in model.named_modules()]
+    known = {_same(name, names, folder): Known(**sizes) for name, sizes in one["caches"].items()}
+    apply(model, from_dict(GRC, one["grc"], where), where=list(known), known=known)
 
 
 @contextlib.contextmanager

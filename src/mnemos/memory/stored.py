@@ -101,7 +101,7 @@ def begin_forward(found: Sequence[StoredCache]) -> bool:
 
     True if the caller must call `end_forward`: not in a recomputed forward, and not inside `hold_caches`.
     """
-    if not found or recomputing() or not found[0].writes:
+    if recomputing() or not any(cache.writes for cache in found):
         return False
     if not found[0].accumulates:
         promote(found)
