@@ -73,9 +73,9 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     Further calls on the same model, with other settings and where=, give caches to other attentions; `uncache` removes
     all of them.
 
-    Cost: less than a second for 86M parameters. Raises InputError, and leaves the model unchanged, if no attention is
-    found, if `where` names one that has a cache, if a length does not fit, or if a host's forward has other arguments than
-    its adapter expects.
+    Cost: less than a second for 86M parameters. Raises InputError, and leaves the model unchanged, if no attention
+    is found, if `where` names one that has a cache, if a length does not fit, or if a host's forward has other
+    arguments than its adapter expects.
     """
     return apply(model, GRC() if grc is None else grc, where, example)
 
@@ -129,8 +129,8 @@ def _check(model: nn.Module, grc: GRC) -> None:
     own = {id(one) for one in model.__dict__.get(ROSTER, ())}
     if found := [one for one in caches(model) if id(one) not in own]:
         raise InputError(
-            f"expected a model without gated caches, or the one that cache() was called on before, found {len(found)} of "
-            "another call; mnemos.uncache(model) removes those of cache()"
+            "expected a model without gated caches, or the one that cache() was called on before, found "
+            f"{len(found)} of another call; mnemos.uncache(model) removes those of cache()"
         )
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -396,7 +396,7 @@ def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
 
 
 def _record(model: object, grc: GRC, report: Report) -> None:
-    """Record what `load` needs, and in a Hugging Face model's configuration, which is saved with it, `from_pretrained`."""
+    """Record what `load` needs; for `from_pretrained`, also in the configuration, which Hugging Face models save."""
     found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
     record = model.__dict__.setdefault(RECORD, [])
     record.append({"grc": to_dict(grc), "caches": found})
