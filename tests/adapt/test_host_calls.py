@@ -89,7 +89,7 @@ def test_the_input_and_the_output_are_the_hosts_own(name):
         args, kwargs = calls[branch]
         flipped = getattr(hosts[branch], "batch_first", True) is False
         if branch.host.carrier:  # it is given (o_self, x)
-            own, tokens = args
+            own, tokens = args[0], args[1] if len(args) > 1 else x
         else:
             tokens = args[0] if args else kwargs["hidden_states"]
             own = hosts[branch].forward(*args, **kwargs)

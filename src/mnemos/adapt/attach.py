@@ -212,7 +212,8 @@ def _plan(
         host = hosts.get(site.name)
         if host is None:
             host = custom_host(site, found and found.width)
-            probe(site, host, called.get(site.name))
+            if known is None:  # else it was tested before it was saved
+                probe(site, host, called.get(site.name))
         place = host.place(site, found and found.tokens)
         placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
     lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]

@@ -85,15 +85,14 @@ def own_reader(module: nn.Module) -> GridReader | None:
 
 
 def reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
-    """The module above an attention that shows the grid, and how: Swin's block, or the model's first convolution."""
+    """The module above an attention that shows the grid, and how: its block, or the model's first convolution."""
+    block = site.above[-1] if site.above else None
+    names = [] if block is None else list(inspect.signature(type(block).forward).parameters)[1:]
+    for wanted in (("input_dimensions",), ("H", "W")):  # Swin and Swin v2; XCiT
+        if block is not None and all(name in names for name in wanted):
+            return block, GridReader(wanted, tuple(map(names.index, wanted)))
     if in_windows:
-        block = site.above[-1] if site.above else None
-        if block is None:
-            return None
-        names = list(inspect.signature(type(block).forward).parameters)[1:]
-        if "input_dimensions" in names:
-            return block, GridReader(("input_dimensions",), (names.index("input_dimensions"),))
-        return block, GridReader()
+        return None if block is None else (block, GridReader())
     for module in reversed(site.above):
         found: Any = next((part for path in _PATCHES if isinstance(part := reach(module, path), nn.Conv2d)), None)
         if found is not None:

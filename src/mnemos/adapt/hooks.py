@@ -4,6 +4,7 @@ They are plain functions that hold no module, so a deep copy of a cached model u
 model can be pickled.
 """
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -27,9 +28,9 @@ RECORD = "_mnemos_record"  # attribute of the same model: the settings of each c
 
 
 class _Noted(threading.local):
-    """The mask of a call, between the hook on an attention and the one on its carrier: of each thread its own."""
+    """A call, between the hook on an attention and the one on its carrier: of each thread its own."""
 
-    mask: Tensor | None = None
+    call: Call | None = None
 
 
 _noted = _Noted()
@@ -40,7 +41,8 @@ def attach(site: Site, branch: HostBranch) -> None:
     carrier = module = site.module
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
-        remember(module, module.register_forward_pre_hook(_note_mask, with_kwargs=True))
+        note = functools.partial(_note_call_of, branch.host.carrier)
+        remember(module, module.register_forward_pre_hook(note, with_kwargs=True))
         remember(carrier, carrier.register_forward_pre_hook(_mix_input))
     else:
         mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
@@ -150,16 +152,18 @@ def _note_call(module: Any, args: tuple, kwargs: dict) -> None:
     grids.note(reader(args, kwargs))
 
 
-def _note_mask(module: Any, args: tuple, kwargs: dict) -> None:
-    branch: HostBranch = module.output.grc
-    _noted.mask = branch.host.call(module, args, kwargs).mask
+def _note_call_of(carrier: str, module: Any, args: tuple, kwargs: dict) -> None:
+    branch: HostBranch = getattr(module, carrier).grc
+    _noted.call = branch.host.call(module, args, kwargs)
 
 
 def _mix_input(carrier: Any, args: tuple) -> tuple:
-    """A carrier's arguments (o_self, x, …), with the branch mixed into o_self."""
+    """A carrier's arguments (o_self, …), with the branch mixed into o_self."""
     branch: HostBranch = carrier.grc
-    mask, _noted.mask = _noted.mask, None
-    return branch(args[1], args[0], mask), *args[1:]
+    call, _noted.call = _noted.call, None
+    if call is None:
+        raise InputError(f"{type(carrier).__name__}: expected a call inside its attention, found one of it alone")
+    return branch(call.x, args[0], call.mask), *args[1:]
 
 
 def _begin(model: nn.Module, args: tuple) -> None:

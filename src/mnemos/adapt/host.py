@@ -131,7 +131,7 @@ class Host:
     kind: "module:Class". signature: the first argument names of its forward, checked before anything is changed.
     width, out, heads: dotted attributes of the module with D of its input, D of its output, and H. call: reads the
     arguments of a call. place(site, seen): the attention's place, where `seen` is the T of an example. left(site): why
-    it must not get a cache, or None. carrier: the submodule whose *input* (o_self, x) is mixed, for an attention whose
+    it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed, for an attention whose
     own output includes a residual or a norm; "": the output is mixed.
     """
 

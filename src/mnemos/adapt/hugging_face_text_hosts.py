@@ -100,6 +100,11 @@ HOSTS = (
         call=_big_bird,
         carrier="output",  # the attention inside is replaced when a sequence is short
     ),
+    _heads_host(
+        "albert.modeling_albert:AlbertAttention",
+        (),
+        carrier="dense",  # its own output includes the residual and a norm
+    ),
     _projecting_host(
         "distilbert.modeling_distilbert:DistilBertSelfAttention",
         "dim",
