@@ -20,7 +20,7 @@ from .custom import custom_host, reader
 from .decoder_branch import DecoderBranch
 from .decoder_host import DecoderHost
 from .example import Seen, first_calls
-from .hooks import RECORD, ROSTER, attach, attach_root, detach_all
+from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
 from .host import DECODER, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .probe import probe, probe_model
@@ -90,7 +90,7 @@ def apply(
     for plan, branch in zip(plans, branches, strict=True):
         attach(plan.site, branch)
     attach_root(model, branches)
-    _stop_nesting(model)
+    stop_nesting(model)
     for warning in dict.fromkeys(plan.place.warning for plan in plans if plan.place.warning):
         warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)
     report = Report(tuple(_swapped(*both) for both in zip(plans, branches, strict=True)), tuple(left))
@@ -363,17 +363,6 @@ def _branch(plan: _Planned, grc: GRC) -> HostBranch:
     if like is not None:
         branch.to(device=like.device, dtype=like.dtype)
     return branch.train(plan.site.module.training)
-
-
-def _stop_nesting(model: nn.Module) -> None:
-    """Stop PyTorch's encoder from packing padded batches into nested tensors, which a branch cannot read.
-
-    They serve its fast path, which modules with hooks do not take anyway.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
-            module._nested_before_cache = module.use_nested_tensor  # type: ignore[assignment]
-            module.use_nested_tensor = False
 
 
 def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:

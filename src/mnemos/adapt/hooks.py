@@ -85,6 +85,17 @@ def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
         compiled_again(module)
 
 
+def stop_nesting(model: nn.Module) -> None:
+    """Stop PyTorch's encoder from packing padded batches into nested tensors, which a branch cannot read.
+
+    They serve its fast path, which modules with hooks do not take anyway.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
+            module._nested_before_cache = module.use_nested_tensor  # type: ignore[assignment]
+            module.use_nested_tensor = False
+
+
 def detach_all(model: nn.Module) -> int:
     """Remove every branch, and all hooks, from a model; returns how many branches there were. 0: nothing is changed."""
     if not any(isinstance(module, HostBranch) for module in model.modules()):
