@@ -118,3 +118,22 @@ def test_hugging_face_saves_all_settings(tmp_path):
     close(run(again, inputs), run(model, inputs), 1e-5)
     mnemos.uncache(again)
     assert not hasattr(again.config, "mnemos")
+
+
+def test_groups_of_parameters():
+    model = build("timm_vit")
+    mnemos.cache(model, GRC(length=3), where="blocks.0.attn")
+    model.patch_embed.requires_grad_(False)
+    groups = mnemos.adapt.parameter_groups(model, lr=1e-5, branch_lr=1e-3, gate_lr=1e-2, weight_decay=0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    kinds = [(group["lr"], group["weight_decay"]) for group in groups]
+    assert kinds == [(1e-5, 0.1), (1e-5, 0.0), (1e-3, 0.1), (1e-3, 0.0), (1e-2, 0.0)]
+    found = [[names.pop(id(parameter)) for parameter in group["params"]] for group in groups]
+    assert all(name.startswith("patch_embed") for name in names.values()), "every other parameter is in one group"
+    assert found[4] == ["blocks.0.attn.grc.mix"]
+    assert all(".grc." in name for name in found[2] + found[3])
+    assert not any(".grc." in name for name in found[0] + found[1])
+    assert "blocks.0.attn.grc.to_query.weight" in found[2]
+    assert "blocks.0.attn.grc.to_query.bias" in found[3]
+    torch.optim.AdamW(groups)
+    assert {group["lr"] for group in mnemos.adapt.parameter_groups(model, lr=0.5)} == {0.5}

@@ -3,6 +3,7 @@
 from .attach import cache, uncache
 from .branch import HostBranch
 from .decoder_host import DecoderHost
+from .groups import parameter_groups
 from .host import Call, Host
 from .known_hosts import register_host
 from .pretrained import from_pretrained, load, save
@@ -17,6 +18,7 @@ __all__ = [
     "cache",
     "from_pretrained",
     "load",
+    "parameter_groups",
     "register_host",
     "save",
     "uncache",

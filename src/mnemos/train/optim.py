@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
 from mnemos.adapt.branch import present_names
+from mnemos.adapt.groups import decays, is_gate
 from mnemos.types import InputError, JSONObject
 
 from .recipe import OptimConfig, ScheduleConfig
@@ -42,9 +43,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float
     gates: list[Tensor] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            last = name.rpartition(".")[2]
-            exempt = parameter.dim() < 2 or last.endswith("bias")
-            (gates if last == "mix" else undecayed if exempt else decayed).append(parameter)
+            (gates if is_gate(name) else decayed if decays(name, parameter) else undecayed).append(parameter)
     groups: list[JSONObject] = [
         {"params": decayed, "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0},
