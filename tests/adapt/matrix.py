@@ -193,7 +193,8 @@ def saved(name: str) -> None:
 def uncached(name: str) -> None:
     """`uncache` gives back the host: outputs, names, hooks."""
     model, inputs = host(name), example(name)
-    before, expected = state(model), run(model, inputs)
+    expected = run(model, inputs)  # BigBird replaces its attention at the first short input
+    before = state(model)
     mnemos.cache(model, GRC(length=_SLOTS))
     assert state(model) != before
     mnemos.uncache(model)
