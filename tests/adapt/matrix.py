@@ -247,6 +247,11 @@ def padding(name: str) -> str | None:
         return "takes no padding"
     plain, model = host(name), cached(name)
 
+    try:
+        run(plain, more)
+    except Exception as error:
+        return f"the host takes no more ({type(error).__name__})"
+
     def differs(one: nn.Module) -> bool:
         a, b = run(one, inputs), run(one, more)
         return a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-9)

@@ -13,7 +13,13 @@ from .host import Site, argument, reach
 
 Grid = tuple[int, int]
 NOTES = "_mnemos_grids"  # attribute of a module whose calls show the grid: (`Grids`, `GridReader`)
-_PATCHES = "patch_embed.proj", "embeddings.patch_embeddings.projection", "conv_proj"
+_PATCHES = (  # the convolutions that make tokens of patches: of timm, Hugging Face and torchvision
+    "patch_embed.proj",
+    "embeddings.patch_embeddings.projection",
+    "embeddings.patch_embeddings",
+    "embeddings.patch_embedding",
+    "conv_proj",
+)
 
 
 class GridReader(NamedTuple):
