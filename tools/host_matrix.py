@@ -1,4 +1,4 @@
-"""Check every architecture that `mnemos.cache` knows: `python tools/host_matrix.py [--only NAME ...]`.
+"""Check every architecture that `mnemos.cache` knows: `python tools/host_matrix.py [--only NAME ...] [--processes N]`.
 
 The checks are those of tests/adapt/matrix.py. Writes results/host_matrix.json and the table in docs/hosts.md. Takes
 about ten minutes on one core. With --only, the named architectures are checked again and the others kept.
@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,11 +21,12 @@ RESULTS, PAGE = ROOT / "results" / "host_matrix.json", ROOT / "docs" / "hosts.md
 BEGIN, END = "<!-- matrix -->", "<!-- /matrix -->"
 
 
-def check(name: str) -> dict[str, str]:
-    """What each check says of an architecture: "yes", "no: why", or why it does not apply."""
+def check(name: str) -> tuple[dict[str, str], float]:
+    """What each check says of an architecture, "yes", "no: why", or why it does not apply; and the seconds it took."""
+    warnings.simplefilter("ignore")
     from matrix import CHECKS
 
-    found = {}
+    start, found = time.perf_counter(), {}
     for column, function in CHECKS.items():
         try:
             said = function(name)
@@ -31,7 +34,7 @@ def check(name: str) -> dict[str, str]:
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             found[column] = f"no: {type(error).__name__}: {first}"[:200]
-    return found
+    return found, time.perf_counter() - start
 
 
 def table(rows: dict[str, dict[str, str]]) -> str:
@@ -57,21 +60,22 @@ def main() -> None:
     """Run the checks and write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=None, help="architectures, by their names in the table")
-    only = parser.parse_args().only
+    parser.add_argument("--processes", type=int, default=1, help="how many architectures are checked at a time (1)")
+    options = parser.parse_args()
+    only = options.only
     warnings.simplefilter("ignore")
     import torch
     from matrix import ZOO
 
     before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
-    rows = {}
-    for name in ZOO:
-        if only is None or name in only:
-            start = time.perf_counter()
-            rows[name] = check(name)
-            wrong = [f"{column} ({said})" for column, said in rows[name].items() if said.startswith("no: ")]
-            print(f"{name:24s} {time.perf_counter() - start:5.1f} s  {'; '.join(wrong) or 'all hold'}", flush=True)
-        elif name in before:
-            rows[name] = before[name]
+    names = [name for name in ZOO if only is None or name in only]
+    checked: dict[str, dict[str, str]] = {}
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        for name, (found, seconds) in zip(names, pool.map(check, names), strict=True):
+            checked[name] = found
+            wrong = [f"{column} ({said})" for column, said in found.items() if said.startswith("no: ")]
+            print(f"{name:24s} {seconds:5.1f} s  {'; '.join(wrong) or 'all hold'}", flush=True)
+    rows = {name: checked.get(name, before.get(name)) for name in ZOO if name in checked or name in before}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
