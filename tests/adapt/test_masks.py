@@ -218,3 +218,13 @@ def test_queries_and_keys_that_are_computed_twice_in_a_graph():
         close(graph(x, position, position), model(x, position, position), 1e-5)
         with pytest.raises(Exception, match="the same values as query and key"):
             graph(x, position, position + 1)
+
+
+def test_a_verdict_holds_for_one_way_of_hiding():
+    x = torch.zeros(2, 4, 3)
+    both = torch.ones(4, 4, dtype=torch.bool).tril()  # causal where False hides; the reverse where True does
+    with pytest.raises(InputError, match="causal"):
+        refuse_causal(both, x)
+    assert refuse_causal(both, x, hides=True) is None
+    with pytest.raises(InputError, match="causal"):
+        refuse_causal(both, x)

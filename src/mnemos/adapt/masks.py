@@ -8,7 +8,7 @@ from mnemos.types import InputError
 
 # An additive mask hides what it lowers by as much: beside any other token, exp(−100) is nothing in float32.
 _HIDDEN = -100.0
-_JUDGED = "_mnemos_causal"  # attribute of a mask: (writes to it, whether it is causal)
+_JUDGED = "_mnemos_causal"  # attribute of a mask: ((writes to it, rows, hides), whether it is causal)
 CAUSAL = (
     "a cached attention: expected a call without a causal mask, found that it was called causally; a shared cache "
     "would show it the future: leave it out with where="
@@ -72,8 +72,9 @@ def _judged(mask: Tensor, rows: int, hides: bool) -> bool:
     except RuntimeError:  # a tensor of inference mode
         writes = None
     kept = getattr(mask, _JUDGED, None)
-    if kept is None or writes is None or kept[0] != writes:
-        kept = writes, bool(_causal(mask, rows, hides))
+    key = writes, rows, hides
+    if kept is None or writes is None or kept[0] != key:
+        kept = key, bool(_causal(mask, rows, hides))
         setattr(mask, _JUDGED, kept)
     return bool(kept[1])
 
