@@ -67,7 +67,8 @@ def _patches(site: Site, seen: int | None, prefix: int | None = None) -> Attenti
     if prefix is None:
         owner = site.module if hasattr(site.module, "num_prefix_tokens") else model
         prefix = int(getattr(owner, "num_prefix_tokens", 0))
-        if owner is None or (prefix == 0 and any(hasattr(m, "cls_token") for m in site.above)):
+        declared = hasattr(owner, "num_prefix_tokens")
+        if not declared and (owner is None or any(hasattr(m, "cls_token") for m in site.above)):
             return in_a_part(site, seen)
     embed = getattr(model, "patch_embed", None)
     patches = getattr(embed, "num_patches", None)
