@@ -310,3 +310,13 @@ def test_parts_of_pyramids_are_cached_with_a_warning():
     layer = next(m for m in pvt.modules() if type(m).__name__ == "PvtLayer")
     with pytest.warns(UserWarning, match="without the model around"):
         mnemos.cache(layer, GRC(length=3))
+
+
+def test_a_module_of_a_causal_text_tower_is_refused():
+    from more_hosts import MORE
+
+    clip = MORE["hf_clip"][0]()
+    for layer in clip.text_model.encoder.layers:
+        layer.mlp.dim = 24
+    with pytest.raises(InputError, match=r"causal attention 'text_model\.encoder\.layers\.0\.self_attn' beside it"):
+        mnemos.cache(clip, GRC(length=3), where="text_model.encoder.layers.*.mlp")

@@ -21,7 +21,7 @@ from .decoder_branch import DecoderBranch
 from .decoder_host import DecoderHost
 from .example import Seen, first_calls
 from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
-from .host import DECODER, AttentionInput, Host, Site
+from .host import FUTURE, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .probe import probe, probe_model
 from .report import Left, Report, Swapped
@@ -64,7 +64,7 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     must not be causal, because a shared cache holds what all tokens of a call wrote. Most modules do not declare it, so
     a copy of each is called with changed tokens: those of the example, or random ones where that is enough.
     example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
-    length of their sequences. The model is run on it once, in eval mode.
+    length of their sequences. The model is run on it once, in eval mode, and three times more if modules are named.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
     vision host, the area of Swin's windows, the reduced length of PVT's keys; 64, or the T of the example, where T
     varies. "paper": in PVT and Swin the grid of a stage, averaged in squares of 4 × 4 tokens in the first stage and of
@@ -227,7 +227,7 @@ def _refuse_causal_stack(site: Site, hosts: dict[str, Host], sites: list[Site]) 
     """
     for other in sites:
         host = hosts.get(other.name)
-        if host is None or not (isinstance(host, DecoderHost) or host.left(other) == DECODER):
+        if host is None or not (isinstance(host, DecoderHost) or (host.left(other) or "").endswith(FUTURE)):
             continue
         before_layers = re.split(r"(?:^|\.)\d+\.", other.name)[0]  # "decoder.layers.0.self_attn" -> "decoder.layers"
         around = before_layers.rpartition(".")[0]

@@ -77,7 +77,9 @@ class Site(NamedTuple):
 
 
 POOLS = (4, 2)  # length="paper": the sides of the squares of tokens per slot in a model's first stages; then 1
-DECODER = "it is in a decoder: a shared cache would show it the future"  # reasons to leave an attention
+# Reasons to leave an attention. That of every causal one ends with FUTURE.
+FUTURE = "a shared cache would show it the future"
+DECODER = f"it is in a decoder: {FUTURE}"
 ACROSS = "it attends across two sequences: a cache needs an input of its own"
 PART = (
     "the number of class tokens, or the grid, is not known without the model around these attentions, so all tokens "

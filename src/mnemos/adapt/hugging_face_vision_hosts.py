@@ -5,7 +5,7 @@ from functools import partial
 
 from mnemos.ops.gated_cache import Windows
 
-from .host import AttentionInput, Call, Host, Site, config_field, in_a_part, never, nowhere, padded, tokens_in
+from .host import FUTURE, AttentionInput, Call, Host, Site, config_field, in_a_part, never, nowhere, padded, tokens_in
 from .timm_hosts import IMAGE, pyramid, stage_grid, window
 
 
@@ -48,7 +48,7 @@ def _tower(site: Site, seen: int | None, prefix: int) -> AttentionInput:
 
 def _text_tower(site: Site) -> str | None:
     causal = not hasattr(site.module.config, "image_size")
-    return "its text tower is causal: a shared cache would show it the future" if causal else None
+    return f"its text tower is causal: {FUTURE}" if causal else None
 
 
 def _window(site: Site, seen: int | None) -> AttentionInput:

@@ -108,7 +108,7 @@ def _sequence(value: object) -> bool:
 
 
 def _other(x: Tensor, places: slice) -> Tensor:
-    """The sequence with other values at some places: those of the sequence in reverse order, else new ones."""
+    """The sequence with other values at some places: random numbers, or integers of the same range."""
     changed = x.clone()
     if x.is_floating_point():
         changed[:, places] = torch.randn_like(x[:, places]) * (x.std() + 1)
