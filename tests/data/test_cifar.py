@@ -175,6 +175,13 @@ class Evil:
         return os.mkdir, ("/nonexistent/evil",)
 
 
+ROW = np.arange(3072, dtype=np.uint8)[None]
+
+
+def batch(labels, data=ROW):
+    return pickle.dumps({b"data": data, b"labels": labels}, 2)
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "data", "words"),
     [
@@ -186,6 +193,26 @@ class Evil:
         ("python", "test_batch", pickle.dumps(Evil(), 2), r"test_batch: .*\w+\.mkdir"),
         ("python", "test_batch", pickle.dumps([1], 2), "test_batch: .*found a list"),
         ("python", "test_batch", pickle.dumps({b"fine_labels": [1]}, 2), "test_batch: .*N labels.*cifar10"),
+        ("python", "test_batch", batch([3, 4]), "test_batch: .*expected 1 labels.*found 2"),
+        ("python", "test_batch", batch([10]), "test_batch: .*labels 0 to 9 .*found 10 to 10"),
+        ("python", "test_batch", batch([-1]), "test_batch: .*labels 0 to 9 .*found -1 to -1"),
+        ("python", "test_batch", batch([3.5]), "test_batch: .*integers, found a float"),
+        ("python", "test_batch", batch([None]), "test_batch: .*integers, found a NoneType"),
+        ("python", "test_batch", batch([True]), "test_batch: .*integers, found a bool"),
+        ("python", "test_batch", batch([[3]]), "test_batch: .*integers, found a list"),
+        ("python", "test_batch", batch("3"), "test_batch: .*list of integers, found a str"),
+        ("python", "test_batch", batch(7), "test_batch: .*list of integers, found a int"),
+        ("python", "test_batch", batch(np.array([[3]])), "test_batch: .*list of integers, found a ndarray"),
+        ("python", "test_batch", batch(np.array([3.0])), "test_batch: .*dtype f8"),
+        (
+            "python",
+            "test_batch",
+            pickle.dumps({b"data": ROW[:0], b"labels": []}, 3),
+            "test_batch: .*labels 0 to 9 .*found no labels",
+        ),
+        ("python", "test_batch", batch([3], ROW.astype(np.int64)), r"test_batch: .*data \[N, 3072\].*int64"),
+        ("python", "test_batch", batch([3], ROW[0]), r"test_batch: .*data \[N, 3072\].*shape \(3072,\)"),
+        ("python", "batches.meta", pickle.dumps({b"label_names": 10}, 2), "batches.meta: .*label_names"),
     ],
 )
 def test_damaged_files(tmp_path, kind, name, data, words):

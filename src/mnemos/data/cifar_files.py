@@ -1,13 +1,12 @@
 """Read and download the files of CIFAR-10 and CIFAR-100, in three formats.
 
 Binary: records of one label byte (CIFAR-100: two, the second is the fine label) and 3·32·32 bytes, the planes of red,
-green and blue. Python: pickles of the same arrays; a pickle with anything but arrays and plain values is rejected.
+green and blue. Python: pickles of the same arrays, read without unpickling (`cifar_pickle`).
 JPEG: gzipped tar files with SPLIT/CLASS/*.jpg.
 """
 
 import hashlib
 import io
-import pickle
 import tarfile
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from mnemos.atomic import replacing
 from mnemos.types import InputError
 
+from .cifar_pickle import PickleError, read_pickle
 from .files import read_bytes
 from .pictures import parse_image
 
@@ -188,14 +188,34 @@ def _parse_binary(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np
 
 
 def _parse_python(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    value = _unpickled(data, where)
+    value = _dict_of(data, where)
     key = b"fine_labels" if variant == "cifar100" else b"labels"
-    pixels = value.get(b"data")
-    if key not in value or not isinstance(pixels, np.ndarray) or pixels.shape != (len(value[key]), 3 * 32 * 32):
+    pixels, labels = value.get(b"data"), value.get(key)
+    if not isinstance(pixels, np.ndarray) or labels is None:
         raise InputError(
-            f"{where}: expected data [N, 3072] and N {key.decode()}, found neither; use a file of {variant}"
+            f"{where}: expected data [N, 3072] and N {key.decode()}, found one of them or none; use a file of {variant}"
         )
-    return _images_and_labels(pixels.astype(np.uint8), np.array(value[key]), where, variant)
+    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3 * 32 * 32:
+        found = f"{pixels.dtype} of shape {pixels.shape}"
+        raise InputError(f"{where}: expected data [N, 3072] of bytes, found {found}; use a file of {variant}")
+    return _images_and_labels(pixels, _whole_numbers(labels, len(pixels), where), where, variant)
+
+
+def _whole_numbers(labels: object, count: int, where: str) -> NDArray[np.int64]:
+    """The labels [count] of a list or of an array of integers."""
+    if isinstance(labels, np.ndarray) and labels.ndim == 1:
+        found = labels.astype(np.int64)
+    elif isinstance(labels, list):
+        if others := {type(one).__name__ for one in labels} - {"int"}:
+            raise InputError(f"{where}: expected labels that are integers, found a {min(others)}; fetch the file again")
+        found = np.array(labels, np.int64)
+    else:
+        raise InputError(
+            f"{where}: expected labels as a list of integers, found a {type(labels).__name__}; fetch the file again"
+        )
+    if len(found) != count:
+        raise InputError(f"{where}: expected {count} labels, one per image, found {len(found)}; fetch the file again")
+    return found
 
 
 def _images_and_labels(
@@ -214,37 +234,20 @@ def _images_and_labels(
 def _class_names(data: bytes, parse: object, where: str, variant: Variant) -> tuple[str, ...]:
     if parse is _parse_binary:
         return tuple(data.decode(errors="replace").split())
-    value = _unpickled(data, where).get(b"fine_label_names" if variant == "cifar100" else b"label_names", ())
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in value)
+    key = b"fine_label_names" if variant == "cifar100" else b"label_names"
+    names = _dict_of(data, where).get(key)
+    if not isinstance(names, list) or not all(isinstance(name, (bytes, str)) for name in names):
+        raise InputError(f"{where}: expected a list {key.decode()} of texts, found none; use a file of {variant}")
+    return tuple(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names)
 
 
-class _SafeUnpickler(pickle.Unpickler):
-    """Load arrays and plain values only: an ordinary unpickler can run any code."""
-
-    def find_class(self, module: str, name: str) -> object:
-        """Allow the NumPy and codecs names that CIFAR's pickles use; reject all others."""
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return lambda kind, shape, code: np.ndarray.__new__(np.ndarray, shape, code)
-        if (module, name) == ("_codecs", "encode"):  # Python 3 writes bytes this way in protocol 2
-            return lambda text, _: text.encode("latin1")
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
-
-
-def _unpickled(data: bytes, where: str) -> dict[bytes, Any]:
+def _dict_of(data: bytes, where: str) -> dict[Any, Any]:
     try:
-        value = _SafeUnpickler(io.BytesIO(data), encoding="bytes").load()
-        if not isinstance(value, dict):
-            raise pickle.UnpicklingError(f"found a {type(value).__name__}, not a dict")
-    except Exception as error:  # a damaged pickle can raise any exception
-        problem = " ".join(str(error).split())
+        return read_pickle(data)
+    except PickleError as error:
         raise InputError(
-            f"{where}: expected a pickle of CIFAR, but it cannot be read ({problem}); fetch it again"
+            f"{where}: expected a pickle of CIFAR, but it cannot be read ({error}); fetch it again"
         ) from None
-    return value
 
 
 def _read_jpegs(pair: list[Path], about: Official) -> Images:
