@@ -115,11 +115,23 @@ def test_a_run_without_explain_json_is_explained_now(cached_run, tmp_path):
     assert (cached_run / "explain.json").is_file()
 
 
-@pytest.mark.slow
-def test_figure1_without_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "FAMILIES", {"PVT": ("PVT-Tiny",)})
-    assert main(["reproduce", "cached_transformers/figure1", "--recipes-only", "--out", str(tmp_path)]) == 0
+def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch):
+    cost = host_costs.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
+    monkeypatch.setattr(figures, "costs", lambda name, grcs: [cost, cost._replace(training=1.2)])
+
+    def trained(options, name, recipes):
+        rows = [
+            {"name": one.name, "flops": (i + 1) * 2e6, "mean": 0.5 + i / 100, "std": None, "seeds": 1}
+            for i, one in enumerate(recipes)
+        ]
+        return {"rows": rows, "metric": "accuracy", "controls": [], "runs": {}, "majority": 0.1, "folder": tmp_path}
+
+    monkeypatch.setattr(comparisons, "trained", trained)
+    assert main(["reproduce", "cached_transformers/figure1", "--out", str(tmp_path)]) == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["figure1.json", "figure1.png"]
+    theirs, ours = json.loads((tmp_path / "figure1.json").read_text())["tables"]
+    assert {row["G cached"] for row in theirs["rows"]} == {1.2}
+    assert [row["M multiply-adds"] for row in ours["rows"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 @pytest.mark.slow

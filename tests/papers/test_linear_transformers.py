@@ -25,14 +25,6 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 TINY = replace(generation.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
 
 
-@pytest.mark.parametrize("claim", paper("linear_transformers").claims, ids=lambda one: one.name)
-def test_recipes_only_trains_nothing(claim, tmp_path, capsys):
-    (found,) = reproduce(f"linear_transformers/{claim.name}", Options(tmp_path, recipes_only=True))
-    assert claim.says in capsys.readouterr().out
-    assert not found["runs"]
-    assert [p.name for p in tmp_path.iterdir()] == [f"{claim.name}.json"]
-
-
 def test_mnist_is_trained_as_in_the_paper():
     """250 epochs of the pictures that are not held out, batches of 10, RAdam at 1e-4, no clipping."""
     for name in ("mnist-pixels", "mnist-pixels-softmax"):

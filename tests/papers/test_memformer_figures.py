@@ -54,14 +54,6 @@ def tiny(recipe):
     return replace(recipe, model=model, data=replace(recipe.data, segment=16), train=train)
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_recipes_only_trains_and_draws_nothing(name, tmp_path):
-    found = FIGURES[name](claim(name), Options(tmp_path, recipes_only=True))
-    assert found.notes
-    assert not found.runs
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_figure4(tmp_path):
     found = figure4(claim("figure4"), Options(tmp_path))

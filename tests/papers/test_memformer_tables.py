@@ -8,7 +8,6 @@ import pytest
 
 from mnemos import registry
 from mnemos.memory.slots import SlotsConfig
-from mnemos.papers.claims import paper
 from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, table_models, training
 from mnemos.papers.memformer.table_models import ImageSizes, LanguageSizes
 from mnemos.papers.reproduce import Options, reproduce
@@ -17,8 +16,6 @@ from mnemos.train.recipe import RolloutConfig
 from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
-
-TABLES = ("table1", "table2", "table3", "recall")
 
 
 @pytest.fixture
@@ -37,15 +34,6 @@ def tiny(monkeypatch) -> None:
     for module in (language, recipes):
         monkeypatch.setattr(module, "SMALL_LANGUAGE", sizes)
     monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, accelerator="cpu"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in TABLES[:2]), *TABLES[2:]])
-def test_recipes_only_trains_nothing(name, tmp_path, capsys, tiny):
-    (found,) = reproduce(f"memformer/{name}", Options(tmp_path, recipes_only=True))
-    assert paper("memformer").claim(name).says in capsys.readouterr().out
-    assert not found["runs"]
-    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.json"]
 
 
 @pytest.mark.exhaustive

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from mnemos.cli import main
 from mnemos.papers import claims, reproduce
@@ -36,6 +37,23 @@ def test_a_claim_is_printed_and_written(two_claims, tmp_path, capsys):
     assert found["tables"] == [{"title": "A title", "rows": [{"": "ViT", "ours": 12345.678, "paper top-1": 79.9}]}]
     assert {"paper", "claim", "says", "notes", "files", "runs", "seconds", "provenance"} <= set(found)
     assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize(
+    "target", [f"{one.name}/{claim.name}" for one in claims.PAPERS.values() for claim in one.claims]
+)
+def test_recipes_only_runs_no_model_and_writes_no_file(target, tmp_path, capsys, monkeypatch):
+    """It is therefore quick; counting the FLOPs of the paper's models would take a minute."""
+
+    def ran(*_: object) -> None:
+        raise AssertionError(f"{target}: a model runs")
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", ran)
+    (found,) = reproduce.reproduce(target, Options(tmp_path / "out", recipes_only=True))
+    assert claims.paper(found["paper"]).claim(found["claim"]).says in capsys.readouterr().out
+    assert found["notes"]
+    assert not found["runs"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_paper_is_all_its_claims(two_claims, tmp_path):

@@ -19,7 +19,8 @@ class Options:
 
     out: the output folder, one per paper. data: a folder with the claim's data: CIFAR-10 or MNIST (None: scikit-learn's
     digits), recordings, or text. steps: the number of updates of each run (None: the claim's own number). run: a
-    finished run to draw instead of training one. recipes_only: train and time nothing.
+    finished run to draw instead of training one. recipes_only: only print which recipes would be trained; no model
+    runs, and no file is written.
     """
 
     out: Path
@@ -33,7 +34,8 @@ class Options:
 def reproduce(target: str, options: Options) -> list[JSONObject]:
     """Reproduce PAPER/CLAIM, or every claim of PAPER. Returns the contents of each CLAIM.json in `options.out`.
 
-    Each claim is printed when it is finished. Runs that are already finished in the folder are not trained again.
+    Each claim is printed when it is finished. With `options.recipes_only` no file is written. Runs that are already
+    finished in the folder are not trained again.
     Raises InputError for an unknown name, with the most similar one, and for options out of range.
     """
     about, claims = chosen(target)
@@ -81,7 +83,6 @@ def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject
     start, origin = time.perf_counter(), provenance(0, "cpu")
     finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
     finding.show()
-    options.out.mkdir(parents=True, exist_ok=True)
     result = {
         "paper": about.name,
         "title": about.title,
@@ -93,9 +94,11 @@ def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject
         "seconds": time.perf_counter() - start,
         "provenance": origin,
     }
-    path = options.out / f"{claim.name}.json"
-    write_json(path, result)
-    for written in (*finding.files, path):
-        print(written)
+    if not options.recipes_only:
+        options.out.mkdir(parents=True, exist_ok=True)
+        path = options.out / f"{claim.name}.json"
+        write_json(path, result)
+        for written in (*finding.files, path):
+            print(written)
     print(flush=True)
     return result

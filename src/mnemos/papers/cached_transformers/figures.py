@@ -12,7 +12,7 @@ from mnemos.figures import attention_maps, report
 from mnemos.figures.names import shortened
 from mnemos.figures.read import read_run
 from mnemos.figures.results import Cached, Explained
-from mnemos.figures.style import RULE, head, nothing, variant_colour
+from mnemos.figures.style import RULE, head, variant_colour
 from mnemos.train.session import open_run
 from mnemos.types import InputError
 
@@ -44,6 +44,9 @@ _BOX = (0.11, 0.02, 0.88, 0.96)  # the area of the images in figure4.png, as sha
 
 def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: the paper's accuracies by FLOPs counted here, and accuracies of small PVTs of three depths."""
+    about = commands([name for names in FAMILIES.values() for name in names])
+    if options.recipes_only:
+        return Finding([], [about])
     values = paper("cached_transformers").claim("table1").values
     table = Table(
         "The paper's accuracies by FLOPs counted here", ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
@@ -56,25 +59,15 @@ def figure1(claim: Claim, options: Options) -> Finding:
             table.add(name, plain.training, cached.training, *values[name][:2])
             for curve, one, accuracy in zip(curves[family], (plain, cached), values[name], strict=False):
                 curve.append((one.training, accuracy))
-    notes = [commands([name for names in FAMILIES.values() for name in names]), _NOT_YET]
-    found = Finding([table], notes)
-    ours: dict[str, list[list[tuple[float, float]]]] = {}
-    if not options.recipes_only:
-        comparison = comparisons.trained(options, "depths", _depths(options))
-        measured = Table(
-            f"Test accuracy: {comparisons.about(options, comparison)}", ["", "M multiply-adds", "accuracy"]
-        )
-        name = comparisons.recipe(options, "pvt").name
-        ours[name] = [[], []]
-        for i, row in enumerate(comparison["rows"]):
-            measured.add(row["name"], row["flops"] / 2e6, comparisons.accuracy(comparison, i))
-            ours[name][i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
-        found.tables.append(measured)
-        found.runs += runs(comparison)
-        found.notes += [_above(ours[name]), caution(options)]
-    path = png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, [curves, ours]))
-    found.files.append(path)
-    return found
+    comparison = comparisons.trained(options, "depths", _depths(options))
+    measured = Table(f"Test accuracy: {comparisons.about(options, comparison)}", ["", "M multiply-adds", "accuracy"])
+    ours: list[list[tuple[float, float]]] = [[], []]
+    for i, row in enumerate(comparison["rows"]):
+        measured.add(row["name"], row["flops"] / 2e6, comparisons.accuracy(comparison, i))
+        ours[i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
+    panels = [curves, {comparisons.recipe(options, "pvt").name: ours}]
+    path = png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, panels))
+    return Finding([table, measured], [about, _NOT_YET, _above(ours), caution(options)], [path], runs(comparison))
 
 
 def figure4(claim: Claim, options: Options) -> Finding:
@@ -190,9 +183,6 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
     units = ("10⁹ multiply-adds, counted here", "10⁶ multiply-adds")
     for i, (curves, title, unit) in enumerate(zip(panels, titles, units, strict=True)):
         axes = figure.add_axes((0.06 + 0.5 * i, 0.14, 0.42, 0.74))
-        if not curves:
-            nothing(axes, "no models were trained (--recipes-only)")
-            continue
         axes.set_title(title, loc="left")
         axes.set_xlabel(unit)
         axes.grid(axis="y", color=RULE[0])

@@ -36,17 +36,21 @@ _COUNTS = (
 
 def table1(claim: Claim, options: Options) -> Finding:
     """Table 1: parameters and FLOPs of the paper's models; accuracies of small ViTs, PVTs and Swins."""
-    found = Finding([_costs(claim)], [_COUNTS, commands(list(claim.values))])
-    if not options.recipes_only:
-        _accuracies(found, options, ("vit", "pvt", "swin"))
-    return found
+    return _classification(claim, options, ("vit", "pvt", "swin"))
 
 
 def table8(claim: Claim, options: Options) -> Finding:
     """Table 8: ImageNet-22k with Swin-T; the accuracy of a small Swin."""
-    found = Finding([_costs(claim)], [_COUNTS, commands(list(claim.values))])
+    return _classification(claim, options, ("swin",))
+
+
+def _classification(claim: Claim, options: Options, hosts: tuple[str, ...]) -> Finding:
+    """Costs of the paper's models, accuracies of small hosts, and the commands at the paper's size."""
+    found = Finding([], [commands(list(claim.values))])
     if not options.recipes_only:
-        _accuracies(found, options, ("swin",))
+        found.tables.append(_costs(claim))
+        found.notes.insert(0, _COUNTS)
+        _accuracies(found, options, hosts)
     return found
 
 
@@ -72,6 +76,8 @@ _ADDED = (
 
 def cost(claim: Claim, options: Options) -> Finding:
     """What a cache adds to each of the paper's models, in percent: parameters and FLOPs, with both lengths."""
+    if options.recipes_only:
+        return Finding([], [commands(list(RECIPES))])
     found = Finding([], [_COUNTS])
     for field, unit, title in _ADDED:
         table = Table(title, ["", "without", "+ %", "+ %, auto"])
@@ -84,14 +90,14 @@ def cost(claim: Claim, options: Options) -> Finding:
 
 def table9(claim: Claim, options: Options) -> Finding:
     """Table 9: parameters, FLOPs and throughput of PVT, with and without a cache."""
+    if options.recipes_only:
+        return Finding([], [commands(list(claim.values))])
     ours = [f"as the paper counts{kind}" for kind in ("", " cached", " cached, auto")]
     flops = Table("Parameters and FLOPs", ["", *_SIZES, *ours, "paper G", "paper G cached"])
     for name, values in claim.values.items():
         all_three = costs(name, [PAPER_CACHE, AUTO])
         flops.add(name, *_sizes(*all_three), *(one.papers for one in all_three), *values[4:])
     found = Finding([flops], [_COUNTS])
-    if options.recipes_only:
-        return found
     speed = Table(
         f"Images per second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: with a cache / without",
         ["", "train", "train cached", "ratio", "paper ratio", "test", "test cached", "test ratio", "paper test ratio"],
@@ -110,6 +116,8 @@ def table9(claim: Claim, options: Options) -> Finding:
 
 def table10(claim: Claim, options: Options) -> Finding:
     """Table 10: FLOPs and parameters of PVT-Tiny by caching ratio, and accuracies of a small PVT."""
+    if options.recipes_only:
+        return Finding([], [commands(["PVT-Tiny"])])
     columns = ["ratio", "params M", "G", "+ formula", "G in eval", "G, auto"]
     columns += ["as the paper counts", "as the paper counts, auto", *_papers(claim)]
     table = Table("PVT-Tiny", columns)
@@ -119,8 +127,6 @@ def table10(claim: Claim, options: Options) -> Finding:
         sizes = one.parameters / 1e6, one.training, one.added or None, one.inference, auto.training
         table.add(name, *sizes, one.papers, auto.papers, *values)
     found = Finding([table], [_COUNTS, _whole_width(claim, *both[-1])])
-    if options.recipes_only:
-        return found
     comparison = comparisons.trained(options, "ratios", comparisons.ratios(options, "pvt", RATIOS))
     ours = Table(
         f"Test accuracy: {comparisons.about(options, comparison)}",
