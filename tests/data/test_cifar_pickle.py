@@ -1,15 +1,13 @@
 """The reader of CIFAR's pickles: right on what is official, and never more than one line on what is hostile."""
 
-import multiprocessing
 import pickle
 import pickletools
 import random
-import resource
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
+from limited import limited
 
 from mnemos.data import cifar_pickle
 from mnemos.data.cifar_pickle import PickleError, read_pickle
@@ -83,20 +81,6 @@ def test_every_opcode_that_can_call_is_unknown():
         if opcode.name in ("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT4", "PERSID", "BINPERSID", "LONG4", "INT"):
             with pytest.raises(PickleError, match="not one of CIFAR's"):
                 read_pickle(b"\x80\x02" + opcode.code.encode("latin1") + b"0\n0\n.")
-
-
-def limited(size, function, *arguments):
-    """Run a function in a child process that may have `size` more bytes of memory; its exit code."""
-
-    def run():
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + size, used + size))
-        function(*arguments)
-
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    child.join()
-    return child.exitcode
 
 
 def lengths():

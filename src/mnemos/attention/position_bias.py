@@ -32,16 +32,20 @@ class PositionBias(nn.Module):
                 f"buckets and max_distance {max_distance}; change one of them"
             )
         self.both = both
-        # The bucket of each distance, computed once in Python's precision.
-        buckets_of = [bucket(d, each, max_distance) for d in range(max_distance + 1)]
-        table = torch.tensor(buckets_of)
+        self.bias = nn.Parameter(torch.empty((1 + both) * each, heads))
+        # The nearest distance of each bucket, computed once in Python's precision.
+        distances = range(max_distance + 1)
+        nearest = torch.tensor(
+            [bisect_left(distances, b, key=lambda d: bucket(d, each, max_distance)) for b in range(each)]
+        )
+        table = torch.searchsorted(nearest, torch.arange(max_distance + 1), right=True) - 1
         self.register_buffer("table", torch.cat([table, table + each]) if both else table, persistent=False)
         self.table: Tensor
         # Adam moves a bias by at most the learning rate per update: from noise, a head took hundreds of updates to
         # prefer near keys.
-        nearest = torch.tensor([bisect_left(buckets_of, b) for b in range(each)])
         slope = torch.tensor([-4.0 / 2**h for h in range(heads - 1)] + [0.0])
-        self.bias = nn.Parameter((nearest.log1p()[:, None] * slope).repeat(1 + both, 1))
+        with torch.no_grad():
+            self.bias.copy_((nearest.log1p()[:, None] * slope).repeat(1 + both, 1))
 
     def forward(self, distance: Tensor) -> Tensor:
         """See the class."""

@@ -2,16 +2,39 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from mnemos.atomic import replacing, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.types import InputError
 
+from .budget import build_within
+
 RUN_MODEL = "model"  # the folder of a finished run that holds its model
+LONGEST_CONFIG = 2**24  # bytes
+_DTYPES = {  # by the names of safetensors
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "BOOL": torch.bool,
+}
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -45,7 +68,11 @@ def _digest(path: Path) -> str:
 def load(folder: str | Path) -> Any:
     """The model that `save` wrote, in eval mode. folder: what `save` wrote, or a finished run, whose model it has.
 
-    Raises InputError for a missing, damaged or other folder, and for a run that is not finished.
+    Each tensor has the dtype that it was saved with. The folder need not be trusted: nothing in it is executed, and
+    the model is built within the sizes of its weights (`build_within`), so that settings of another size end in an
+    error before memory is allocated for them.
+    Raises InputError for a missing, damaged or other folder, for settings and weights that do not fit together, and
+    for a run that is not finished.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
@@ -61,27 +88,98 @@ def load(folder: str | Path) -> Any:
         folder = folder / RUN_MODEL
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
+    config, digest = _read_config(folder / "config.json")
+    weights = folder / "model.safetensors"
+    if _digest(weights) != digest:
+        raise InputError(f"{weights}: expected the bytes that were saved, found others; save the model again")
+    saved = _read_header(weights)
     try:
-        about = json.loads((folder / "config.json").read_text())
+        model = build_within(config, len(saved), sum(one.values for one in saved.values()))
+    except InputError as error:
+        raise InputError(f"{folder / 'config.json'}: {error}; save the model again") from error.__cause__
+    _match(model, saved, weights)
+    try:
+        load_model(model, str(weights))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise _other_weights(weights, " ".join(str(error).split())[:200]) from None
+    return model.eval()
+
+
+class _Saved(NamedTuple):
+    """What a file says of a tensor, before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def values(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
+
+def _read_config(path: Path) -> tuple[ModelConfig, str]:
+    """The configuration of a model, and the SHA-256 of its weights."""
+    try:
+        if path.stat().st_size > LONGEST_CONFIG:
+            raise InputError(f"expected at most {LONGEST_CONFIG:,} bytes, found {path.stat().st_size:,}")
+        about = json.loads(path.read_text())
         if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
             raise InputError("expected a model and its sha256, as mnemos.save writes them")
-        config = from_dict(ModelConfig, about["model"], "model")
+        return from_dict(ModelConfig, about["model"], "model"), about["sha256"]
     except (InputError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / 'config.json'}: {error}; save again") from None
+        raise InputError(f"{path}: {error}; save again") from None
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{folder / 'config.json'}: line {error.lineno}: not JSON ({error.msg}); save the model again"
-        ) from None
-    model = config.build()
-    if _digest(folder / "model.safetensors") != about["sha256"]:
-        raise InputError(
-            f"{folder / 'model.safetensors'}: expected the bytes that were saved, found others; save the model again"
-        )
+        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg}); save the model again") from None
+    except RecursionError:
+        raise InputError(f"{path}: expected settings, found JSON that is nested too deeply; save again") from None
+    except (ValueError, OSError) as error:  # a number of thousands of digits; a file that cannot be read
+        raise InputError(f"{path}: expected settings, found an error ({error}); save again") from None
+
+
+def _read_header(weights: Path) -> dict[str, _Saved]:
+    """The shape and dtype of each tensor of a file, from its header alone."""
+    from safetensors import SafetensorError, safe_open
+
+    saved = {}
     try:
-        load_model(model, str(folder / "model.safetensors"))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        problem = str(error).splitlines()[0]
-        raise InputError(
-            f"{folder / 'model.safetensors'}: expected this model's weights, found others ({problem}); save it again"
-        ) from None
-    return model.eval()
+        with safe_open(str(weights), "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                one = file.get_slice(name)
+                if one.get_dtype() not in _DTYPES:
+                    known = ", ".join(_DTYPES)
+                    raise InputError(
+                        f"{weights}: {name}: expected one of the dtypes {known}, found {one.get_dtype()}; save again"
+                    )
+                saved[name] = _Saved(tuple(one.get_shape()), _DTYPES[one.get_dtype()])
+    except (SafetensorError, OSError) as error:
+        raise _other_weights(weights, str(error).splitlines()[0]) from None
+    return saved
+
+
+def _match(model: nn.Module, saved: dict[str, _Saved], weights: Path) -> None:
+    """Give the model the dtypes of the saved tensors.
+
+    Raises InputError for a tensor of another shape or kind of number, and for one that the model lacks. (Of tensors
+    that share memory, one is saved; `load_model` checks that no other is missing.)
+    """
+    own = model.state_dict(keep_vars=True)
+    for name, one in saved.items():
+        if name not in own:
+            raise _other_weights(weights, f"the model has no {name}")
+        shape, dtype = tuple(own[name].shape), own[name].dtype
+        if shape != one.shape:
+            raise _other_weights(weights, f"{name} has shape {one.shape} in the file and {shape} in the model")
+        if dtype != one.dtype and not (dtype.is_floating_point and one.dtype.is_floating_point):
+            raise _other_weights(weights, f"{name} has dtype {one.dtype} in the file and {dtype} in the model")
+    floating = {one.dtype for one in saved.values() if one.dtype.is_floating_point}
+    if len(floating) == 1:  # moved as a whole, so that the buffers that are not saved follow
+        wanted = floating.pop()
+        if any(own[name].dtype != wanted for name in saved if own[name].is_floating_point()):
+            model.to(wanted)
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name in saved and value.dtype != saved[name].dtype:
+            value.data = value.data.to(saved[name].dtype)
+
+
+def _other_weights(weights: Path, problem: str) -> InputError:
+    return InputError(f"{weights}: expected this model's weights, found others ({problem}); save it again")

@@ -1,0 +1,152 @@
+"""`mnemos.load` on folders that are not what `save` wrote: every one ends in one line, in little memory."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from limited import limited
+from safetensors.torch import load_file, save_file
+
+import mnemos
+from mnemos import GRC
+from mnemos.config import ModelConfig, from_dict, to_dict
+from mnemos.models.budget import build_within
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.transformer import HeadConfig, Transformer
+from mnemos.types import InputError
+
+
+def small(**settings):
+    return Transformer(vocab_size=11, dim=16, num_heads=2, layers=2, mlp=32, **settings)
+
+
+def change_weights(folder, change):
+    """Write other tensors, with the digest that fits them."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    about = json.loads((folder / "config.json").read_text())
+    about["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "config.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes_come_back(tmp_path, dtype):
+    torch.manual_seed(0)
+    for network in (
+        small(cache=GRC(length=3), head=HeadConfig(tied=True)),
+        mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32, encoder_layers=1, decoder_layers=1),
+    ):
+        network.to(dtype).eval()
+        mnemos.save(network, tmp_path)
+        loaded = mnemos.load(tmp_path)
+        for (name, ours), theirs in zip(network.state_dict().items(), loaded.state_dict().values(), strict=True):
+            assert ours.dtype == theirs.dtype, name
+            assert torch.equal(ours, theirs), name
+        for ours, theirs in zip(network.buffers(), loaded.buffers(), strict=True):
+            assert ours.dtype == theirs.dtype, "buffers that are not saved, too"
+        x = torch.randint(11, (2, 6))
+        assert torch.equal(network(x)[0], loaded(x)[0])
+
+
+def test_dtypes_come_back_one_by_one(tmp_path):
+    network = small()
+    network.final_norm.double()
+    mnemos.save(network, tmp_path)
+    loaded = mnemos.load(tmp_path)
+    assert loaded.final_norm.weight.dtype == torch.float64
+    assert loaded.embedding.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("final_norm.bias", torch.zeros(16, dtype=torch.int64), "final_norm.bias has dtype torch.int64 in the file"),
+        ("final_norm.bias", torch.zeros(16, 1), r"final_norm.bias has shape \(16, 1\) in the file and \(16,\)"),
+        ("final_norm.other", torch.zeros(16), "the model has no final_norm.other"),
+        ("final_norm.bias", None, "final_norm.bias"),
+    ],
+)
+def test_other_weights_are_refused(tmp_path, name, value, words):
+    mnemos.save(small(), tmp_path)
+    change_weights(tmp_path, lambda x: x.pop(name) if value is None else x.update({name: value}))
+    with pytest.raises(InputError, match=rf"model.safetensors: expected this model's weights.*{words}") as error:
+        mnemos.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def refused(folder, path, value):
+    """Load a model with another setting."""
+    file = folder / "config.json"
+    about = json.loads(file.read_text())
+    part = about["model"]
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    file.write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"config\.json: ") as error:
+        mnemos.load(folder)
+    assert str(error.value).isprintable()
+
+
+HUGE = [
+    (small(), ["layers"], 100_000),
+    (small(), ["layers"], 10**12),
+    (small(), ["dim"], 2**40),
+    (small(), ["vocab_size"], 10**13),
+    (small(), ["vocab_size"], 2**70),
+    (small(), ["mlp"], 10**10),
+    (small(cache=GRC(length=3)), ["cache", "length"], 10**12),
+    (small(attention="bucket-union"), ["attention", "buckets"], 10**12),
+    (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["max_distance"], 10**12),
+    (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["encoder_layers"], 100_000),
+    (LSTMConfig(vocab_size=11, dim=16).build(), ["layers"], 10**9),
+]
+
+
+@pytest.mark.parametrize(("model", "path", "value"), HUGE, ids=[f"{x[1][-1]}={x[2]}" for x in HUGE])
+def test_huge_settings_end_in_one_line(tmp_path, model, path, value):
+    mnemos.save(model, tmp_path)
+    assert limited(600 * 2**20, refused, tmp_path, path, value) == 0
+
+
+def test_a_small_file_stops_many_layers_early(monkeypatch):
+    """A hundred thousand layers took minutes. The number of layers that are made shows where it stops, not the time."""
+    made, before = [], torch.nn.Linear.__init__
+    monkeypatch.setattr(torch.nn.Linear, "__init__", lambda *sizes, **settings: made.append(before(*sizes, **settings)))
+    config = from_dict(ModelConfig, {**to_dict(small().config), "layers": 100_000})
+    made.clear()
+    with pytest.raises(InputError, match="expected a model of 30 tensors with 9,000 values"):
+        build_within(config, 30, 9_000)
+    assert 10 < len(made) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"model": ' * 900 + "{}" + "}" * 900, "expected a model and its sha256"),
+        ('{"model": {"is": "transformer", "layers": ' + "9" * 5_000 + '}, "sha256": ""}', "digits"),
+        ('{"model": {"is": "transformer", "dropout": NaN}, "sha256": ""}', "dropout"),
+        ('{"model": {"is": "transformer", "cache": ' * 200 + "{}" + '}, "sha256": ""}' * 200, "sha256|cache"),
+        (" " * (2**24 + 1), "at most 16,777,216 bytes"),
+        ("{", "line 1: not JSON"),
+    ],
+)
+def test_hostile_json(tmp_path, text, words):
+    mnemos.save(small(), tmp_path)
+    weights = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    (tmp_path / "config.json").write_text(text.replace('"sha256": ""', f'"sha256": "{weights}"'))
+    with pytest.raises(InputError, match=rf"config.json: .*({words})") as error:
+        mnemos.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_users_model_that_fails_keeps_its_reason(tmp_path, monkeypatch):
+    mnemos.save(small(), tmp_path)
+    monkeypatch.setattr(type(small().config), "build", lambda self: 1 // 0)
+    with pytest.raises(InputError, match="ZeroDivisionError") as error:
+        mnemos.load(tmp_path)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
