@@ -4,9 +4,7 @@ import gzip
 import io
 import os
 import re
-import tarfile
 import wave
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,8 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
-from .files import read_bytes
+from .archives import members
+from .files import Unpacked, most_unpacked, read_bytes, skipped
 
 RATES = 8_000, 16_000
 SHORTEST, LONGEST = 0.025, 60.0  # seconds: the permitted length of one recording
@@ -148,26 +147,29 @@ def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
 def _files_below(folder: Path) -> Iterator[Path]:
     for here, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(here, name) for name in names if not name.startswith("."))
+        yield from (Path(here, n) for n in names if not n.startswith(".") and not skipped(Path(here, n)))
 
 
 def _archived_wavs(archive: Path) -> Iterator[tuple[str, bytes]]:
     limit = int(2 * max(RATES) * LONGEST) + 2**16  # checked before a member is unpacked
     try:
-        with tarfile.open(archive) as file:
-            for member in file:
-                hidden = os.path.basename(member.name).startswith(".")
-                if not member.isfile() or hidden or not member.name.lower().endswith(".wav"):
-                    continue
+        with open(archive, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            content = Unpacked(gzip.GzipFile(fileobj=file) if packed else file, archive, most_unpacked(size))
+            for member in members(content, archive, _is_recording):
                 name = f"{archive}: {member.name}"
                 if member.size > limit:
                     raise InputError(
                         f"{name}: expected at most {LONGEST:g} seconds, found {member.size} bytes; trim it"
                     )
-                content = file.extractfile(member)
-                assert content is not None
-                yield name, content.read()
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, OSError, RuntimeError) as error:
+                yield name, member.read()
+    except OSError as error:
         raise InputError(
-            f"{archive}: expected a tar archive, but it cannot be read ({error}); fetch it again"
+            f"{archive}: expected a tar archive, but it cannot be opened ({error.strerror}); check the path"
         ) from None
+
+
+def _is_recording(name: str) -> bool:
+    return name.lower().endswith(".wav") and not os.path.basename(name).startswith(".")

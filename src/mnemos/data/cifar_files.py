@@ -7,7 +7,6 @@ JPEG: gzipped tar files with SPLIT/CLASS/*.jpg.
 
 import hashlib
 import io
-import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from mnemos.atomic import replacing
 from mnemos.types import InputError
 
+from .archives import members
 from .cifar_pickle import PickleError, read_pickle
 from .files import read_bytes
 from .pictures import parse_image
@@ -138,28 +138,22 @@ def download_cifar(folder: str | Path, variant: Variant) -> None:
 
 def _members(archive: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The files `names` of an archive, in whatever folder of it they are."""
-    found = {Path(member.name).name: data for member, data in _unpacked(archive) if Path(member.name).name in names}
+    found = {Path(name).name: data for name, data in _unpacked(archive, lambda name: Path(name).name in names)}
     for name in names:
         if name not in found:
             raise InputError(f"{archive}: expected it to contain {name}, found no such file; fetch the archive again")
     return found
 
 
-def _unpacked(archive: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Every file of an archive, with its contents."""
+def _unpacked(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of the wanted files of an archive."""
     data = read_bytes(archive)
     if len(data) < 1024 or any(data[-1024:]):  # tarfile reads a truncated archive as a smaller one
         raise InputError(
             f"{archive}: expected a complete tar file, found a truncated one or another format; fetch the file again"
         )
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as packed:
-            for member in packed:
-                file = packed.extractfile(member)
-                if file is not None:
-                    yield member, file.read()
-    except tarfile.TarError as error:
-        raise InputError(f"{archive}: expected a tar file, but it is damaged ({error}); fetch the file again") from None
+    for member in members(io.BytesIO(data), archive, wanted):
+        yield member.name, member.read()
 
 
 _Parse = Callable[[bytes, str, Variant], tuple[NDArray[np.uint8], NDArray[np.uint8]]]  # pixels and labels
@@ -261,17 +255,20 @@ def _read_jpegs(pair: list[Path], about: Official) -> Images:
     return Images(train, test, names)
 
 
+def _is_picture(name: str) -> bool:
+    path = Path(name)
+    return not path.name.startswith(".") and path.suffix in (".jpg", ".jpeg", ".png") and len(path.parts) > 1
+
+
 def _jpegs(archive: Path, classes: int) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[str, ...]]:
     """Images and labels of a tar of …/CLASS/*.jpg, sorted by class and file name, and the sorted class names."""
     found: list[tuple[str, NDArray[np.uint8]]] = []
-    for member, data in _unpacked(archive):
-        path = Path(member.name)
-        if path.name.startswith(".") or path.suffix not in (".jpg", ".jpeg", ".png") or len(path.parts) < 2:
-            continue
-        pixels = np.array(parse_image(data, f"{archive}: {member.name}"))
+    for member, data in _unpacked(archive, _is_picture):
+        path = Path(member)
+        pixels = np.array(parse_image(data, f"{archive}: {member}"))
         if pixels.shape != (32, 32, 3):
             raise InputError(
-                f"{archive}: {member.name}: expected 32 x 32 pixels, found {pixels.shape[1::-1]}; use CIFAR's images"
+                f"{archive}: {member}: expected 32 x 32 pixels, found {pixels.shape[1::-1]}; use CIFAR's images"
             )
         found.append((f"{path.parent.name}/{path.name}", pixels))
     found.sort(key=lambda one: one[0])

@@ -1,19 +1,33 @@
-"""Files as bytes, gzipped or not, with errors that give the file and the offset; and a line of their names."""
+"""Files as bytes, gzipped or not, with errors that give the file and the offset; what is no file; a line of names."""
 
 import gzip
+import io
+import os
+import stat
+import warnings
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mnemos.types import InputError
 
+UNPACKED = "MNEMOS_UNPACKED_GIB"
 _NAMED = 4  # names at most in a line
+_BLOCK = 2**20
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def read_bytes(path: str | Path) -> bytes:
     """The contents of a file, decompressed if its first two bytes are gzip's; its name does not matter.
 
-    Raises InputError if the file is missing or unreadable, or its gzip stream is truncated or damaged.
+    Raises InputError if the file is missing or unreadable, or its gzip stream is truncated or damaged, or expands to
+    more than `most_unpacked`.
     """
     path = Path(path)
     try:
@@ -25,13 +39,92 @@ def read_bytes(path: str | Path) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
     try:
-        return gzip.decompress(data)
+        return Unpacked(gzip.GzipFile(fileobj=io.BytesIO(data)), path, most_unpacked(len(data))).read()
     except EOFError:
         raise InputError(
             f"{path}: expected a complete gzip file, found it truncated at offset {len(data)}; fetch it again"
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: expected a gzip file, found damaged data ({error}); fetch it again") from None
+
+
+def most_unpacked(packed: int) -> int:
+    """How many bytes a file of `packed` bytes may expand to: one gibibyte, or 32 times as many if that is more.
+
+    A file of a few megabytes can expand to more than any memory. The environment variable MNEMOS_UNPACKED_GIB, in
+    gibibytes, replaces the limit: the owner of the machine sets it, and not a recipe, which may be a stranger's like
+    the file. Raises InputError if it is no number above 0.
+    """
+    given = os.environ.get(UNPACKED, "")
+    if not given:
+        return max(2**30, 32 * packed)
+    try:
+        most = float(given) * 2**30
+        if not 0 < most < 2**62:
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"{UNPACKED}: expected a number of gibibytes above 0, found {given[:40]!r}; correct it"
+        ) from None
+    return int(most)
+
+
+class Unpacked:
+    """The decompressed bytes of an open file, up to `most`: reading or seeking beyond raises InputError.
+
+    It has what `tarfile` needs of a file. No read allocates more than the file has, whatever size is asked for.
+    """
+
+    def __init__(self, file: Any, path: str | Path, most: int) -> None:
+        self._file, self._path, self._most = file, path, most
+
+    def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes; without a size, all that follow."""
+        left = self._most - self._file.tell()
+        wanted = left + 1 if size < 0 else min(size, left + 1)
+        blocks, found = [], 0
+        while found < wanted and (block := self._file.read(min(_BLOCK, wanted - found))):
+            blocks.append(block)
+            found += len(block)
+        if found > left:
+            raise self._too_large()
+        return b"".join(blocks)
+
+    def seek(self, place: int) -> int:
+        """Go to a place from the beginning."""
+        if place > self._most:
+            raise self._too_large()
+        return int(self._file.seek(place))
+
+    def tell(self) -> int:
+        """The place of the next byte."""
+        return int(self._file.tell())
+
+    def _too_large(self) -> InputError:
+        return InputError(
+            f"{self._path}: expected at most {self._most:,} bytes after decompression, found more; if you trust the "
+            f"file, set {UNPACKED} to the gibibytes that it needs"
+        )
+
+
+def special(path: str | Path) -> str:
+    """What a path is that is neither file nor folder: "a named pipe", "a socket" or "a device"; "" for all others.
+
+    Reading one may wait without end. A path that does not exist, or whose link leads to itself, is no special
+    one: opening it says what is wrong.
+    """
+    try:
+        return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
+    except (OSError, ValueError):
+        return ""
+
+
+def skipped(path: str | Path) -> bool:
+    """Whether a path in a folder of data is `special`. A warning then says that it is skipped."""
+    kind = special(path)
+    if kind:
+        warnings.warn(f"{path}: skipped, because it is {kind} and no file", UserWarning, stacklevel=2)
+    return bool(kind)
 
 
 def first_names(names: Sequence[str]) -> str:

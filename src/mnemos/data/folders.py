@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from mnemos.types import InputError
 
+from .files import skipped
+
 ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 Split = Literal["train", "valid", "test"]
 _VALID = ("val", "validation", "valid")
@@ -83,7 +85,8 @@ def read_layout(folder: str | Path, held_out: float) -> dict[Split, Part]:
     - neither: both splits are shares of train, as in layout 1.
     A test folder without class folders, such as ImageNet's, has no labels and is ignored.
     The hash of an image's name decides whether it is held out, so an image keeps its split when others are added or
-    removed. Hidden files and folders, and files whose endings are not in `ENDINGS`, are ignored.
+    removed. Hidden files and folders, and files whose endings are not in `ENDINGS`, are ignored; named pipes, sockets
+    and devices are skipped with a warning.
     Raises InputError, with the path, for any other layout.
     """
     if not 0 < held_out < 0.5:
@@ -161,7 +164,7 @@ def scan(folder: str, classes: tuple[str, ...] | None = None) -> Files:
     names, lengths, counts = bytearray(), [], []
     indices = {name: i for i, name in enumerate(classes)}
     for name in found:
-        inside = sorted(_images(os.path.join(folder, name), b""))
+        inside = sorted(_images(os.path.join(folder, name), b"", set()))
         if not inside:
             raise InputError(
                 f"{os.path.join(folder, name)}: expected images ({' '.join(ENDINGS)}), found none; add images or "
@@ -178,7 +181,7 @@ def scan(folder: str, classes: tuple[str, ...] | None = None) -> Files:
 def _subfolders(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     except OSError as error:
         raise _cannot_open(folder, error) from None
 
@@ -199,17 +202,37 @@ def _is_image(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(ENDINGS)
 
 
-def _images(folder: str, prefix: bytes) -> Iterator[bytes]:
-    """The images at any depth below a folder, as paths relative to it."""
+def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
+        return entry.is_dir()
+    except OSError:
+        raise InputError(
+            f"{entry.path}: expected a file or a folder, found a symbolic link that leads to itself; remove it"
+        ) from None
+
+
+def _images(folder: str, prefix: bytes, seen: set[tuple[int, int]]) -> Iterator[bytes]:
+    """The images at any depth below a folder, as paths relative to it.
+
+    seen: the folders so far. Links to folders are followed; a few of them can lead to more paths than can be listed.
+    """
+    try:
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino) in seen:
+            raise InputError(
+                f"{folder}: expected each folder once, found it again through a symbolic link; remove the link"
+            )
+        seen.add((about.st_dev, about.st_ino))
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.name.lower().endswith(ENDINGS):
+                    if not entry.is_file(follow_symlinks=False) and skipped(entry.path):
+                        continue
                     yield prefix + os.fsencode(entry.name)
-                elif entry.is_dir():
-                    yield from _images(entry.path, prefix + os.fsencode(entry.name) + b"/")
+                elif _is_folder(entry):
+                    yield from _images(entry.path, prefix + os.fsencode(entry.name) + b"/", seen)
     except OSError as error:
         raise _cannot_open(folder, error) from None
 

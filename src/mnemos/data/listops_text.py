@@ -14,6 +14,7 @@ from mnemos.atomic import replacing
 from mnemos.types import InputError
 
 from .arrays import Rows
+from .files import special
 from .listops_generate import CLOSE, MIN, VOCABULARY
 
 HEADER = "Source\tTarget"
@@ -108,6 +109,8 @@ def read_tsv(path: str | Path) -> Rows:
     Cost: about 60 µs per sample of 1,000 tokens.
     """
     path = Path(path)
+    if kind := special(path):
+        raise InputError(f"{path}: expected a ListOps file, found {kind}; write its content to a file")
     try:
         file = path.open("rb")
     except OSError as error:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 from mnemos.config import Config
 from mnemos.types import InputError, JSONObject
 
+from .files import skipped
+
 
 class Predicted(NamedTuple):
     """What a model says about a file: the text that `mnemos predict` prints, and its details as JSON.
@@ -63,7 +65,8 @@ def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> l
         found = []
         for here, folders, names in os.walk(path):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            found += [Path(here, n) for n in names if n.lower().endswith(endings) and not n.startswith(".")]
+            own = [Path(here, n) for n in names if n.lower().endswith(endings) and not n.startswith(".")]
+            found += [file for file in own if not skipped(file)]
         if not found:
             raise InputError(f"{path}: expected {what} ({' '.join(endings)}), found none; name another folder")
         every += sorted(found)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mnemos.types import InputError
 
+from .files import skipped, special
 from .folders import ENDINGS
 from .task import Split
 
@@ -80,6 +81,8 @@ def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool
     folder = Path(path)
     if not folder.exists():
         raise InputError(f"{folder}: expected a file or a folder of text, but the path does not exist; check data.path")
+    if kind := special(folder):
+        raise InputError(f"{folder}: expected a file or a folder of text, found {kind}; write its content to a file")
     if folder.is_file():
         return TextFiles(folder, {}, [folder], [])
     every = sorted(_files(folder))
@@ -103,7 +106,7 @@ def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> In
 def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
     for here, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
-        yield from (Path(here, name) for name in names if not name.startswith("."))
+        yield from (Path(here, n) for n in names if not n.startswith(".") and not skipped(Path(here, n)))
 
 
 def _given(folder: Path, every: Sequence[Path], pattern: str | None, scoring: bool) -> dict[Split, list[Path]]:

@@ -1,11 +1,11 @@
 """Build a model no larger than its weights: the configuration may come from a stranger and ask for terabytes."""
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
@@ -118,12 +118,18 @@ def _size(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
         except (TypeError, IndexError, AttributeError):  # other arguments: the function says what is wrong with them
             return 0
     shapes = [one.shape for one in args if isinstance(one, Tensor)]
-    if len(shapes) < 2:
-        return 0
-    try:
-        return math.prod(torch.broadcast_shapes(*shapes))
-    except RuntimeError:  # not an operation on pairs of values
-        return 0
+    return _broadcast(*shapes) if len(shapes) > 1 else 0
+
+
+def _broadcast(*shapes: Sequence[int]) -> int:
+    """The size of shapes together; 0 if they do not fit. (torch.broadcast_shapes imports the compiler: seconds.)"""
+    size = 1
+    for lengths in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
+        wide = {*lengths} - {1}
+        if len(wide) > 1:
+            return 0
+        size *= wide.pop() if wide else 1
+    return size
 
 
 def _product(*sizes: Any, size: Any = (), **others: Any) -> int:
@@ -150,7 +156,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, 
 def _multiplied(x: Tensor, y: Tensor, **others: Any) -> int:
     if x.dim() < 2 or y.dim() < 2:
         return max(x.numel(), y.numel())
-    return math.prod((*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1]))
+    return _broadcast(x.shape[:-2], y.shape[:-2]) * x.shape[-2] * y.shape[-1]
 
 
 _LISTED = 16  # a range may become a list of Python's numbers, which take as much memory as so many values
