@@ -1,15 +1,15 @@
-"""The kernels of mnemos/native in tests: whether they are here, and which kinds of processor this one can stand for."""
+"""The kernels of mnemos/native in tests: whether they are here, and which instruction sets this processor can run."""
 
 import pytest
 
-import mnemos.native
-from mnemos.native import library, why_not
+from mnemos.native import NAMES, instruction_set, instruction_sets, library, why_not
+
+__all__ = ["NAMES", "VARIANTS", "library", "needs_kernels", "run_variant"]
 
 needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "built")
-VARIANTS = range(library().mnemos_best() + 1) if library() else [0]
-NAMES = ("baseline", "avx2", "avx512")
+VARIANTS = range(max(1, len(instruction_sets())))
 
 
-def run_variant(number, monkeypatch):
-    """From here on, the kernels of that kind, whoever asks for them."""
-    monkeypatch.setattr(mnemos.native, "variant", lambda _: number)
+def run_variant(number):
+    """A context in which all kernels use that instruction set."""
+    return instruction_set(NAMES[number])

@@ -13,9 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import mnemos
-from mnemos import _compat
+from mnemos import GRC, _compat
+from mnemos.attention import GatedCacheAttention, LinearConfig, SoftmaxConfig
 from mnemos.measure.flops import COUNTED
 from mnemos.memory.stored import StoredCache, recomputing
+from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.ops import linear_attention
 
 SOURCE = Path(_compat.__file__).parent
@@ -319,3 +321,39 @@ def test_a_missing_module_is_named():
     assert _compat._first_module("torch.utils.no_such_module", "torch.utils._pytree") is _compat.pytree
     with pytest.raises(ImportError, match="no_such_module"):
         _compat._first_module("torch.utils.no_such_module")
+
+
+def test_every_models_state_has_a_name_in_files():
+    """torch.export.save stores the structure of states by these names."""
+    gated = GatedCacheAttention(
+        8, 2, SoftmaxConfig().build(8, 2, causal=True), GRC(length=2, scope="stream", block=2), True
+    )
+    sums = linear_attention(*torch.randn(3, 1, 2, 1, 4))[1]
+    exact = linear_attention(*torch.randn(3, 1, 2, 1, 4), compensated=True)[1]
+    states = [sums, exact, gated.initial_state(1)]
+    small = {"vocab_size": 9, "dim": 8, "num_heads": 2}
+    for model in (
+        mnemos.Transformer(**small),
+        mnemos.Memformer(**small, encoder_layers=1, decoder_layers=1, segment=4),
+        LSTM(LSTMConfig(vocab_size=9, dim=8, layers=1)),
+    ):
+        states.append(model.initial_state(1))
+        assert states[-1] is not None
+    for state in states:
+        _, structure = _compat.pytree.tree_flatten(state)
+        again = _compat.pytree.treespec_loads(_compat.pytree.treespec_dumps(structure))
+        assert again == structure
+
+
+@pytest.mark.slow
+def test_an_exported_step_is_saved(tmp_path):
+    model = mnemos.Transformer(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=24, attention=LinearConfig()).eval()
+    x = torch.arange(2)[:, None]
+    _, state = model(x)
+    torch.export.save(torch.export.export(model, (x, state)), tmp_path / "step.pt2")
+    found, after = torch.export.load(tmp_path / "step.pt2").module()(x, state)
+    wanted, end = model(x, state)
+    torch.testing.assert_close(found, wanted)
+    for a, b in zip(mnemos.types.leaves(after), mnemos.types.leaves(end), strict=True):
+        torch.testing.assert_close(a, b)
+    assert type(after) is type(end)

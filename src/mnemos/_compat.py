@@ -10,11 +10,13 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _all_modules
+
+T = TypeVar("T")
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
@@ -44,10 +46,13 @@ def _first_module(*names: str) -> ModuleType:
 # uses the same registrations. PyTorch 2.13 has no public module with these functions.
 pytree: Any = _first_module("torch.utils._pytree", "torch.utils.pytree", "torch.pytree")
 
+_register_namedtuple: Callable[..., None] | None = getattr(pytree, "_register_namedtuple", None)
 _transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
 _is_batched: Callable[[Tensor], bool] | None = getattr(
     getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", None
 )
+_forward_level: Any = getattr(torch.autograd, "forward_ad", None)
+_is_zero: Callable[[Tensor], bool] | None = getattr(Tensor, "_is_zerotensor", None)
 _dispatch_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _function_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_function_stack", None)
 _graph_task: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
@@ -55,6 +60,17 @@ _autograd: Any = getattr(torch._C, "_autograd", None)
 _next_number: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)
 _current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
 _saving: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def exportable(cls: type[T]) -> type[T]:
+    """Decorator of a NamedTuple: `torch.export.save` stores it under the name mnemos.NAME.
+
+    The public registration is not for named tuples. Fallback: nothing, and `torch.export.save` raises an error.
+    """
+    if _register_namedtuple is not None:
+        _register_namedtuple(cls, serialized_type_name=f"mnemos.{cls.__name__}")
+    torch.serialization.add_safe_globals([cls])  # so that loading the example inputs runs no code of the file
+    return cls
 
 
 def transformed(*tensors: Tensor) -> bool:
@@ -66,6 +82,23 @@ def transformed(*tensors: Tensor) -> bool:
     if _transforms_active is None or _is_batched is None:
         return True
     return _transforms_active() or any(_is_batched(x) for x in tensors)
+
+
+def forward_differentiated() -> bool:
+    """Whether a level of forward-mode differentiation is open, where tensors may carry tangents.
+
+    A custom kernel ignores them. Fallback: True, which selects the implementation in PyTorch's operations.
+    """
+    return _forward_level is None or getattr(_forward_level, "_current_level", 0) >= 0
+
+
+def literal(x: Tensor) -> bool:
+    """Whether x's memory holds its values: it is no lazy negative or conjugate, and no zero without memory.
+
+    PyTorch's dispatcher makes such tensors real before it calls a kernel, but a kernel that is called directly reads
+    their memory. Fallback: False, which selects the dispatcher.
+    """
+    return _is_zero is not None and not (x.is_neg() or x.is_conj() or _is_zero(x))
 
 
 def dispatch_mode_active() -> bool:

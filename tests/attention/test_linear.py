@@ -8,7 +8,7 @@ import torch
 import mnemos
 from mnemos import config, registry
 from mnemos.attention.linear import LinearAttention, LinearConfig
-from mnemos.ops.linear import CompensatedState, linear_attention, native
+from mnemos.ops.linear import BACKENDS, CompensatedState, linear_attention, native
 from mnemos.ops.linear.feature_maps import favor, random_projection
 from mnemos.ops.linear.reference import reference_bidirectional, reference_causal, reference_linear_attention
 from mnemos.types import InputError
@@ -158,6 +158,25 @@ def test_configuration():
     assert (attention.dim, attention.num_heads, attention.causal) == (12, 3, True)
     with pytest.raises(InputError, match="expected 'elu', 'relu', "):
         config.from_dict(LinearConfig, {**dataclasses.asdict(settings), "feature_map": "elo"})
+
+
+def test_the_backend_is_a_setting(monkeypatch):
+    used = []
+    for name in ("chunked", "reference"):
+        original = BACKENDS[name].causal
+        monkeypatch.setattr(BACKENDS[name], "causal", lambda *a, n=name, o=original: (used.append(n), o(*a))[1])
+    x, found = tokens(), []
+    for name in ("chunked", "reference"):
+        settings = LinearConfig(backend=name)
+        assert config.from_dict(LinearConfig, config.to_dict(settings)) == settings
+        torch.manual_seed(0)
+        found.append(settings.build(12, 3, causal=True).double()(x)[0])
+    assert used == ["chunked", "reference"]
+    torch.testing.assert_close(*found)
+    with pytest.raises(InputError, match="expected a backend of linear attention, found 'chunk'; did you mean 'chunk"):
+        LinearConfig(backend="chunk").build(12, 3)
+    model = mnemos.Transformer(vocab_size=5, dim=8, num_heads=2, attention=LinearConfig(backend="chunked"))
+    assert "the backend 'chunked'" in mnemos.fused_step(model).why
 
 
 def test_wrong_input_is_refused_in_one_line():

@@ -1,13 +1,20 @@
 """Streams: reading and writing tokens from a state, forked, batched, saved and gone on with."""
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import mnemos
 from mnemos import GRC, InputError, Stream, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate.sampling import draw
+from mnemos.generate.stream import _hash
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import leaves
 
@@ -23,7 +30,7 @@ KINDS = {
 def model(kind: str = "linear", **fields) -> Transformer:
     torch.manual_seed(0)
     small = {"vocab_size": 11, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 24, "max_length": 40}
-    return Transformer(**small | KINDS[kind] | fields).double()
+    return Transformer(**small | KINDS[kind] | fields).double().eval()
 
 
 def ids(rows: int, t: int, seed: int = 1) -> torch.Tensor:
@@ -111,14 +118,41 @@ def test_a_linear_streams_state_stays_as_large_as_it_was():
     assert len(set(sizes)) == 1
 
 
-def test_the_models_mode_is_left_as_it_was():
+def test_a_model_in_training_mode_is_refused_and_keeps_its_mode():
+    """Threads share a model, so no stream may switch its mode."""
     network = model("linear", dropout=0.5)
-    network.train()
-    network.blocks[0].eval()
-    one = Stream(network).prefill(ids(1, 6))
-    assert network.training
-    assert not network.blocks[0].training
-    close(one, Stream(network).prefill(ids(1, 6)))
+    stream = Stream(network).prefill(ids(1, 6))
+    network.blocks[0].train()
+    for call in (stream.generate, stream.prefill, lambda _: stream.predict()):
+        with pytest.raises(InputError, match=r"expected a model in eval mode, found training mode; call model\.eval"):
+            call(ids(1, 2) if call == stream.prefill else 1)
+    assert not network.training
+    assert network.blocks[0].training
+
+
+def test_streams_in_threads_share_a_model():
+    network = model("linear", dropout=0.5)
+    streams = [Stream(network).prefill(ids(1, 6, seed)) for seed in range(4)]
+    wanted = [s.generate(12, temperature=0)[0] for s in streams]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda s: s.generate(12, temperature=0)[0], streams))
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_copied_and_pickled(kind):
+    network = model(kind).float()
+    stream = Stream(network).prefill(ids(2, 6))
+    wanted = stream.generate(5, temperature=0)[0]
+    for other in (copy.copy(stream), copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))):
+        assert other.step.fused == stream.step.fused
+        assert other.step.model is other.model
+        assert torch.equal(other.generate(5, temperature=0)[0], wanted)
+    changed = copy.deepcopy(stream)
+    with torch.no_grad():
+        changed.model.head.weight.neg_()
+    assert not torch.equal(changed.generate(5, temperature=0)[0], wanted)
+    assert torch.equal(stream.generate(5, temperature=0)[0], wanted)
 
 
 def test_a_mixture_writes_brightnesses():
@@ -165,7 +199,7 @@ def test_bad_input(tmp_path):
         stream.prefill(ids(2, 3)).prefill(ids(3, 3))
     with pytest.raises(InputError, match="the same model"):
         Stream.join([stream.prefill(ids(1, 3)), Stream(model()).prefill(ids(1, 3))])
-    classifier = Transformer(vocab_size=11, dim=16, num_heads=2, causal=False, head=HeadConfig(classes=3))
+    classifier = Transformer(vocab_size=11, dim=16, num_heads=2, causal=False, head=HeadConfig(classes=3)).eval()
     with pytest.raises(InputError, match="language model"):
         Stream(classifier).prefill(ids(1, 3))
     read = stream.prefill(ids(1, 3))
@@ -209,6 +243,62 @@ def test_the_last_token_is_looked_at_too_and_streams_belong_to_weights(tmp_path)
         network.head.weight[0, 0] += 1e-4
     with pytest.raises(InputError, match="other weights"):
         Stream.restore(network, tmp_path / "x")
+
+
+def test_a_stored_stream_belongs_to_the_bytes_of_the_weights(tmp_path, threads):
+    network = model("linear", dim=256, mlp=512).float()
+    file = tmp_path / "x"
+    threads(1)
+    Stream(network).prefill(ids(1, 4)).save(file)
+    for count in (2, 3, 7):
+        threads(count)
+        Stream.restore(network, file)
+    order = torch.randperm(512)
+    with torch.no_grad():
+        network.blocks[0].mlp.expand.weight.copy_(network.blocks[0].mlp.expand.weight[order])
+    with pytest.raises(InputError, match="other weights"):
+        Stream.restore(network, file)
+
+
+def test_a_stored_stream_that_was_changed_is_refused(tmp_path):
+    network, file = model(), tmp_path / "x"
+    Stream(network).prefill(ids(1, 4)).save(file)
+    whole = file.read_bytes()
+    with safe_open(str(file), "pt") as opened:
+        about, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with pytest.raises(InputError, match="expected the tensors that were saved"):
+        Stream.restore(network, file)
+    tensors["state.7"] = tensors.pop("state.1")
+    save_file(tensors, str(file), about)
+    with pytest.raises(InputError, match="expected the tensors that were saved"):
+        Stream.restore(network, file)
+    save_file(tensors, str(file), about | {"tensors": _hash(sorted(tensors.items()))})
+    with pytest.raises(InputError, match=r"expected a state of \d tensors, state\.0 and on, found .*state\.7"):
+        Stream.restore(network, file)
+    save_file(tensors, str(file), {name: x for name, x in about.items() if name != "tensors"})
+    with pytest.raises(InputError, match="expected hashes"):
+        Stream.restore(network, file)
+
+
+def test_tokens_of_any_integer_type():
+    stream, x = Stream(model()), ids(2, 6)
+    wanted = stream.prefill(x).prefill(x).generate(3, temperature=0)[0]
+    for dtype in (torch.uint8, torch.int8, torch.int32, torch.uint16):
+        found = stream.prefill(x.to(dtype)).prefill(x.to(dtype)).generate(3, temperature=0)[0]
+        assert torch.equal(found, wanted)
+    for dtype in (torch.bool, torch.complex64):
+        with pytest.raises(InputError, match="of integers, T at least 1, found torch"):
+            stream.prefill(x.to(dtype))
+
+
+def test_none_draws_from_all_and_other_settings_are_refused():
+    logits = torch.randn(50, 9, generator=seeded())
+    free = draw(logits, generator=seeded())
+    assert torch.equal(draw(logits, top_k=None, top_p=None, generator=seeded()), free)
+    for wrong in ({"top_k": 1.5}, {"top_k": "2"}, {"temperature": None}, {"top_p": "all"}):
+        with pytest.raises(InputError, match="expected a number as temperature"):
+            draw(logits, **wrong)
 
 
 def test_cold_and_tied_draws():

@@ -59,7 +59,7 @@ def test_linear_attention_by_hand():
     c, chunks = 32, B * HEADS * 2  # 48 tokens: two chunks of 32
     square, sums = 2 * c * c, 2 * c * d * (m + 1)
     forward = chunks * (square * (d + m + 1) + 2 * sums)
-    backward = chunks * (square * (m + 1 + d + d + d + m) + 4 * sums + 2 * c * d * m)
+    backward = chunks * (square * (m + d + d + d + m) + 3 * sums + 2 * (2 * c * d * m))
     q, k, v = (torch.randn(B, T, HEADS, d, requires_grad=True) for _ in range(3))
     run = {"backend": "chunked"}
     assert count_flops(lambda: linear_attention(q, k, v, **run)) == forward

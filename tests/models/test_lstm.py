@@ -80,7 +80,7 @@ def test_gradient_goes_back_through_the_state_and_not_across_a_reset():
 
 def test_streams_at_constant_cost_and_autocasts():
     network, x = model(layers=1, dropout=0.3), ids(1, 20)
-    stream = Stream(network).prefill(x, 6)
+    stream = Stream(network.eval()).prefill(x, 6)
     torch.testing.assert_close(stream.predict(), network.eval()(x)[0][:, -1])
     assert stream.generate(5, temperature=0)[0].shape == (1, 5)
     assert not mnemos.fused_step(network).fused

@@ -175,9 +175,9 @@ def test_opcheck(t):
     for mask in (None, holes(2, t) if t else None):
         found = torch.library.opcheck(torch.ops.mnemos.linear_attention, (q, k, v, s, z, mask, 1, 0.1))
         assert set(found.values()) == {"SUCCESS"}
-    y, den, gs, gz = torch.ops.mnemos.linear_attention(q, k, v, s, z, None, 1, 0.1)
+    y, gs, gz, den = torch.ops.mnemos.linear_attention(q, k, v, s, z, None, 1, 0.1)
     given = [x.detach() for x in (q, k, v, s, z)]
-    upstream = [x.detach() for x in (y, den, torch.randn_like(y), gs, gz)]
+    upstream = [x.detach() for x in (den, torch.randn_like(y), gs, gz)]
     torch.library.opcheck(torch.ops.mnemos.linear_attention_backward, (*given, None, 1, *upstream))
 
 
@@ -227,6 +227,21 @@ def test_the_library_is_of_these_sources(monkeypatch):
     loaded, why = mnemos.native._load.__wrapped__()
     assert loaded is None
     assert "other sources" in why
+
+
+@needs_kernels
+def test_an_instruction_set_can_be_chosen():
+    names = mnemos.native.instruction_sets()
+    best = mnemos.native.variant(library())
+    assert names[0] == "baseline"
+    with mnemos.native.instruction_set("baseline"):
+        assert mnemos.native.variant(library()) == 0
+        with mnemos.native.instruction_set(names[-1]):
+            assert mnemos.native.variant(library()) == len(names) - 1
+        assert mnemos.native.variant(library()) == 0
+    assert mnemos.native.variant(library()) == best
+    with pytest.raises(InputError, match="found 'neon'"), mnemos.native.instruction_set("neon"):
+        pass
 
 
 @needs_kernels

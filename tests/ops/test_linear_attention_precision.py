@@ -91,3 +91,18 @@ def test_types_that_differ_are_taken_at_the_widest(t, backend):
     expected, _ = linear_attention(q.half().float(), k.bfloat16().float(), v, state=state, backend=backend)
     assert (y.dtype, new.s.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("t", "shift"), [(4096, 1), (16384, 4)])
+def test_gradients_of_half_precision_where_the_values_have_a_mean(t, shift, dtype, backend):
+    """dq = S·ĝ + γ·z, which cancel: rounding is that of the results alone."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, above = (torch.randn(1, t, 1, 32, generator=g) for _ in range(4))
+    given = [x.to(dtype).requires_grad_() for x in (q, k, v + shift)]
+    y, _ = linear_attention(*given, backend=backend)
+    found = torch.autograd.grad(y, given, above.to(dtype))
+    exact = [x.detach().double().requires_grad_() for x in given]
+    wanted = torch.autograd.grad(linear_attention(*exact)[0], exact, above.to(dtype).double())
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.double() - b).norm() < 2.5e-3 * b.norm()

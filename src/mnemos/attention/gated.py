@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from mnemos._compat import exportable
 from mnemos.memory.gated_cache import begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.types import (
@@ -25,6 +26,7 @@ from .gated_walk import Walk, walk
 from .softmax import SoftmaxAttention
 
 
+@exportable
 class GatedState(NamedTuple):
     """The inner attention's state and, where rows carry a cache, the state of its updates (else None)."""
 

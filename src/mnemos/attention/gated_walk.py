@@ -6,10 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mnemos._compat import exportable
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.types import Device
 
 
+@exportable
 class Walk(NamedTuple):
     """The place of each row in its sequence of updates. A row of zeros is new and starts from the stored cache.
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear import CompensatedState, LinearState, linear_attention
-from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
+from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, linear_attention
+from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, nearest, random_projection
 from mnemos.registry import register
-from mnemos.types import Device
+from mnemos.types import Device, InputError
 
 from .multi_head import MultiHeadAttention
 
@@ -29,6 +29,8 @@ class LinearConfig(AttentionConfig):
         features: the number of random features per head, for "favor".
         eps: added to the denominator, which keeps it above 0.
         compensated: keep Kahan-compensated sums, exact after millions of calls, with a state twice as large.
+        backend: what computes causal calls. "auto": the fastest that takes the tensors; "native": C++ on a CPU;
+            "triton": a GPU; "chunked": PyTorch, anywhere; "reference": the equations in float64, slow.
     """
 
     name: ClassVar[str] = "linear"
@@ -36,10 +38,13 @@ class LinearConfig(AttentionConfig):
     features: int = 128
     eps: float = 1e-6
     compensated: bool = False
+    backend: Literal["auto", "native", "triton", "chunked", "reference"] = "auto"
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.compensated)
+        return LinearAttention(
+            *(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.compensated, self.backend)
+        )
 
 
 class LinearAttention(MultiHeadAttention[Sums]):
@@ -51,7 +56,9 @@ class LinearAttention(MultiHeadAttention[Sums]):
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
     compensated: the state is a `CompensatedState`, exact to rounding after millions of calls and twice as large.
-    Raises InputError if D is not divisible by H, or for an unknown feature map.
+    backend: of causal calls (see `LinearConfig`). It may be set between calls; the state is the same for all.
+    Raises InputError if D is not divisible by H, or for an unknown feature map or backend; a call raises it for a
+    backend that cannot run here or does not take the tensors.
     """
 
     projection: Tensor | None
@@ -65,11 +72,14 @@ class LinearAttention(MultiHeadAttention[Sums]):
         features: int = 128,
         eps: float = 1e-6,
         compensated: bool = False,
+        backend: str = "auto",
     ) -> None:
         super().__init__(dim, num_heads, causal, state_kind="constant")
         if feature_map != "favor":
             find(feature_map)
-        self.feature_map, self.eps, self.compensated = feature_map, eps, compensated
+        if backend not in ("auto", *BACKENDS):
+            raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, BACKENDS)}")
+        self.feature_map, self.eps, self.compensated, self.backend = feature_map, eps, compensated, backend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
         # Drawn once and saved: sums of one projection's features cannot be read with another projection.
@@ -93,4 +103,6 @@ class LinearAttention(MultiHeadAttention[Sums]):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if not self.causal:
             return linear_attention(q, k, v, False, self._map(), None, mask, self.eps)[0], None
-        return linear_attention(q, k, v, True, self._map(), state, mask, self.eps, compensated=self.compensated)
+        return linear_attention(
+            *(q, k, v, True, self._map(), state, mask, self.eps, self.backend), compensated=self.compensated
+        )

@@ -17,6 +17,7 @@ from mnemos._compat import (
     function_mode_active,
     has_forward_hooks,
     has_global_forward_hooks,
+    literal,
     parameters_of,
     transformed,
 )
@@ -62,6 +63,14 @@ class FusedStep:
         if not self.why:
             self._plan(model)
             self._locate()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The model: addresses of its weights are of use only here, so a copy finds its own."""
+        return {"model": self.model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the step of the copied model."""
+        self.__init__(state["model"])  # type: ignore[misc]
 
     @property
     def fused(self) -> bool:
@@ -179,7 +188,7 @@ def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:
 
 
 def _plain(x: Tensor) -> bool:
-    return x.is_contiguous() and x.is_cpu
+    return x.is_contiguous() and x.is_cpu and literal(x)
 
 
 def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
@@ -216,6 +225,8 @@ def _attends(block: nn.Module, first: Any) -> str:
         return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
     if attention.compensated:
         return "its state is compensated, for which there is no kernel"
+    if attention.backend not in ("auto", "native"):
+        return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
     settings = [(a.num_heads, a.eps, _map(a)) for a in (attention, first.attention)]
     return "" if settings[0] == settings[1] else "its layers' attention differs in heads, eps or feature map"
 

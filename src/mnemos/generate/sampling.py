@@ -1,5 +1,7 @@
 """Draw the next token from a model's outputs."""
 
+from numbers import Integral, Real
+
 import torch
 from torch import Tensor
 
@@ -9,16 +11,22 @@ from mnemos.types import DrawingLikelihood, InputError, Likelihood
 def draw(
     outputs: Tensor,
     temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    top_k: int | None = 0,
+    top_p: float | None = 1.0,
     generator: torch.Generator | None = None,
     likelihood: Likelihood | None = None,
 ) -> Tensor:
     """Tokens [B] int64 drawn from outputs [B, V]: logits, or the parameters of `likelihood`, if the model has one.
 
     temperature 0: the most probable token. top_k > 0: only the k most probable ones; top_p < 1: only the most probable
-    ones, as many as have this probability together. Raises InputError for settings out of range.
+    ones, as many as have this probability together; 0 and 1, or None: all. Raises InputError for settings out of range.
     """
+    top_k, top_p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
+    if not (isinstance(temperature, Real) and isinstance(top_p, Real) and isinstance(top_k, Integral)):
+        raise InputError(
+            "expected a number as temperature and top_p and an integer as top_k, "
+            f"found {temperature!r}, {top_p!r} and {top_k!r}"
+        )
     if not 0 <= temperature < torch.inf or top_k < 0 or not 0 < top_p <= 1:
         raise InputError(
             "expected a finite temperature of at least 0, top_k of at least 0 and top_p in (0, 1], "

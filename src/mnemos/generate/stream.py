@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from mnemos._compat import pytree
 from mnemos.atomic import replacing
 from mnemos.config import to_dict
-from mnemos.modes import evaluating
 from mnemos.types import (
     InputError,
     Output,
@@ -41,8 +40,10 @@ class Stream:
         stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
 
     state: the model's state after all tokens but the last. last [B, 1]: the last token, which the next step reads. Both
-    are None before the first `prefill`. The model runs in eval mode and without gradient. Single tokens go through
-    `step`, by default `mnemos.fused_step(model)`. Cost per token: one step, constant if the state has a constant size.
+    are None before the first `prefill`. The model runs without gradient and must be in eval mode: a stream does not
+    change the mode, because other threads may use the model. Single tokens go through `step`, by default
+    `mnemos.fused_step(model)`. Cost per token: one step, constant if the state has a constant size. Streams can be
+    copied and pickled, with their model.
     """
 
     __slots__ = ("last", "model", "state", "step")
@@ -58,17 +59,17 @@ class Stream:
     def prefill(self, tokens: Tensor, chunk: int = 1024) -> "Stream":
         """The stream after the tokens [B, T], which are read `chunk` at a time: memory O(B·chunk).
 
-        Cost: a forward of T tokens. Raises InputError for tokens that do not fit, and for a model without a state.
+        Tokens may have any integer type. Cost: a forward of T tokens. Raises InputError for tokens that do not fit, and
+        for a model without a state or in training mode.
         """
         if chunk < 1:
             raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
-        self._check(tokens)
-        state = self.state
+        tokens, state = self._checked(tokens), self.state
         if self.last is None:
             state = _fresh(self.model, len(tokens))
         else:
             tokens = torch.cat([self.last, tokens], 1)
-        with torch.no_grad(), evaluating(self.model):
+        with torch.no_grad():
             for part in tokens[:, :-1].split(chunk, 1) if tokens.shape[1] > 1 else ():
                 _, state = (self.step if part.shape[1] == 1 else self.model)(part, state)
         return Stream(self.model, self.step, state, tokens[:, -1:].clone())
@@ -77,22 +78,24 @@ class Stream:
         self,
         length: int,
         temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, "Stream"]:
         """Draw `length` tokens one after the other: tokens [B, length] int64, and the stream after them.
 
         temperature 0: the most probable token. top_k > 0: draw from the k most probable; top_p < 1: draw from the
-        fewest tokens that have this probability together. The same state of `generator` draws the same tokens. Cost:
-        one step of the model per token. Raises InputError before the first `prefill` and for settings out of range.
+        fewest tokens that have this probability together; 0 and 1, or None: from all. The same state of `generator`
+        draws the same tokens. Cost: one step of the model per token. Raises InputError before the first `prefill`, for
+        settings out of range, and for a model in training mode.
         """
         last, state = self._begun("generate"), self.state
+        self._settled("generate")
         if length < 0:
             raise InputError(f"generate: expected a length of at least 0, found {length}")
         tokens = torch.empty(length, len(last), 1, dtype=torch.int64, device=last.device)
         likelihood = likelihood_of(self.model)
-        with torch.no_grad(), evaluating(self.model):
+        with torch.no_grad():
             for i in range(length):
                 outputs, state = self.step(last, state)
                 tokens[i, :, 0] = draw(outputs[:, -1], temperature, top_k, top_p, generator, likelihood)
@@ -102,7 +105,8 @@ class Stream:
     def predict(self) -> Tensor:
         """The model's outputs [B, V] for the next token."""
         last = self._begun("predict")
-        with torch.no_grad(), evaluating(self.model):
+        self._settled("predict")
+        with torch.no_grad():
             return self.step(last, self.state)[0][:, -1]
 
     def select(self, rows: Tensor) -> "Stream":
@@ -122,7 +126,10 @@ class Stream:
         return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
 
     def save(self, file: str | Path) -> None:
-        """Write the stream to a safetensors file, atomically; `restore` reads it, bit for bit."""
+        """Write the stream to a safetensors file, atomically; `restore` reads it, bit for bit.
+
+        The file holds hashes of the model's weights and of its own tensors. Cost: reading all weights once.
+        """
         from safetensors.torch import save_file
 
         tensors = {"last": self._begun("save")} | {f"state.{i}": x for i, x in enumerate(leaves(self.state))}
@@ -131,16 +138,22 @@ class Stream:
         file = Path(file)
         if not file.parent.is_dir():
             raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
-        about = {"mnemos.stream": _signature(self.model), "weights": _fingerprint(self.model)}
+        about = {
+            "mnemos.stream": _signature(self.model),
+            "weights": _hash(self.model.state_dict().items()),
+            "tensors": _hash(sorted(tensors.items())),
+        }
         with replacing(file) as temporary:
             save_file(tensors, str(temporary), about)
 
-    def _check(self, tokens: Tensor) -> None:
-        """Check all tokens now: the model would refuse the last one only at the next step."""
-        fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and not tokens.is_floating_point() and tokens.numel()
+    def _checked(self, tokens: Tensor) -> Tensor:
+        """The tokens as int64. All are checked now: the model would refuse the last one only at the next step."""
+        self._settled("prefill")
+        fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel() and _integer(tokens.dtype)
         if not fits or len(tokens) != (self.rows or len(tokens)):
             found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
             raise InputError(f"expected tokens [{self.rows or 'B'}, T] of integers, T at least 1, found {found}")
+        tokens = tokens.long()
         size = getattr(getattr(self.model, "config", None), "vocab_size", None)
         if size is not None and tokens.device.type == "cpu":
             low, high = torch.aminmax(tokens)
@@ -148,6 +161,11 @@ class Stream:
                 raise InputError(
                     f"expected token ids 0 to {size - 1}, found {int(low)} to {int(high)}; use the model's vocabulary"
                 )
+        return tokens
+
+    def _settled(self, verb: str) -> None:
+        if any(part.training for part in self.model.modules()):
+            raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
 
     def _begun(self, verb: str) -> Tensor:
         if self.last is None:
@@ -158,7 +176,10 @@ class Stream:
 
     @classmethod
     def restore(cls, model: nn.Module, file: str | Path, step: Step | None = None) -> "Stream":
-        """Read a stream that `save` wrote. Raises InputError for a missing or damaged file, or one of another model."""
+        """Read a stream that `save` wrote. Raises InputError for a missing or damaged file, or one of another model.
+
+        Cost: reading the file, and all weights once.
+        """
         from safetensors import SafetensorError, safe_open
 
         file = Path(file)
@@ -173,16 +194,20 @@ class Stream:
             raise InputError(
                 f"{file}: expected a saved stream, found a file that cannot be read ({error}); save it again"
             ) from None
-        if about is None or "last" not in tensors:
+        if about is None or "last" not in tensors or tensors["last"].dim() != 2:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
         if about != _signature(model):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of another configuration; load its own model"
             )
-        if said.get("weights") != _fingerprint(model):
+        if "tensors" not in said:
+            raise InputError(f"{file}: expected hashes of its tensors, found none; save it again with this version")
+        if said.get("weights") != _hash(model.state_dict().items()):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of other weights; load its own weights"
             )
+        if said["tensors"] != _hash(sorted(tensors.items())):
+            raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
         last = tensors.pop("last")
         device = next(model.parameters()).device
         state = _like(_fresh(model, len(last)), list(tensors), file)
@@ -207,16 +232,28 @@ def _fresh(model: nn.Module, rows: int) -> State:
 def _like(fresh: State, names: list[str], file: Path) -> State:
     """A state with the structure of `fresh`, whose leaves are the names of the file's tensors."""
     found, structure = pytree.tree_flatten(fresh)
-    if sum(isinstance(x, Tensor) for x in found) != len(names):
-        raise InputError(f"{file}: expected a state of {len(found)} tensors, found {len(names)}; save it again")
+    expected = [f"state.{i}" for i in range(sum(isinstance(x, Tensor) for x in found))]
+    if sorted(names) != sorted(expected):
+        raise InputError(
+            f"{file}: expected a state of {len(expected)} tensors, state.0 and on, found {len(names)}: "
+            f"{', '.join(sorted(names))}; save it again"
+        )
     count = iter(range(len(names)))
     return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
 
 
-def _fingerprint(model: nn.Module) -> str:
-    """A hash that identifies the weights of a model: of each tensor's sum in float64. Cost: reading them once."""
-    sums = [p.detach().double().sum().item() for p in model.state_dict().values() if p.is_floating_point()]
-    return hashlib.sha256(repr(sums).encode()).hexdigest()
+def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of names, types, shapes and bytes. Cost: reading the tensors once, at about a gigabyte per second."""
+    found = hashlib.sha256()
+    for name, x in tensors:
+        found.update(repr((name, x.dtype, tuple(x.shape))).encode())
+        # Contiguous, because equal numbers may lie in memory in any order.
+        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 def _signature(model: nn.Module) -> str:

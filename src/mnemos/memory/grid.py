@@ -5,7 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mnemos._compat import exportable
 
+
+@exportable
 class Unfinished(NamedTuple):
     """The tokens of each row's incomplete block: tokens [B, block, ..], valid [B, block] bool.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import exportable
 from mnemos.config import check_fields
 from mnemos.ops.slot_memory import biased_memory_norm, slot_attention, slot_write
 from mnemos.types import Device, InputError, check_heads
@@ -48,6 +49,7 @@ class SlotsConfig:
                 raise InputError(f"memory.{name}: expected {wanted}, found {getattr(self, name)}; change it")
 
 
+@exportable
 class SlotState(NamedTuple):
     """slots [B, K, D], at least float32, and writes [B] int64, their number; where it is 0, the row's slots are M_0."""
 

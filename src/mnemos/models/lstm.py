@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind
@@ -33,6 +34,7 @@ class LSTMConfig(ModelConfig):
         return LSTM(self)
 
 
+@exportable
 class LSTMState(NamedTuple):
     """h and c [B, layers, width]: outputs and cell states of the layers after the last valid token of each row."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, unknown_field
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
@@ -66,6 +67,7 @@ class MemformerConfig(ModelConfig):
 PRESETS: dict[str, tuple[int, float | None]] = {"paper": (2, 1.0), "mnemos": (0, None)}  # cls, memory.radius
 
 
+@exportable
 class MemformerState(NamedTuple):
     """The place of each row in its sequence; a row of zeros is a new row.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
@@ -109,6 +110,7 @@ class Read(NamedTuple):
     slots: Tensor | None
 
 
+@exportable
 class DecoderCache(NamedTuple):
     """A decoder block's cache within a segment: its own keys and values so far, and those of its sources.
 

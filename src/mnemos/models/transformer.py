@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import exportable
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
@@ -71,6 +72,7 @@ class TransformerConfig(ModelConfig):
         return Transformer(self)
 
 
+@exportable
 class TransformerState(NamedTuple):
     """seen [B] int64: tokens since the row began (None: not causal, each segment starts at 0). layers: their states."""
 

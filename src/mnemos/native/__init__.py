@@ -3,10 +3,17 @@
 The library is loaded when it is first needed. `python -m mnemos.native.build` builds it by hand.
 """
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 
-__all__ = ["library", "variant", "why_not"]
+from mnemos.errors import InputError
+
+__all__ = ["NAMES", "instruction_set", "instruction_sets", "library", "variant", "why_not"]
+
+NAMES = ("baseline", "avx2", "avx512")  # in the order of the kernels' variants
+_chosen: int | None = None
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
 
@@ -48,7 +55,29 @@ def why_not() -> str:
     return _load()[1]
 
 
+def instruction_sets() -> list[str]:
+    """The instruction sets that the kernels have and this processor can run, best last; empty without kernels."""
+    loaded = library()
+    return [] if loaded is None else list(NAMES[: loaded.mnemos_best() + 1])
+
+
+@contextlib.contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    """Inside, all kernels use this instruction set: for tests, measurements and exact repetition on other processors.
+
+    It holds for all threads. Raises InputError for one that `instruction_sets()` does not have.
+    """
+    global _chosen
+    if name not in instruction_sets():
+        raise InputError(f"expected an instruction set of {', '.join(instruction_sets()) or 'none'}, found {name!r}")
+    before, _chosen = _chosen, NAMES.index(name)
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
 def variant(loaded: ctypes.CDLL) -> int:
-    """The variant for this processor: 0 for any, 1 with AVX2, 2 with AVX-512. Tests replace this function."""
-    best: int = loaded.mnemos_best()
+    """The number of the instruction set in `NAMES` that the kernels use: the processor's best, or the chosen one."""
+    best: int = loaded.mnemos_best() if _chosen is None else _chosen
     return best

@@ -32,8 +32,9 @@ struct Work {
     i64 Dp, Mp, Lp;                       // D, M and M + 1 in whole vectors
     i64 workers, state, scratch;          // how many, and floats of a head's states and of a worker's memory
     float *memory, *starts, *ends;        // [workers, scratch]; [B·H, segments − 1, sums] twice, if segments > 1
+    float* gammas;                        // [B, T, H], of the backward
 
-    Work(const Call& c, double eps) : c(c), eps((float)eps), memory(nullptr), starts(nullptr), ends(nullptr) {
+    Work(const Call& c, double eps) : c(c), eps((float)eps), memory(nullptr), starts(nullptr), ends(nullptr), gammas(nullptr) {
         workers = c.B * c.T * c.H * c.D * c.M < SERIAL ? 1 : c.threads;
         groups = least(c.H, rounded(workers * 2, c.B) / c.B);
         heads = rounded(c.H, groups) / groups;
@@ -47,20 +48,22 @@ struct Work {
         Dp = rounded(c.D, W), Mp = rounded(c.M, W), Lp = rounded(c.M + 1, W);
         i64 plain = (c.D + 1) * Mp + Dp, turned = (c.M + 1) * Dp;
         state = 2 * (plain > turned ? plain : turned);  // two of either, or one of each
-        scratch = heads * state + CHUNK * (2 * Dp + 3 * Lp + (Dp > Lp ? Dp : Lp) + W);
+        scratch = heads * state + CHUNK * (2 * Dp + 2 * Lp + (Dp > Lp ? Dp : Lp) + W);
     }
     ~Work() { std::free(memory); }
     Work(const Work&) = delete;
 
     i64 half() const { return c.D * c.M + c.D; }
     i64 sums() const { return 2 * half(); }  // s, z, and what they had no digits for
-    bool prepare() {
+    bool prepare(bool gradients) {
         i64 between = c.B * c.H * (segments - 1) * sums();
-        i64 size = rounded((workers * scratch + 2 * between) * (i64)sizeof(float), 64);
+        i64 tokens = gradients ? c.B * c.T * c.H : 0;
+        i64 size = rounded((workers * scratch + 2 * between + tokens) * (i64)sizeof(float), 64);
         memory = (float*)std::aligned_alloc(64, size);
         if (!memory) return false;
         starts = memory + workers * scratch;
         ends = starts + between;
+        gammas = ends + between;
         return true;
     }
     i64 units() const { return c.B * groups * segments; }
@@ -82,7 +85,7 @@ struct Unit {
     const Work& w;
     const Call& c;
     i64 b, h0, h1, segment, t0, t1;
-    float *states, *q, *k, *v, *g, *y, *out, *dots;
+    float *states, *q, *k, *v, *g, *out, *dots;
     float den[CHUNK];
 
     Unit(const Work& w, i64 index, i64 worker) : w(w), c(w.c) {
@@ -95,8 +98,7 @@ struct Unit {
         k = q + CHUNK * w.Dp;
         v = k + CHUNK * w.Dp;
         g = v + CHUNK * w.Lp;
-        y = g + CHUNK * w.Lp;
-        dots = y + CHUNK * w.Lp;
+        dots = g + CHUNK * w.Lp;
         out = dots + CHUNK * W;
     }
 
@@ -145,21 +147,17 @@ struct Unit {
             for (i64 i = 0; i < n; i++) v[i * w.Lp + c.M] = 1;
     }
     float* denominator(i64 t, i64 h) const { return c.den + (b * c.T + t) * c.H + h; }
-    // g' = [ĝ, γ] with ĝ = g/den and γ = −ĝ·y
-    void upstream(i64 t, i64 h, i64 n) const {
+    // g' = [ĝ, γ] with ĝ = g/den. γ = −ĝ·y is what `dq` found (nullptr: 0).
+    void upstream(i64 t, i64 h, i64 n, const float* gammas) const {
         read(g, w.Lp, c.g, t, h, n, c.M, IDENTITY, false);
-        read(y, w.Lp, c.y, t, h, n, c.M, IDENTITY, false);
         const float* den = denominator(t, h);
         for (i64 i = 0; i < n; i++, den += c.H) {
-            V by = all(1 / *den), dot = V{};
-            for (i64 m = 0; m < w.Mp; m += W) {
-                V x = load<V>(g + i * w.Lp + m) * by;
-                store(g + i * w.Lp + m, x);
-                dot += x * load<V>(y + i * w.Lp + m);
-            }
-            g[i * w.Lp + c.M] = -sum(dot);
+            V by = all(1 / *den);
+            for (i64 m = 0; m < w.Mp; m += W) store(g + i * w.Lp + m, load<V>(g + i * w.Lp + m) * by);
+            g[i * w.Lp + c.M] = gammas ? gammas[i * c.H] : 0;
         }
     }
+    float* gamma(i64 t, i64 h) const { return w.gammas + (b * c.T + t) * c.H + h; }
     // out · dφ, in place
     void chain(const float* phi, i64 n) const {
         if (c.map == IDENTITY) return;
@@ -211,20 +209,41 @@ struct Unit {
             }
     }
 
+    // With a = S·ĝ, whose product with q is den·(ĝ·y): γ = −(q·a)/den and dq = a + γ·z. A γ of the y that was returned
+    // would have that one's rounding, and times z it would drown dq: S·ĝ and γ·z cancel wherever v has a mean.
     void dq() {
         for (i64 h = h0; h < h1; h++) {
             Sums from = before(h, 0);
-            put_turned<1>(state(h), c.D, c.M, from.s, from.z, 0);
+            float* z = state(h) + c.M * w.Dp;
+            put_turned<1, false>(state(h), c.D, c.M, from.s, from.z, 0);
+            std::memset(z, 0, w.Dp * sizeof(float));
+            if (from.z) std::memcpy(z, from.z, c.D * sizeof(float));
         }
         for (i64 t = t0; t < t1; t += CHUNK)
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
-                keys(t, h, n), values(t, h, n, true), upstream(t, h, n);
-                ask(t, h, false, c.D, c.q, c.k, c.dq), ask(t, h, false, c.M, c.v, c.g, c.y);
-                scan<1, true>(state(h), c.M + 1, w.Dp, v, g, w.Lp, k, out, w.Dp, whole(n), false);
-                if (c.map != IDENTITY) queries(t, h, n), chain(q, n);
+                keys(t, h, n), queries(t, h, n), values(t, h, n, false), upstream(t, h, n, nullptr);
+                ask(t, h, false, c.D, c.q, c.k, c.dq), ask(t, h, false, c.M, c.v, c.g);
+                scan<1, true>(state(h), c.M, w.Dp, v, g, w.Lp, k, out, w.Dp, whole(n), false);
+                normalised(state(h) + c.M * w.Dp, t, h, n);
+                chain(q, n);
                 write(out, w.Dp, c.dq, t, h, n, c.D, nullptr);
             }
+    }
+    // γ of n tokens, and out + γ·z in the place of out, which is a; z [Dp] takes in the keys.
+    void normalised(float* z, i64 t, i64 h, i64 n) const {
+        const float* den = denominator(t, h);
+        float* to = gamma(t, h);
+        for (i64 i = 0; i < n; i++) {
+            float *a = out + i * w.Dp, *key = k + i * w.Dp, *query = q + i * w.Dp;
+            V dot = V{};
+            for (i64 d = 0; d < w.Dp; d += W) dot += load<V>(a + d) * load<V>(query + d);
+            float found = to[i * c.H] = -sum(dot) / den[i * c.H];
+            for (i64 d = 0; d < w.Dp; d += W) {
+                V now = load<V>(z + d) + load<V>(key + d);
+                store(z + d, now), store(a + d, load<V>(a + d) + found * now);
+            }
+        }
     }
 
     void dkv() {
@@ -237,8 +256,8 @@ struct Unit {
         for (i64 t = t0 + (t1 - t0 - 1) / CHUNK * CHUNK; t >= t0; t -= CHUNK)
             for (i64 h = h0; h < h1; h++) {
                 i64 n = least(CHUNK, t1 - t);
-                keys(t, h, n), queries(t, h, n), values(t, h, n, true), upstream(t, h, n);
-                ask(t, h, true, c.D, c.q, c.k, c.dk), ask(t, h, true, c.M, c.v, c.g, c.y, c.dv);
+                keys(t, h, n), queries(t, h, n), values(t, h, n, true), upstream(t, h, n, gamma(t, h));
+                ask(t, h, true, c.D, c.q, c.k, c.dk), ask(t, h, true, c.M, c.v, c.g, c.dv);
                 scan<1, true>(state(h), c.M + 1, w.Dp, g, v, w.Lp, q, out, w.Dp, whole(n), true);
                 chain(k, n);
                 clear(t, n, w.Dp);
@@ -265,7 +284,7 @@ struct Unit {
             for (i64 t = t0; t < t1; t += CHUNK) {
                 i64 n = least(CHUNK, t1 - t);
                 gradients ? queries(t, h, n) : keys(t, h, n);
-                gradients ? upstream(t, h, n) : values(t, h, n, true);
+                gradients ? upstream(t, h, n, gamma(t, h)) : values(t, h, n, true);
                 const float *p = gradients ? g : v, *r = gradients ? q : k;
                 scan<2, false>(X, c.M + 1, w.Dp, p, p, w.Lp, r, out, w.Dp, whole(n), false);
             }
@@ -292,21 +311,15 @@ void add_up(const Work& w, bool gradients) {
 }
 
 void run_forward(void* w, i64 unit, i64 worker) { Unit(*(Work*)w, unit, worker).forward(); }
-// dk and dv first: they take longest.
-void run_backward(void* w, i64 unit, i64 worker) {
-    i64 n = ((Work*)w)->units();
-    Unit u(*(Work*)w, unit % n, worker);
-    unit < n ? u.dkv() : u.dq();
-}
+void run_dq(void* w, i64 unit, i64 worker) { Unit(*(Work*)w, unit, worker).dq(); }
+void run_dkv(void* w, i64 unit, i64 worker) { Unit(*(Work*)w, unit, worker).dkv(); }
 void run_sums(void* w, i64 unit, i64 worker) {
     Unit u(*(Work*)w, unit, worker);
     if (u.segment < u.w.segments - 1) u.collect(false);
 }
 void run_gradient_sums(void* w, i64 unit, i64 worker) {
-    i64 n = ((Work*)w)->units();
-    Unit u(*(Work*)w, unit % n, worker);
-    if (unit < n && u.segment > 0) u.collect(true);
-    if (unit >= n && u.segment < u.w.segments - 1) u.collect(false);
+    Unit u(*(Work*)w, unit, worker);
+    if (u.segment > 0) u.collect(true);
 }
 
 // A single token: S and z are read once and written once, to another place.
@@ -336,7 +349,7 @@ void run_token(void* work, i64 unit, i64 worker) {
 int forward(const Call& c, double eps) {
     if (!c.B || !c.H) return 0;
     Work w(c, eps);
-    if (!w.prepare()) return 1;
+    if (!w.prepare(false)) return 1;
     if (w.segments > 1) {
         parallel(w.workers, w.units(), run_sums, &w);
         add_up(w, false);
@@ -348,12 +361,18 @@ int forward(const Call& c, double eps) {
 int backward(const Call& c) {
     if (!c.B || !c.H) return 0;
     Work w(c, 0);
-    if (!w.prepare()) return 1;
-    if (w.segments > 1) {
-        parallel(w.workers, 2 * w.units(), run_gradient_sums, &w);
-        add_up(w, false), add_up(w, true);
+    if (!w.prepare(true)) return 1;
+    bool several = w.segments > 1;
+    if (several) {
+        parallel(w.workers, w.units(), run_sums, &w);
+        add_up(w, false);
     }
-    parallel(w.workers, 2 * w.units(), run_backward, &w);
+    parallel(w.workers, w.units(), run_dq, &w);
+    if (several) {  // R needs γ, which dq finds
+        parallel(w.workers, w.units(), run_gradient_sums, &w);
+        add_up(w, true);
+    }
+    parallel(w.workers, w.units(), run_dkv, &w);
     return 0;
 }
 

@@ -4,7 +4,7 @@
 //
 //     what      X               rows  columns   p      r      w      direction
 //     y·den     S [D, M]        D     M         φ(k)   v      φ(q)   forward
-//     dφ(q)     S'ᵀ [M+1, D]    M+1   D         v'     φ(k)   g'     forward
+//     dφ(q)     Sᵀ [M, D]       M     D         v      φ(k)   ĝ      forward, and γ·z beside it
 //     dφ(k)     R'ᵀ [M+1, D]    M+1   D         g'     φ(q)   v'     backward
 //     dv        R [D, M]        D     M         φ(q)   ĝ      φ(k)   backward
 //
@@ -138,16 +138,16 @@ void get(const float* X, i64 D, i64 M, float* s, i64 part) {
     });
 }
 
-// X' [M + 1, D] from [D, M] and [D], and back.
-template <i64 PARTS>
+// X' [M + 1, D] from [D, M] and [D], and back. Without NORM, X' [M, D] from [D, M] alone.
+template <i64 PARTS, bool NORM = true>
 void put_turned(float* X, i64 D, i64 M, const float* s, const float* z, i64 part) {
-    i64 rows = M + 1;
+    i64 rows = NORM ? M + 1 : M;
     panels(rounded(D, W), [&](i64 c, i64 width) {
         float* to = X + PARTS * rows * c + part * width;
         for (i64 m = 0; m < rows; m++) std::memset(to + m * PARTS * width, 0, width * sizeof(float));
         for (i64 d = c; s && d < least(c + width, D); d++, to++) {
             for (i64 m = 0; m < M; m++) to[m * PARTS * width] = s[d * M + m];
-            to[M * PARTS * width] = z[d];
+            if (NORM) to[M * PARTS * width] = z[d];
         }
     });
 }

@@ -19,18 +19,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mnemos._compat import exportable, forward_differentiated, transformed
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import chunked, native, oracle, triton
+from . import chunked, native, oracle, transformable, triton
 from .compensated import CompensatedState, carry
-from .feature_maps import FeatureMap, Pointwise, find, nearest
+from .feature_maps import FeatureMap, Pointwise, find, nearest, valid
 
 __all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "which"]
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked": chunked, "reference": oracle}
 
 
+@exportable
 class LinearState(NamedTuple):
     """The state of linear attention: s [B, H, D', M] = Σ φ(k)·vᵀ and z [B, H, D'] = Σ φ(k) (eq. 10, 11).
 
@@ -76,15 +78,20 @@ def linear_attention(
     `CompensatedState` that is given is continued in any case. It needs twice the memory of the state and up to twice
     the time per token.
 
-    Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, the output, O(T·H) numbers and a few states.
-    Differentiable once. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.
+    Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, O(T·H) numbers and a few states (`triton`: the
+    output in float32 too).
+    Differentiable once. Under `torch.func` and forward-mode AD every backend but "reference" is computed in PyTorch's
+    own operations (transformable.py), which have all derivatives. Raises InputError for shapes, dtypes, a feature map
+    or a backend that do not fit.
     """
     _check(q, k, v, causal, mask, eps)
     phi = find(feature_map)
     if not isinstance(phi, Pointwise):
-        q, k = phi(q), phi(k)
+        q, k = phi(q), phi(valid(k, mask))
         _check_features(q, k, v)
     chosen = BACKENDS[choose(q, k, v, backend)]
+    if chosen is not oracle and not torch.compiler.is_compiling() and (transformed() or forward_differentiated()):
+        chosen = transformable
     b, _, h, d = k.shape
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     with full_precision(v.device.type):
@@ -97,9 +104,8 @@ def linear_attention(
             y, *after = sums(q, k, v, before.s, before.z, mask, inside, eps)
         else:
             if inside is not None:
-                q, k, inside = phi(q.to(wide)), phi(k.to(wide)), None
-            if mask is not None:
-                k, v = k.masked_fill(~mask[..., None, None], 0), v.masked_fill(~mask[..., None, None], 0)
+                q, k, inside = phi(q.to(wide)), phi(valid(k.to(wide), mask)), None
+            k, v = valid(k, mask), valid(v, mask)
             plain = _token if causal and q.shape[1] == 1 else _everything
             y, *after = plain(q.to(wide), k.to(wide), v.to(wide), before.s, before.z, eps)
             y = y.to(v.dtype)

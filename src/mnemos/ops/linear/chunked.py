@@ -8,13 +8,16 @@ product, across chunks a running sum:
 
 and, with ĝ = g/den, γ = −(ĝ·o), g' = [ĝ, γ] and R' = Σ_{i after the chunk} q_i g'_iᵀ (at the end: dS, dz),
 
-    dq_i = Σ_{j≤i} (g'_i·v'_j) k_j + S' g'_i
+    dq_i = a_i + γ_i z_i    a_i = Σ_{j≤i} (ĝ_i·v_j) k_j + S ĝ_i    γ_i = −(q_i·a_i)/den_i
     dk_j = Σ_{i≥j} (g'_i·v'_j) q_i + R' v'_j
     dv_j = Σ_{i≥j} (q_i·k_j) ĝ_i + Rᵀ k_j            dS_0, dz_0 = R' at the start
 
-A *segment* is as many chunks as fit the processor's caches. Memory: the inputs, the output, one denominator per token
-and head, one S' per segment, and the temporaries of one segment. Sums start from zero in each segment, and the forward
-carries their rounding errors from segment to segment (Kahan), so errors do not grow with the number of segments.
+γ is computed from a and not from o, because a and γ·z cancel where the values have a mean, and an o that was rounded to
+half precision would not let them.
+
+A *segment* is as many chunks as fit the processor's caches. Memory: the inputs, one denominator per token and head, one
+S' per segment, and the temporaries of one segment. Sums start from zero in each segment, and the forward carries their
+rounding errors from segment to segment (Kahan), so errors do not grow with the number of segments.
 """
 
 from typing import Any
@@ -94,11 +97,10 @@ class _Causal(torch.autograd.Function):
             starts.append(state)
             before, added = _sums(ks, vs, state)
             state, low = add(state, low + added)
-            num = torch.bmm(torch.bmm(qs, ks.mT).tril_(), vs).baddbmm_(qs, before)
-            num = rows.back(num)
+            num = rows.back(masked_product(torch.bmm(qs, ks.mT).tril_(), vs).baddbmm_(qs, before))
             den[:, here] = num[..., m:] + eps
             y[:, here] = num[..., :m] / den[:, here]
-        ctx.save_for_backward(q, k, v, mask, y, den, *starts)
+        ctx.save_for_backward(q, k, v, mask, den, *starts)
         ctx.phi = phi
         state = state.unflatten(0, (b, h))
         return y, state[..., :m].contiguous(), state[..., m].contiguous()
@@ -106,10 +108,10 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     @differentiable_once("linear_attention")
     def backward(ctx: Any, gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, y, den, *starts = ctx.saved_tensors
+        q, k, v, mask, den, *starts = ctx.saved_tensors
         # The caller may have autocast on, which would round the float32 products.
         with full_precision(q.device.type):
-            return (*_backward(q, k, v, mask, y, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
+            return (*_backward(q, k, v, mask, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
 
 
 def _backward(
@@ -117,7 +119,6 @@ def _backward(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    y: Tensor,
     den: Tensor,
     starts: list[Tensor],
     phi: Pointwise | None,
@@ -134,13 +135,16 @@ def _backward(
         valid = _part(mask, here)
         rows = _Rows(b, here.stop - here.start, h, c, den.dtype)
         qs, ks, vs = rows.inputs(q[:, here], k[:, here], v[:, here], valid, phi)
-        g = gy[:, here] / den[:, here]
-        gs = rows.split(torch.cat([g, -(g * y[:, here]).sum(-1, keepdim=True)], -1))
+        gs = rows.split(gy[:, here] / den[:, here], ones=1)
         before, _ = _sums(ks, vs, starts[index])
+        weights = torch.bmm(gs[..., :m], vs[..., :m].mT).tril_()
+        grad = torch.bmm(weights, ks).baddbmm_(gs[..., :m], before[..., :m].mT)
+        gamma = (grad * qs).sum(-1, keepdim=True).neg_().mul_(rows.split(den[:, here].reciprocal()))
+        grad = rows.back(grad.addcmul_(gamma, ks.cumsum(1).add_(before[..., m].unsqueeze(1))))
+        gs[..., m:] = gamma
+        weights = (weights + gamma).tril_()
         after, added = _sums(qs, gs, state, backwards=True)
         state = state + added
-        weights = torch.bmm(gs, vs.mT).tril_()
-        grad = rows.back(torch.bmm(weights, ks).baddbmm_(gs, before.mT))
         dq[:, here] = grad if phi is None else grad * phi.slope(rows.back(qs))
         grad = rows.back(torch.bmm(weights.mT, qs).baddbmm_(vs, after.mT))
         if phi is not None:
@@ -182,6 +186,15 @@ class _Rows:
     def back(self, x: Tensor) -> Tensor:
         """Chunks [B·H·n, c, ·] as [B, T, H, ·], without a copy."""
         return x.view(self.b, self.h, self.n * self.c, -1)[:, :, : self.t].transpose(1, 2)
+
+
+def masked_product(weights: Tensor, values: Tensor) -> Tensor:
+    """The product of weights [n, c, c], which are 0 where j > i, with values [n, c, M].
+
+    A product with 0 does not remove a value that is not finite, so such values are added apart, from their token on.
+    """
+    finite = values.nan_to_num(0.0, 0.0, 0.0)
+    return torch.bmm(weights, finite) + (values - finite).cumsum(1)
 
 
 def _sums(a: Tensor, b: Tensor, start: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mnemos._compat import exportable
+
 from .feature_maps import FeatureMap
 
 BLOCK = 256  # tokens that are summed without compensation
 
 
+@exportable
 class CompensatedState(NamedTuple):
     """A `LinearState` and its rounding errors: the sums are s + s_low and z + z_low.
 

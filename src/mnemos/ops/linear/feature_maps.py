@@ -104,6 +104,15 @@ def find(given: str | FeatureMap) -> FeatureMap:
     return FEATURE_MAPS[given]
 
 
+def valid(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x [B, N, H, ·] with zeros where the mask [B, N] is False.
+
+    Keys before φ: a derivative of φ that is not finite would make the gradient of an invalid key 0·∞. Keys after φ:
+    φ(0) may differ from 0.
+    """
+    return x if mask is None else x.masked_fill(~mask[..., None, None], 0)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the nearest known one, or all."""
     near = difflib.get_close_matches(name, list(known), 1)

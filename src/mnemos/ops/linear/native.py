@@ -1,7 +1,7 @@
 """Causal linear attention on the CPU, in C++ (mnemos/native): φ, sums and normaliser in one pass over the tokens.
 
 The forward accumulates S over the tokens. The backward accumulates it again for dq, and R from the end for dk and dv
-(the formulas of chunked.py). It keeps q, k, v, y, the first state and one denominator per token and head. Inputs have
+(the formulas of chunked.py). It keeps q, k, v, the first state and one denominator per token and head. Inputs have
 any strides and are float32, bfloat16 or float16; the sums are float32.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos._compat import constant, dispatch_mode_active, transformed
+from mnemos._compat import constant, dispatch_mode_active, literal, transformed
 from mnemos.native import library, why_not
 from mnemos.native.codes import TYPES
 
@@ -45,9 +45,9 @@ def causal(
     Cost: O(B·T·H·D·M), on `torch.get_num_threads()` threads. If there are more threads than rows times heads, the
     sequence is divided among them too, which adds a third to a half of the work.
     """
-    (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
-    compute = _Eager.apply if _eager(q, k, v, s, z) else torch.ops.mnemos.linear_attention
-    y, _, s, z = compute(q, k, v, s, z, mask, kind, eps)
+    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    compute = _Eager.apply if _eager(q, k, v, s, z, mask) else torch.ops.mnemos.linear_attention
+    y, s, z, _ = compute(q, k, v, s, z, mask, kind, eps)
     return y.to(wanted), s, z
 
 
@@ -58,9 +58,9 @@ def compensated(
     q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, CompensatedState]:
     """`causal` with a `CompensatedState`; within a call the kernels always compensate their sums."""
-    (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
-    y, _, *new = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
-    return y.to(wanted), CompensatedState(*new)
+    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    y, s, z, _, *low = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
+    return y.to(wanted), CompensatedState(s, z, *low)
 
 
 def _library() -> ctypes.CDLL:
@@ -107,7 +107,7 @@ def _compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor,
 def _run(
     q: Tensor, k: Tensor, v: Tensor, state: Sequence[Tensor], mask: Tensor | None, kind: int, eps: float
 ) -> tuple[Tensor, ...]:
-    """y, den and the new state, which has as many tensors as the given one."""
+    """y, the new s and z, the denominators, and the new s_low and z_low if they are given."""
     q, k, v, state = _packed(q), _packed(k), _packed(v), [x.contiguous() for x in state]
     y, den = v.new_empty(v.shape), state[0].new_empty(v.shape[:3])
     ends = [torch.empty_like(x) for x in state]
@@ -116,7 +116,7 @@ def _run(
     loaded = _library()
     call = Call(*numbers, *sums, *[0] * (8 - len(sums)), den.data_ptr())
     _check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
-    return y, den, *ends
+    return y, *ends[:2], den, *ends[2:]
 
 
 def _backward(
@@ -127,17 +127,16 @@ def _backward(
     z: Tensor,
     mask: Tensor | None,
     kind: int,
-    y: Tensor,
     den: Tensor,
     gy: Tensor,
     gs: Tensor,
     gz: Tensor,
 ) -> Gradients:
-    q, k, v, y, gy = _packed(q), _packed(k), _packed(v), _packed(y), _packed(gy)
+    q, k, v, gy = _packed(q), _packed(k), _packed(v), _packed(gy)
     s, z, den, gs, gz = (x.contiguous() for x in (s, z, den, gs, gz))
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = torch.empty_like(s), torch.empty_like(z)
-    numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
+    numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *[0] * 4, *_mask(mask))  # y is not read
     pointers = (s.data_ptr(), z.data_ptr(), *[0] * 6, den.data_ptr())
     rows = (*_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
     sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
@@ -147,7 +146,7 @@ def _backward(
 
 
 def _derivative(*inputs: Any) -> Gradients:
-    direct = not torch.is_grad_enabled() and _eager(*inputs[:5], *inputs[-3:])
+    direct = not torch.is_grad_enabled() and _eager(*inputs[:6], *inputs[-3:])
     return _backward(*inputs) if direct else torch.ops.mnemos.linear_attention_backward(*inputs)
 
 
@@ -167,32 +166,36 @@ class _Eager(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-def _eager(*tensors: Tensor) -> bool:
+def _eager(*tensors: Tensor | None) -> bool:
     """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
+    given = [x for x in tensors if x is not None]
     return (
         not torch.compiler.is_compiling()
         and not dispatch_mode_active()
-        and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
-        and not transformed(*tensors)
+        and all(type(x) in (Tensor, torch.nn.Parameter) and literal(x) for x in given)
+        and not transformed(*given)
     )
 
 
-register("linear_attention", "native", ["CPU"], _forward, _backward, _derivative)
+def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:
+    return (s.new_empty(v.shape[:3]),)
+
+
+register("linear_attention", "native", ["CPU"], _forward, _backward, _denominators, "den", _derivative)
 
 
 def _like_compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    return v.new_empty(v.shape), others[0].new_empty(v.shape[:3]), *(x.new_empty(x.shape) for x in others[:4])
+    s, z, s_low, z_low = (x.new_empty(x.shape) for x in others[:4])
+    return v.new_empty(v.shape), s, z, s.new_empty(v.shape[:3]), s_low, z_low
 
 
 def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     keep(ctx, (*inputs[:5], *inputs[7:]), output[:4])
-    ctx.mark_non_differentiable(output[1], *output[4:])
+    ctx.mark_non_differentiable(*output[3:])
 
 
-def _gradients_compensated(
-    ctx: object, gy: object, den: object, gs: object, gz: object, *_: object
-) -> tuple[Tensor | None, ...]:
-    *found, mask, kind, eps = _gradients(ctx, gy, den, gs, gz)
+def _gradients_compensated(ctx: object, gy: object, gs: object, gz: object, *_: object) -> tuple[Tensor | None, ...]:
+    *found, mask, kind, eps = _gradients(ctx, gy, gs, gz)
     return *found, None, None, mask, kind, eps
 
 

@@ -1,6 +1,7 @@
 """Causal linear attention on a GPU, in Triton: φ, sums, mask and normaliser in one pass (triton_kernels.py).
 
-The forward reads q, k, v once and writes y and one denominator per token and head; S and z stay in registers. The
+The forward reads q, k, v once and writes y and one denominator per token and head, and in half precision y in float32
+too, for the backward; S and z stay in registers. The
 backward is one scan forwards in time for dq, and one backwards each for dk and dv (the formulas of chunked.py). If rows
 times heads are too few to occupy the device, the sequence is split into parts: first the sums of every part are
 computed, then all parts at once. Inputs are float32, bfloat16 or float16; the sums are float32.
@@ -10,6 +11,7 @@ TRITON_INTERPRET=1, set before Triton is first imported, runs the same kernels o
 
 import importlib.util
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from mnemos._compat import constant
 from mnemos.native.codes import TYPES
 
 from .feature_maps import Pointwise
-from .operators import Gradients, given, register
+from .operators import Gradients, given, keep, register
 from .triton_launch import Scans, precision, running, step
 
 __all__ = ["causal", "packed", "runs_here", "suits", "takes", "token", "why_not"]
@@ -105,8 +107,8 @@ def _call(
     phi: Pointwise | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (q, k, v, kind), wanted = given(q, k, v, phi), v.dtype
-    y, _, s, z = torch.ops.mnemos.linear_attention_triton(q, k, v, s, z, mask, offsets, kind, eps)
+    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    y, s, z, *_ = torch.ops.mnemos.linear_attention_triton(q, k, v, s, z, mask, offsets, kind, eps)
     return y.to(wanted), s, z
 
 
@@ -120,22 +122,40 @@ def _forward(
     offsets: Tensor | None,
     kind: int,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     s, z = s.contiguous(), z.contiguous()
     y, den = v.new_empty(v.shape), s.new_empty(v.shape[:3])
+    exact = _exact(v)
     s_end, z_end = torch.empty_like(s), torch.empty_like(z)
-    scans = Scans(q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den)
+    scans = Scans(q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den, y=exact)
     if q.shape[1] == 1 and offsets is None:
         step(scans, y, s, z, s_end, z_end, eps)
-        return y, den, s_end, z_end
+        return y, s_end, z_end, exact, den
     parts, sums = scans.parts(scans.tiles(False)[2]), precision(v.dtype)[1]
     if parts[0] == 1:
         scans.run("y", y, (s, z), (s_end, z_end), sums=sums, eps=eps)
-        return y, den, s_end, z_end
+        return y, s_end, z_end, exact, den
     x, n = scans.totals("s", parts, sums)
     s_end, z_end = running(x, s), running(n, z)
     scans.run("y", y, (x, n), parts=parts, sums=sums, eps=eps)
-    return y, den, s_end, z_end
+    return y, s_end, z_end, exact, den
+
+
+def _exact(v: Tensor) -> Tensor:
+    """Memory for y in float32, or nothing if y is float32 itself.
+
+    dq = S·ĝ + γ·z with γ = −ĝ·y, and the two cancel where the values have a mean. A rounded y would not let them.
+    """
+    return v.new_empty(v.shape if v.dtype != torch.float32 else (0,), dtype=torch.float32)
+
+
+def _like_kept(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    return _exact(v), s.new_empty(v.shape[:3])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    y, _, _, exact, den = output
+    keep(ctx, inputs, output, (y if y.dtype == torch.float32 else exact, den))
 
 
 def _backward(
@@ -158,20 +178,31 @@ def _backward(
     ds, dz = torch.empty_like(s), torch.empty_like(z)
     den, gamma = den.contiguous(), torch.empty_like(den)
     scans = Scans(q, k, v, mask, offsets, kind, s.shape[0] * s.shape[1], den, g=gy, y=y.contiguous(), gamma=gamma)
-    parts = scans.parts(min(scans.tiles(False)[2], scans.tiles(True)[2]))
+    parts, sums = scans.parts(min(scans.tiles(False)[2], scans.tiles(True)[2])), precision(v.dtype)[1]
+    # S and z, and R and w, cancel in dq and dk, so their products are as exact as in the forward.
     if parts[0] == 1:
-        scans.run("dq", dq, (s, z))
-        scans.run("dk", dk, (gs, gz), (None, dz))
-        scans.run("dv", dv, (gs, gz), (ds, None))
+        scans.run("dq", dq, (s, z), sums=sums)
+        scans.run("dk", dk, (gs, gz), (None, dz), sums=sums)
+        scans.run("dv", dv, (gs, gz), (ds, None), sums=sums)
         return dq, dk, dv, ds, dz
-    x, n = scans.totals("s", parts)
+    x, n = scans.totals("s", parts, sums)
     running(x, s), running(n, z)
-    scans.run("dq", dq, (x, n), parts=parts)
-    x, n = scans.totals("r", parts)
+    scans.run("dq", dq, (x, n), parts=parts, sums=sums)
+    x, n = scans.totals("r", parts, sums)
     ds, dz = running(x, gs, backwards=True), running(n, gz, backwards=True)
-    scans.run("dk", dk, (x, n), parts=parts)
+    scans.run("dk", dk, (x, n), parts=parts, sums=sums)
     scans.run("dv", dv, (x, n), parts=parts)
     return dq, dk, dv, ds, dz
 
 
-register("linear_attention_triton", "triton", ["CPU", "CUDA"], _forward, _backward, extra="Tensor? offsets, ")
+register(
+    "linear_attention_triton",
+    "triton",
+    ["CPU", "CUDA"],
+    _forward,
+    _backward,
+    _like_kept,
+    "y den",
+    extra="Tensor? offsets, ",
+    setup=_keep,
+)

@@ -75,6 +75,18 @@ def _features(base, t, stride, column, keep, KIND: tl.constexpr):
 
 
 @triton.jit
+def _centred(x, n):
+    """S − n·cᵀ, and c: the mean of the values over all features. It rounds with their spread, not with their size.
+
+    c is 0 where there is no finite mean: its choice changes no result.
+    """
+    total = tl.sum(n, 0)
+    c = tl.sum(x, 0) / tl.where(total == 0, 1.0, total)
+    c = tl.where(tl.abs(c) < float("inf"), c, 0.0)
+    return x - n[:, None] * c[None, :], c
+
+
+@triton.jit
 def scan(
     q,
     k,
@@ -117,6 +129,7 @@ def scan(
     MASKED: tl.constexpr,
     PACKED: tl.constexpr,
     ENDS: tl.constexpr,
+    EXACT: tl.constexpr,
     C: tl.constexpr,
     BD: tl.constexpr,
     BM: tl.constexpr,
@@ -126,7 +139,8 @@ def scan(
     """See the top of the file. Grid (rows or sequences · H · blocks, parts of `length` tokens).
 
     x_start, n_start, x_end, n_end are contiguous [rows · H, parts, D, M] and [rows · H, parts, D]; out, y, den and
-    gamma contiguous over [B, T, H]; the last axis of q, k, v, g has stride 1. den is written by y, gamma by dq.
+    gamma contiguous over [B, T, H]; the last axis of q, k, v, g has stride 1. den is written by y, gamma by dq;
+    EXACT: y writes its result to `y` too, in float32.
     """
     FORWARDS: tl.constexpr = OUT == "y" or OUT == "dq" or OUT == "s"
     OVER_D: tl.constexpr = OUT == "dq" or OUT == "dk"
@@ -204,10 +218,19 @@ def scan(
             if PRECISION == "bf16":
                 # Numerator and denominator use the same rounded weights, so that their rounding cancels for few keys.
                 weights = weights.to(tl.bfloat16).to(tl.float32)
-            below = tl.sum(weights, 1) + tl.sum(query * n[None, :], 1) + eps
-            result = _product(query, x, PRECISION) + _product(weights, value, PRECISION)
+            before = tl.sum(query * n[None, :], 1)
+            below = tl.sum(weights, 1) + before + eps
+            spread, centre = _centred(x, n)
+            # A product with 0 does not remove a NaN, so values of later tokens that are not finite are left out of it.
+            finite = tl.abs(value) < float("inf")
+            result = _product(query, spread, PRECISION) + before[:, None] * centre[None, :]
+            result += _product(weights, tl.where(finite, value, 0.0), PRECISION)
+            if tl.sum(tl.where(finite, 0, 1)) > 0:
+                result += tl.cumsum(tl.where(finite, 0.0, value), 0)
             result = result / below[:, None]
             tl.store(out + row[:, None] * M + m[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_m)
+            if EXACT:
+                tl.store(y + row[:, None] * M + m[None, :], result, mask=here[:, None] & in_m)
             tl.store(den + row, below, mask=here & (block == 0))
         if OUT == "dq":
             share = -tl.sum(above * _rows(y, row, M, m, here[:, None] & in_m) * inverse, 1)
@@ -216,12 +239,18 @@ def scan(
             weights = _product(above, tl.trans(value), PRECISION) * inverse + share[:, None]
             weights = tl.where(earlier, weights, 0.0)
             if OUT == "dq":
-                result = _product(above, tl.trans(x), PRECISION) * inverse + _product(weights, key, PRECISION)
+                spread, centre = _centred(x, n)
+                result = _product(above, tl.trans(spread), PRECISION) * inverse + _product(weights, key, PRECISION)
+                share += tl.sum(above * centre[None, :] * inverse, 1)
                 result = _sloped(result + share[:, None] * n[None, :], query, KIND)
             else:
-                result = _product(value, tl.trans(x), PRECISION) + _product(tl.trans(weights), query, PRECISION)
+                # R·v + w cancel where the values have a mean: it is multiplied in float32.
+                centre = tl.sum(value, 0) / C
+                result = _product(value - centre[None, :], tl.trans(x), PRECISION)
+                result += _product(tl.trans(weights), query, PRECISION)
+                total = n + tl.sum(x * centre[None, :], 1)
                 # An invalid key has φ = 0 here, and no gradient.
-                result = tl.where(valid[:, None], _sloped(result + n[None, :], key, KIND), 0.0)
+                result = tl.where(valid[:, None], _sloped(result + total[None, :], key, KIND), 0.0)
             tl.store(out + row[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=here[:, None] & in_d)
         if OUT == "dv":
             weights = tl.where(earlier, _product(query, tl.trans(key), PRECISION), 0.0) * inverse
@@ -273,6 +302,7 @@ def step(
     v,
     mask,
     y,
+    exact,
     den,
     s,
     z,
@@ -292,6 +322,7 @@ def step(
     M: tl.constexpr,
     KIND: tl.constexpr,
     MASKED: tl.constexpr,
+    EXACT: tl.constexpr,
     BD: tl.constexpr,
     BM: tl.constexpr,
 ):
@@ -319,6 +350,8 @@ def step(
     below = tl.sum(query * n, 0) + eps
     result = tl.sum(query[:, None] * x, 0) / below
     tl.store(y + head * M + m, result.to(y.dtype.element_ty), mask=in_m)
+    if EXACT:
+        tl.store(exact + head * M + m, result, mask=in_m)
     tl.store(s_end + of_x, x, mask=in_x)
     if block == 0:
         tl.store(den + head, below)

@@ -131,6 +131,7 @@ class Scans:
                         MASKED=self.mask is not None,
                         PACKED=self.offsets is not None,
                         ENDS=end is not None,
+                        EXACT=self.v.dtype != torch.float32,
                         C=chunk,
                         BD=bd,
                         BM=bm,
@@ -180,12 +181,13 @@ def step(scans: Scans, y: Tensor, s: Tensor, z: Tensor, s_end: Tensor, z_end: Te
     strides = [n for x in (q, k, v) for n in (x.stride(0), x.stride(2))]
     with torch.cuda.device_of(q):
         kernels().step[scans.heads * blocks,](
-            *(q, k, v, mask, y, scans.den, s, z, s_end, z_end, eps),
+            *(q, k, v, mask, y, scans.y, scans.den, s, z, s_end, z_end, eps),
             *(*strides, 0 if mask is None else mask.stride(0), h, blocks),
             D=d,
             M=m,
             KIND=scans.kind,
             MASKED=mask is not None,
+            EXACT=v.dtype != torch.float32,
             BD=bd,
             BM=bm,
         )
