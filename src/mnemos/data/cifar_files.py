@@ -83,7 +83,7 @@ def read_cifar(folder: str | Path, variant: Variant) -> Images:
     files = find_cifar(folder, variant)
     for names, archive, parse in (
         (about.binary, about.archive, _parse_binary),
-        (about.python, about.python_archive, _parse_python),
+        (about.python, about.python_archive, parse_python),
     ):
         if [path.name for path in files] == list(names):
             contents = {path.name: path.read_bytes() for path in files}
@@ -181,7 +181,8 @@ def _parse_binary(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np
     return _images_and_labels(records[:, labels:], records[:, labels - 1], where, variant)
 
 
-def _parse_python(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def parse_python(data: bytes, where: str, variant: Variant) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The images [N, 32, 32, 3] and labels [N] of a Python batch. `where` begins the InputError for another content."""
     value = _dict_of(data, where)
     key = b"fine_labels" if variant == "cifar100" else b"labels"
     pixels, labels = value.get(b"data"), value.get(key)
