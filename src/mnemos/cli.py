@@ -9,12 +9,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import registry
-from .errors import InputError
+from .errors import InputError, SkippedFile
 
 if TYPE_CHECKING:
     from .train.recipe import Recipe
@@ -92,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise InputError(f"expected a command, found {verb!r}; known: {', '.join(VERBS)}")
-        return VERBS[verb](rest)
+        with _short_warnings():
+            return VERBS[verb](rest)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except InputError as error:
@@ -104,6 +107,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it, as in `mnemos list | head -1`
         sys.stderr.close()
         return 0
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Show a warning about the user's files as one line, without the place in the source that raised it."""
+    usual = warnings.formatwarning
+
+    def short(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        shown = usual(message, category, *place, **line)
+        return f"mnemos: warning: {message}\n" if issubclass(category, SkippedFile) else shown
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _limit_spinning() -> None:

@@ -273,7 +273,7 @@ def collect_auxiliary_losses() -> Iterator[AuxiliaryLosses]:
 def check_heads(dim: int, num_heads: int) -> None:
     """Raise InputError unless `num_heads` divides `dim`."""
     if num_heads < 1 or dim < 1 or dim % num_heads:
-        near = [h for h in range(1, dim + 1) if dim % h == 0]
+        near = [h for h in range(1, min(dim, 256) + 1) if dim % h == 0]  # more would be no hint, and take hours
         hint = f"; num_heads may be {', '.join(map(str, near))}" if near else ""
         raise InputError(f"dim must be divisible by num_heads, found dim {dim} and num_heads {num_heads}{hint}")
 

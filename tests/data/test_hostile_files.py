@@ -5,6 +5,7 @@ import io
 import os
 import socket
 import tarfile
+import warnings
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import write_photos
 
+from mnemos import cli
 from mnemos.data.audio import read_recordings
 from mnemos.data.cifar_files import OFFICIAL, read_cifar
 from mnemos.data.files import most_unpacked, read_bytes, special
@@ -23,6 +25,7 @@ from mnemos.data.image_files import check_image_files
 from mnemos.data.listops_text import read_tsv
 from mnemos.data.preprocessing import files_below
 from mnemos.data.text import TextConfig
+from mnemos.errors import SkippedFile
 from mnemos.types import InputError
 
 WORDS = b"one two three four five " * 300
@@ -66,7 +69,7 @@ def test_what_is_no_file_is_skipped_with_a_warning(tmp_path, make, ending, below
     """A named pipe without a writer made training wait without end."""
     read, expected = make(tmp_path)
     words = special_files(tmp_path / below, ending)
-    with pytest.warns(UserWarning, match=words) as warned:
+    with pytest.warns(SkippedFile, match=words) as warned:
         assert read() == expected
     assert {str(one.message).split(":")[0].rsplit("/", 1)[1] for one in warned} == {
         f"{name}{ending}" for name in ("pipe", "link", "zeros", "socket")
@@ -79,6 +82,16 @@ def test_a_pipe_that_is_named_is_refused(tmp_path):
     for read in (lambda path: TextConfig(str(path)).build(), read_tsv):
         with pytest.raises(InputError, match=r"pipe: expected .*, found a named pipe"):
             read(tmp_path / "pipe")
+
+
+def test_the_command_line_shows_the_warning_as_one_line(monkeypatch, capsys):
+    def shown(_):
+        print(warnings.formatwarning("a/pipe: skipped", SkippedFile, "text_files.py", 109), end="")
+        print("Source" in warnings.formatwarning("other", UserWarning, "x.py", 1, "Source"))
+
+    monkeypatch.setitem(cli.VERBS, "list", shown)
+    cli.main(["list"])
+    assert capsys.readouterr().out == "mnemos: warning: a/pipe: skipped\nTrue\n"
 
 
 def test_links_that_lead_to_themselves(tmp_path):

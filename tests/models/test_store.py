@@ -95,6 +95,7 @@ HUGE = [
     (small(), ["layers"], 100_000),
     (small(), ["layers"], 10**12),
     (small(), ["dim"], 2**40),
+    (small(), ["dim"], 10**12 + 1),
     (small(), ["vocab_size"], 10**13),
     (small(), ["vocab_size"], 2**70),
     (small(), ["mlp"], 10**10),

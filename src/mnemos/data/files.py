@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mnemos.types import InputError
+from mnemos.errors import InputError, SkippedFile
 
 UNPACKED = "MNEMOS_UNPACKED_GIB"
 _NAMED = 4  # names at most in a line
 _BLOCK = 2**20
+_told: set[str] = set()  # a folder is listed several times: for its splits, and for a run's record of its files
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -120,10 +121,11 @@ def special(path: str | Path) -> str:
 
 
 def skipped(path: str | Path) -> bool:
-    """Whether a path in a folder of data is `special`. A warning then says that it is skipped."""
+    """Whether a path in a folder of data is `special`. A warning then says so, once for each path in a process."""
     kind = special(path)
-    if kind:
-        warnings.warn(f"{path}: skipped, because it is {kind} and no file", UserWarning, stacklevel=2)
+    if kind and os.fspath(path) not in _told:
+        _told.add(os.fspath(path))
+        warnings.warn(f"{path}: skipped, because it is {kind} and no file", SkippedFile, stacklevel=2)
     return bool(kind)
 
 
