@@ -52,13 +52,3 @@ def test_what_is_drawn_inside_leaves_no_trace():
     with generators.kept():
         draw()
     assert draw() == expected
-
-
-def test_generators_that_stand_still_are_stored_once():
-    first = generators.take()
-    again = generators.take(first)
-    assert all(again[name] is first[name] for name in first)
-    torch.rand(1)
-    np.random.rand()  # noqa: NPY002
-    moved = generators.take(first)
-    assert [name for name in first if moved[name] is not first[name]] == ["cpu", "numpy"]

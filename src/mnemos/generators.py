@@ -28,21 +28,13 @@ def seed_process(value: int, rank: int) -> None:
     seed(int(np.random.SeedSequence((value, rank)).generate_state(1)[0]))
 
 
-def take(before: Snapshot | None = None) -> Snapshot:
-    """The states of all generators.
-
-    States that are unchanged since `before` are shared with it and need no further memory; most segments of a rollout
-    draw from at most one generator. NumPy's state is recorded only after `numpy.random` has been imported.
-    Cost: a copy of 5 kB and a comparison per generator.
-    """
+def take() -> Snapshot:
+    """The states of all generators. NumPy's state is recorded only after `numpy.random` has been imported."""
     taken: Snapshot = {"cpu": torch.get_rng_state(), "python": random.getstate()}
     if "numpy.random" in sys.modules:
         taken["numpy"] = _plain(np.random.get_state(legacy=False))  # noqa: NPY002
-    for name, device in _devices():
-        taken[name] = torch.get_device_module(device).get_rng_state(*_device_arguments(device))
-    for name, state in taken.items():
-        if before is not None and name in before and _same(before[name], state):
-            taken[name] = before[name]
+    for name, device in devices():
+        taken[name] = torch.get_device_module(device).get_rng_state(*device_arguments(device))
     return taken
 
 
@@ -52,9 +44,9 @@ def put(taken: Snapshot) -> None:
     random.setstate(taken["python"])
     if "numpy" in taken:
         np.random.set_state(_numpy(taken["numpy"]))  # noqa: NPY002
-    for name, device in _devices():
+    for name, device in devices():
         if name in taken:
-            torch.get_device_module(device).set_rng_state(taken[name], *_device_arguments(device))
+            torch.get_device_module(device).set_rng_state(taken[name], *device_arguments(device))
 
 
 @contextlib.contextmanager
@@ -67,7 +59,7 @@ def kept() -> Iterator[None]:
         put(taken)
 
 
-def _devices() -> Iterator[tuple[str, torch.device]]:
+def devices() -> Iterator[tuple[str, torch.device]]:
     """Every device of the accelerator, if this process has initialised it."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
@@ -76,7 +68,8 @@ def _devices() -> Iterator[tuple[str, torch.device]]:
         yield f"{kind.type}:{index}", torch.device(kind.type, index)
 
 
-def _device_arguments(device: torch.device) -> tuple[torch.device, ...]:
+def device_arguments(device: torch.device) -> tuple[torch.device, ...]:
+    """The arguments of the functions that read and set the state of a device's generator."""
     return () if device.type == "mps" else (device,)  # MPS has one device, and its functions take no device
 
 
@@ -93,11 +86,3 @@ def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _numpy(child) for key, child in value.items()}
     return value.numpy().view(f"u{value.element_size()}") if isinstance(value, Tensor) else value
-
-
-def _same(a: object, b: object) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    return bool(a == b)

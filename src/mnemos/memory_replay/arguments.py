@@ -73,13 +73,13 @@ def window_step(slide: int | None, steps: int) -> int:
 
 def scaled(
     scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None
-) -> Callable[[Tensor], object]:
-    """The function that runs a backward pass."""
+) -> Callable[[Tensor], object] | None:
+    """The function that runs a backward pass; None is PyTorch's own."""
     if scaler is not None and backward is not None:
         raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
     if scaler is not None:
         return lambda root: scaler.scale(root).backward()
-    return backward or Tensor.backward
+    return backward
 
 
 def each(name: str, values: Iterable[E] | None, count: int) -> list[E | None]:

@@ -27,12 +27,18 @@ class _LossAndState(torch.autograd.Function):
         return None, None, grads[0] * ctx.weight, *ctx.carried
 
 
-def backward_root(
-    weight: float, loss: Tensor, state: list[object], carried: list[Tensor | None], every: bool
-) -> Tensor | None:
-    """The root of a step's backward pass; None if nothing in it requires gradient.
+def differentiate(
+    backward: Callable[[Tensor], object] | None,
+    weight: float,
+    loss: Tensor,
+    state: list[object],
+    carried: list[Tensor | None],
+    every: bool,
+) -> bool:
+    """The backward pass of a step; False if nothing in it requires gradient.
 
-    every: a part of the state that no gradient came back for gets zeros, so that every parameter takes part.
+    backward: the function that runs it on one tensor; None is PyTorch's own. every: a part of the state that no
+    gradient came back for gets zeros, so that every parameter takes part.
     """
     outgoing, gradients = [], []
     for x, gradient in zip(state, carried, strict=True):
@@ -40,20 +46,30 @@ def backward_root(
             outgoing.append(x)
             gradients.append(torch.zeros_like(x) if gradient is None else gradient)
     if not outgoing and not loss.requires_grad:
-        return None
-    root: Tensor = _LossAndState.apply(weight, gradients, loss, *outgoing)
-    return root
+        return False
+    with _without_autocast():
+        if backward is not None:
+            backward(_LossAndState.apply(weight, gradients, loss, *outgoing))
+            return True
+        if loss.requires_grad:
+            outgoing.append(loss)
+            gradients.append(torch.full_like(loss, weight))
+        # One call with several roots: it takes half the time of a root that joins them.
+        torch.autograd.backward(outgoing, gradients)
+    return True
 
 
-@contextlib.contextmanager
-def without_autocast() -> Iterator[None]:
+def _without_autocast() -> contextlib.AbstractContextManager[object]:
     """A context without autocast: a backward pass uses the dtypes of its forward."""
     accelerator = torch.accelerator.current_accelerator()
-    with contextlib.ExitStack() as stack:
-        for kind in {"cpu", accelerator.type if accelerator is not None else "cpu"}:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+    kinds = {"cpu", accelerator.type if accelerator is not None else "cpu"}
+    on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    if not on:
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    for kind in on:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:

@@ -4,7 +4,8 @@ import contextlib
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import buffers_of
-from mnemos.generators import Snapshot
 from mnemos.types import InputError
+
+from .random_states import RandomStates
 
 
 @dataclass(slots=True)
@@ -22,12 +24,13 @@ class StepStart:
     """Everything that a step starts from. `leaves` of the state are read with `Store.fetch`."""
 
     leaves: "Kept"
-    structure: object
-    generators: Snapshot
+    structure: Any
+    generators: RandomStates
     buffers: list[object]
 
 
 _ABSENT: object = object()
+_NO_TENSOR = frozenset({bool, int, float, str, tuple, list, dict, OrderedDict, set, type(None)})  # a module has many
 _LINE = 64  # bytes of a processor's cache line
 
 
@@ -46,20 +49,25 @@ class Buffers:
             for kind, holder in (("buffer", buffers_of(part)), ("attribute", vars(part))):
                 self._holders.append((f"{kind} {prefix}.".replace(" .", " "), holder, dict(holder)))
         self._places: dict[tuple[int, str], tuple[str, MutableMapping[str, Any], object]] = {}
-        self._find()
+        self._current: Sequence[object] = ()  # known to equal the entries; empty if a step has run since
+        self.find()
 
-    def _find(self) -> None:
+    def find(self) -> None:
         """Add the entries that hold a tensor and are not known yet."""
         for called, holder, at_first in self._holders:
             for name, value in holder.items():
-                place = id(holder), name
-                if isinstance(value, Tensor) and place not in self._places and _plain(value):
-                    self._places[place] = called + name, holder, at_first.get(name, _ABSENT)
+                if type(value) not in _NO_TENSOR and isinstance(value, Tensor):
+                    place = id(holder), name
+                    if place not in self._places and _plain(value):
+                        self._places[place] = called + name, holder, at_first.get(name, _ABSENT)
 
-    @torch.no_grad()
+    def forget(self) -> None:
+        """Note that a step is about to run, which may write."""
+        self._current = ()
+
     def taken(self, before: Sequence[object] = ()) -> list[object]:
         """The values of all entries; those that equal `before` are shared with it."""
-        self._find()
+        self.find()
         found: list[object] = []
         for i, ((_, name), (_, holder, _)) in enumerate(self._places.items()):
             value = holder.get(name, _ABSENT)
@@ -67,13 +75,20 @@ class Buffers:
                 found.append(before[i])
             else:
                 found.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        self._current = found
         return found
 
-    @torch.no_grad()
     def put(self, values: Sequence[object]) -> None:
         """Restore the values, by copying into the tensors of the start of the rollout where shape and type fit."""
-        self._find()  # a failing step may have added one
-        for ((_, name), (_, holder, own)), value in zip(self._places.items(), self._whole(values), strict=True):
+        if self._places:
+            with torch.no_grad():
+                self._put(values)
+
+    def _put(self, values: Sequence[object]) -> None:
+        wanted, current = self._whole(values), self._current
+        for i, (((_, name), (_, holder, own)), value) in enumerate(zip(self._places.items(), wanted, strict=True)):
+            if i < len(current) and current[i] is value and holder.get(name) is own and isinstance(own, Tensor):
+                continue
             if value is _ABSENT:
                 holder.pop(name, None)
             elif not isinstance(value, Tensor) or value is own:
@@ -84,6 +99,39 @@ class Buffers:
                 holder[name] = own
                 if not torch.equal(own, value):
                     own.copy_(value)
+        self._current = wanted
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Callable[[Sequence[object]], None]]:
+        """A context that ends with the entries, and the tensors in them, as they were.
+
+        Yields a function that sets the entries to copies of values, so that a step can run from them.
+        """
+        before = [(holder, name, holder.get(name, _ABSENT)) for (_, name), (_, holder, _) in self._places.items()]
+
+        def lend(values: Sequence[object]) -> None:
+            for ((_, name), (_, holder, _)), value in zip(self._places.items(), self._whole(values), strict=True):
+                if value is _ABSENT:
+                    holder.pop(name, None)
+                else:
+                    holder[name] = value.clone() if isinstance(value, Tensor) else value
+
+        try:
+            yield lend
+        finally:
+            for holder, name, value in before:
+                if value is _ABSENT:
+                    holder.pop(name, None)
+                else:
+                    holder[name] = value
+            self.forget()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of every entry that holds one."""
+        for (_, name), (called, holder, _) in self._places.items():
+            value = holder.get(name)
+            if isinstance(value, Tensor):
+                yield called, value
 
     def changed(self, values: Sequence[object]) -> Iterator[tuple[str, object, object]]:
         """(name, value now, value then) of every entry that differs from `values`."""
@@ -146,7 +194,9 @@ class StatePool:
     @staticmethod
     def suits(x: Tensor) -> bool:
         """Whether x is a plain CPU tensor with a contiguous copy: with other strides kernels may round differently."""
-        return type(x) is Tensor and x.device.type == "cpu" and torch.empty_like(x, device="meta").is_contiguous()
+        if type(x) is not Tensor or x.device.type != "cpu":
+            return False
+        return x.is_contiguous() or torch.empty_like(x, device="meta").is_contiguous()
 
     def put(self, place: int, x: Tensor) -> Tensor:
         """A copy of x: in the pool if it is like the first tensor of its index, else a clone (a state that grows)."""

@@ -1,0 +1,160 @@
+"""The axis of a state that holds the rows of the batch, and rows that start again."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import pytree
+from mnemos.types import InputError, State
+
+from . import arguments
+
+Axes = int | None | Any  # one axis, or a pytree of the state's structure with an axis (or None) for each leaf
+
+
+class BatchRows:
+    """The rows of the states of one rollout.
+
+    axes: None if the caller named none; the first axis is then taken where it is the only candidate.
+    resets: per step None or a mask [B]. start: the state, or a function that makes it, that rows begin again with; None
+    is zeros.
+    """
+
+    def __init__(self, axes: Axes, resets: Iterable[Any] | None, start: Any, count: int) -> None:
+        self._axes = axes
+        for axis in pytree.tree_leaves(axes):
+            if axis is not None and (not isinstance(axis, int) or isinstance(axis, bool)):
+                raise InputError(
+                    "replay: expected batch_axis to be a number, or a pytree of numbers like the state, "
+                    f"found {axis!r:.60} in it"
+                )
+        self.masks: list[Tensor | None] = arguments.each("resets", resets, count)
+        self._computed = callable(start)
+        self._start: Callable[[], State] = start if callable(start) else lambda: start
+        if start is not None and resets is None:
+            raise InputError("replay: expected resets with reset_to, found none; give the rows that start again")
+        if not callable(start) and any(isinstance(x, Tensor) and x.grad_fn for x in pytree.tree_leaves(start)):
+            # Several steps would go back through its graph.
+            raise InputError(
+                "replay: expected reset_to without a graph, found a computed tensor that requires gradient; "
+                "give a function that computes it"
+            )
+
+    def given_starts(self) -> list[object]:
+        """The leaves of a given `reset_to` that is not a function."""
+        return [] if self._computed else list(pytree.tree_leaves(self._start()))
+
+    def reset(self, t: int, leaves: list[object], structure: Any, state: State) -> list[object]:
+        """The leaves of the incoming state with the rows of step t's mask started again."""
+        mask = self.masks[t]
+        if mask is None or state is None:
+            return leaves
+        try:
+            if not isinstance(mask, Tensor) or mask.dim() != 1 or mask.dtype != torch.bool:
+                found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)[:60]
+                raise InputError(f"reset: expected a mask [B] of booleans, found {found}; build one with rows == value")
+            if self._axes is None:
+                _unambiguous(state, len(mask))
+            axes = self._per_leaf(structure)
+            starts = self._starts(structure)
+            return [
+                _fresh(x, axis, mask, start) if isinstance(x, Tensor) and axis is not None else x
+                for x, axis, start in zip(leaves, axes, starts, strict=True)
+            ]
+        except InputError as error:
+            raise InputError(f"step {t}: {error}") from None
+
+    def check(self, segment: object, before: list[object], after: list[object], structure: Any, t: int) -> None:
+        """Raise InputError if the batch size changes.
+
+        With a named axis: the sizes of the state along it. Otherwise: all leaves had one first axis, and one now has
+        the segment's.
+        """
+        if self._axes is not None:
+            axes = self._per_leaf(structure)
+            new = _sizes(after, axes)
+            old = _sizes(before, axes) if len(before) == len(after) else new
+            if len(old) == 1 and new != old:
+                raise InputError(
+                    f"step {t}: expected a batch of {old.pop()} rows along batch_axis, found {sorted(new)}; "
+                    "give every segment the rows of the state, and restart rows with resets"
+                )
+            return
+        old, new = _sizes(before, [0] * len(before)), _sizes(pytree.tree_leaves(segment)[:1], [0])
+        if len(old) == 1 and old != {0} and new and new != old and new & _sizes(after, [0] * len(after)):
+            raise InputError(
+                f"step {t}: expected a batch of {old.pop()} rows, as the state has, found {new.pop()}; "
+                "give every segment the rows of the state, and restart rows with resets, or name the state's "
+                "batch_axis if its first axis is not the batch"
+            )
+
+    def _per_leaf(self, structure: Any) -> list[int | None]:
+        """The axis of each leaf of a state of this structure."""
+        if self._axes is None or isinstance(self._axes, int):
+            return [self._axes or 0] * structure.num_leaves
+        axes, found = pytree.tree_flatten(self._axes)
+        if found != structure:
+            raise InputError(
+                f"replay: expected batch_axis to be a number or a pytree of {structure.num_leaves} numbers with the "
+                f"structure of the state, found {len(axes)}"
+            )
+        return list(axes)
+
+    def _starts(self, structure: Any) -> list[object]:
+        """The leaves that rows begin again with; None is zeros."""
+        start = self._start()
+        if start is None:
+            return [None] * structure.num_leaves
+        leaves, found = pytree.tree_flatten(start)
+        if found != structure:
+            raise InputError("reset: expected reset_to with the structure of the state, found another one")
+        return list(leaves)
+
+
+def _sizes(leaves: list[object], axes: list[int | None]) -> set[int]:
+    """The sizes of the tensors along their axes."""
+    found = set()
+    for x, axis in zip(leaves, axes, strict=False):
+        if isinstance(x, Tensor) and axis is not None and x.dim() and -x.dim() <= axis < x.dim():
+            found.add(x.shape[axis])
+    return found
+
+
+def _unambiguous(state: State, rows: int) -> None:
+    """Raise InputError for a tensor whose second axis may be the batch as well as its first.
+
+    [layers, B, D] of LSTM and GRU with as many layers as rows is an example. States of this library lead with the
+    batch.
+    """
+    for x in pytree.tree_leaves(state, is_leaf=lambda part: type(part).__module__.partition(".")[0] == "mnemos"):
+        if isinstance(x, Tensor) and x.dim() >= 3 and x.shape[0] == x.shape[1] == rows:
+            raise InputError(
+                f"reset: expected to know which axis of a state of shape {tuple(x.shape)} is the batch, found {rows} "
+                "rows along two of them; give batch_axis=0, or 1 for [layers, B, D] (torch.nn.LSTM, GRU)"
+            )
+
+
+def _fresh(x: Tensor, axis: int, mask: Tensor, start: object) -> Tensor:
+    """x with the rows of the mask along the axis set to `start`."""
+    if not -x.dim() <= axis < x.dim():
+        raise InputError(f"reset: expected a state with a batch on axis {axis}, found shape {tuple(x.shape)}")
+    if x.shape[axis] != len(mask):
+        raise InputError(
+            f"reset: expected a mask of {x.shape[axis]} rows, as axis {axis} of the state of shape {tuple(x.shape)} "
+            f"has, found one of {len(mask)}; give batch_axis if the batch is on another axis"
+        )
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    if isinstance(start, Tensor):
+        try:
+            start = start.expand(x.shape)
+        except RuntimeError:
+            raise InputError(
+                f"reset: expected reset_to of a shape that broadcasts to {tuple(x.shape)}, found {tuple(start.shape)}"
+            ) from None
+        fresh = start.to(device=x.device, dtype=x.dtype)
+    else:
+        fresh = torch.as_tensor(0 if start is None else start, dtype=x.dtype, device=x.device)
+    return torch.where(mask.to(x.device).view(shape), fresh, x)
