@@ -1,14 +1,16 @@
-"""Causal linear attention, forward and backward: the C++ kernels compared with the PyTorch path, softmax and a peer.
+"""Linear attention, forward and backward: the C++ kernels compared with the PyTorch path, softmax and a peer.
 
     python benchmarks/linear_attention.py [--tokens 1024 4096 …] [--widths 32 64] [--rounds 9] [--out FILE.json]
     python benchmarks/linear_attention.py --peers softmax --tokens 32 64 128 256 512   # when is it faster than softmax?
     python benchmarks/linear_attention.py --peers none --tokens 4096 16384 65536 262144   # is time linear in N?
+    python benchmarks/linear_attention.py --bidirectional --tokens 1024 4096 16384        # all tokens read all tokens
 
 First, all implementations must agree. A round times each of them once, in an order that rotates, together with a
 product of two square matrices, which measures the machine's rate at that moment. pytorch-fast-transformers is included
-if it is installed; softmax is PyTorch's scaled_dot_product_attention, causal. The useful operations are 14·D·M per
-token and head: S summed and read, then S, dq, R, dk and dv. "Kept" is the memory between native's forward and backward
-pass in addition to inputs and output, in floats per token and head.
+if it is installed; softmax is PyTorch's scaled_dot_product_attention. The useful operations are 14·D·M per token and
+head: S summed and read, then S, dq, R, dk and dv. With --bidirectional they are 12·D·M, because S is kept for the
+backward, and "chunked" is the composition of a few operations of PyTorch. "Kept" is the memory between native's forward
+and backward pass in addition to inputs and output, in floats per token and head.
 """
 
 import argparse
@@ -33,18 +35,33 @@ SOFTMAX_UP_TO = 4096  # longer sequences take too long, as the cost is quadratic
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def ours(backend: str) -> Attention:
-    return lambda q, k, v: linear_attention(q, k, v, backend=backend)[0]
+def ours(backend: str, causal: bool) -> Attention:
+    return lambda q, k, v: linear_attention(q, k, v, causal, backend=backend)[0]
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention; q, k and v are [B, T, H, D], as in all functions here."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+def softmax(causal: bool) -> Attention:
+    """Softmax attention; q, k and v are [B, T, H, D], as in all functions here."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+    return attention
 
 
-def fast_transformers() -> Attention:
-    """The causal product of fast-transformers with the feature map and the normaliser of its own layer."""
+def fast_transformers(causal: bool, width: int) -> Attention:
+    """Its layer; if causal, its product with the feature map and the normaliser of the layer."""
+    if not causal:
+        from fast_transformers.attention.linear_attention import LinearAttention
+        from fast_transformers.masking import FullMask, LengthMask
+
+        layer = LinearAttention(width)
+
+        def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            lengths = LengthMask(torch.full((len(q),), q.shape[1]))
+            return layer(q, k, v, FullMask(q.shape[1]), lengths, lengths)  # type: ignore[no-any-return]
+
+        return bidirectional
     from fast_transformers.causal_product import causal_dot_product
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,11 +73,13 @@ def fast_transformers() -> Attention:
     return attention
 
 
-def contestants(tokens: int) -> dict[str, Attention]:
-    found = {"native": ours("native"), "chunked": ours("chunked")}
+def contestants(tokens: int, width: int, causal: bool) -> dict[str, Attention]:
+    found = {name: ours(name, causal) for name in ("native", "chunked")}
+    if not causal:
+        found["native, causal"] = ours("native", True)
     if importlib.util.find_spec("fast_transformers"):
-        found["fast-transformers"] = fast_transformers()
-    return found | ({"softmax": softmax} if tokens <= SOFTMAX_UP_TO else {})
+        found["fast-transformers"] = fast_transformers(causal, width)
+    return found | ({"softmax": softmax(causal)} if tokens <= SOFTMAX_UP_TO else {})
 
 
 def step(attention: Attention, given: list[Tensor], upstream: Tensor) -> Callable[[], None]:
@@ -76,7 +95,7 @@ def draw(tokens: int, width: int, batch: int = BATCH, heads: int = HEADS) -> tup
     return given, torch.randn(batch, tokens, heads, width, generator=g)
 
 
-def kept(given: list[Tensor]) -> int:
+def kept(given: list[Tensor], causal: bool) -> int:
     """Bytes that native keeps for its backward pass besides inputs and output: denominators and the first state."""
     found: dict[int, int] = {}
 
@@ -85,18 +104,20 @@ def kept(given: list[Tensor]) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        y = ours("native")(*given)
+        y = ours("native", causal)(*given)
     known = {x.untyped_storage().data_ptr() for x in (*given, y)}
     return sum(size for place, size in found.items() if place not in known)
 
 
-def check(width: int) -> None:
+def check(width: int, causal: bool) -> None:
     """Compare values and gradients of all implementations of linear attention with float64."""
     given, upstream = draw(333, width)
     exact = [x.detach().double().requires_grad_() for x in given]
-    y = linear_attention(*exact)[0]
+    y = linear_attention(*exact, causal)[0]
     wanted = [y, *torch.autograd.grad(y, exact, upstream.double())]
-    for name, attention in contestants(SOFTMAX_UP_TO + 1).items():
+    linear = contestants(SOFTMAX_UP_TO + 1, width, causal)
+    linear.pop("native, causal", None)
+    for name, attention in linear.items():
         y = attention(*given)
         for a, b in zip([y, *torch.autograd.grad(y, given, upstream)], wanted, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
@@ -104,7 +125,8 @@ def check(width: int) -> None:
 
 def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
     given, upstream = draw(tokens, width, options.batch, options.heads)
-    runs = {name: step(attention, given, upstream) for name, attention in contestants(tokens).items()}
+    causal = not options.bidirectional
+    runs = {name: step(attention, given, upstream) for name, attention in contestants(tokens, width, causal).items()}
     runs = {name: run for name, run in runs.items() if not options.peers or name in options.peers}
     a, b = torch.randn(2, SQUARE, SQUARE)
     times = race({**runs, "sgemm": lambda: a @ b}, options.rounds)
@@ -121,8 +143,8 @@ def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
     row["ms"] = {name: 1e3 * medians[name] for name in runs}
     row["ns a token and head"] = {name: 1e9 * medians[name] / pieces for name in runs}
     row["of native's time"] = {name: ratio(times, name, "native")._asdict() for name in runs if name != "native"}
-    row["kept, floats a token and head"] = kept(given) / 4 / pieces
-    row["part of sgemm"] = 14 * width**2 * pieces / medians["native"] / gemm
+    row["kept, floats a token and head"] = kept(given, causal) / 4 / pieces
+    row["part of sgemm"] = (14 if causal else 12) * width**2 * pieces / medians["native"] / gemm
     cells = "  ".join(f"{name} {1e3 * medians[name]:8.2f} ms" for name in runs)
     times_as_long = "  ".join(f"{name} {found['median']:.1f}x" for name, found in row["of native's time"].items())
     print(f"{tokens:7} x {width:3}  {cells}  |  {times_as_long}  |  ", end="")
@@ -141,18 +163,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--heads", type=int, default=HEADS)
     parser.add_argument("--peers", "--only", nargs="+", help="compared with native (sdpa means softmax); or none")
+    parser.add_argument("--bidirectional", action="store_true", help="not causal")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    known = contestants(0, 1, not options.bidirectional)
     if options.peers:
         options.peers = ["native", *("softmax" if name == "sdpa" else name for name in options.peers if name != "none")]
-        if unknown := set(options.peers) - set(contestants(0)):
-            parser.error(f"--peers: expected some of none, sdpa, {', '.join(contestants(0))}, found {unknown.pop()!r}")
+        if unknown := set(options.peers) - set(known):
+            parser.error(f"--peers: expected some of none, sdpa, {', '.join(known)}, found {unknown.pop()!r}")
     torch.set_num_threads(options.threads)
     rows = []
     for width in options.widths:
-        check(width)
+        check(width, not options.bidirectional)
         for tokens in options.tokens:
             rows.append(measure(tokens, width, options))
             gc.collect()

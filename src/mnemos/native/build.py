@@ -24,6 +24,8 @@ X86 = [
     ("avx512", 16, ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]),
 ]
 
+PER_PROCESSOR = ("kernels", "bidirectional", "decode", "cache")  # sources that are compiled once for each
+
 
 class BuildError(RuntimeError):
     """Why the kernels could not be built, in one line."""
@@ -56,9 +58,7 @@ def build() -> Path:
         jobs, objects = [], []
         for name, width, flags in variants:
             given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
-            jobs += [
-                (HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in ("kernels", "decode", "cache")
-            ]
+            jobs += [(HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in PER_PROCESSOR]
         given = [f'-DSOURCES="{fingerprint()}"', *(["-DX86_VARIANTS"] if len(variants) > 1 else [])]
         jobs.append((HERE / "library.cpp", Path(folder, "library.o"), given))
         for source, out, given in jobs:

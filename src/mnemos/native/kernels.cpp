@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "rows.h"
 #include "scan.h"
 
 namespace mnemos {
@@ -16,13 +17,6 @@ constexpr i64 CHUNK = 8;           // tokens, a multiple of TILE: few, for what 
 constexpr i64 NARROW = 64;         // D + M up to which one chunk ahead is too short a notice
 constexpr i64 SEGMENT_LEAST = 64;  // tokens that make a segment worth its sums
 constexpr i64 SERIAL = 1 << 15;    // B·T·H·D·M below which other threads are not worth waking
-
-typedef void (*Fetch)(float*, i64, const char*, i64, i64, i64, const unsigned char*, i64);
-typedef void (*Deliver)(const float*, i64, char*, i64, i64, i64, const float*);
-const Fetch FETCH[3][3] = {{fetch<FLOAT32, IDENTITY>, fetch<FLOAT32, ELU>, fetch<FLOAT32, RELU>},
-                           {fetch<BFLOAT16, IDENTITY>, fetch<BFLOAT16, ELU>, fetch<BFLOAT16, RELU>},
-                           {fetch<FLOAT16, IDENTITY>, fetch<FLOAT16, ELU>, fetch<FLOAT16, RELU>}};
-const Deliver DELIVER[3] = {deliver<FLOAT32>, deliver<BFLOAT16>, deliver<FLOAT16>};
 
 // A call, cut into units of work: `groups` of heads a row, `segments` of the sequence.
 struct Work {

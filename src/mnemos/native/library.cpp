@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "bidirectional.h"
 #include "cache.h"
 #include "decode.h"
 
@@ -27,6 +28,12 @@ extern const Cache baseline;
 extern const Cache avx2, avx512;
 #endif
 }  // namespace caching
+namespace attending {
+extern const Bidirectional baseline;
+#ifdef X86_VARIANTS
+extern const Bidirectional avx2, avx512;
+#endif
+}  // namespace attending
 
 namespace {
 
@@ -122,8 +129,9 @@ void in_large_pages(const void* data, i64 size) {
 }
 
 // `width` numbers a token and head, contiguous, as all outputs are.
-void in_large_pages(const Call& c, const mnemos::Rows& x, i64 width) {
-    in_large_pages(x.data, c.B * c.T * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2));
+template <class Call>
+void in_large_pages(const Call& c, const mnemos::Rows& x, i64 tokens, i64 width) {
+    in_large_pages(x.data, c.B * tokens * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2));
 }
 
 const mnemos::Kernels& kernels(int variant) {
@@ -140,6 +148,14 @@ const mnemos::Cache& caching(int variant) {
     if (variant == 1) return mnemos::caching::avx2;
 #endif
     return mnemos::caching::baseline;
+}
+
+const mnemos::Bidirectional& attending(int variant) {
+#ifdef X86_VARIANTS
+    if (variant == 2) return mnemos::attending::avx512;
+    if (variant == 1) return mnemos::attending::avx2;
+#endif
+    return mnemos::attending::baseline;
 }
 
 const mnemos::Decoder& decoder(int variant) {
@@ -171,15 +187,25 @@ int mnemos_best() {
 }
 
 int mnemos_forward(int variant, const Call* call, double eps) {
-    in_large_pages(*call, call->y, call->M);
+    in_large_pages(*call, call->y, call->T, call->M);
     in_large_pages(call->den, call->B * call->T * call->H * (i64)sizeof(float));
     return kernels(variant).forward(*call, eps);
 }
 
 int mnemos_backward(int variant, const Call* call) {
-    in_large_pages(*call, call->dq, call->D), in_large_pages(*call, call->dk, call->D);
-    in_large_pages(*call, call->dv, call->M);
+    in_large_pages(*call, call->dq, call->T, call->D), in_large_pages(*call, call->dk, call->T, call->D);
+    in_large_pages(*call, call->dv, call->T, call->M);
     return kernels(variant).backward(*call);
+}
+
+int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* call, double eps) {
+    if (backward) {
+        in_large_pages(*call, call->dq, call->T, call->D), in_large_pages(*call, call->dk, call->N, call->D);
+        in_large_pages(*call, call->dv, call->N, call->M);
+    } else {
+        in_large_pages(*call, call->y, call->T, call->M);
+    }
+    return attending(variant).run(*call, eps, backward);
 }
 
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,

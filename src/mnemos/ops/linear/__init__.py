@@ -6,6 +6,7 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     takes(q, k, v)                             whether it can compute these tensors
     causal(q, k, v, s, z, mask, phi, eps)      the computation
     token(...)            optional             the same for a single token, if there is a faster way
+    everything(...)       optional             causal=False; without it, a few operations of PyTorch
     compensated(...)      optional             the same with a compensated state (see compensated.py)
     why_not()             optional             why it cannot run on this machine
     suits(q, k, v)        optional             whether "auto" may choose it, if that is less than it takes
@@ -72,7 +73,7 @@ def linear_attention(
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed; gradients flow through it. None: zeros.
     mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain.
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
-    backend: of causal calls: "auto", one of `mnemos.ops.backends("linear_attention")`, or "reference".
+    backend: "auto", one of `mnemos.ops.backends("linear_attention")`, or "reference".
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
     compensated: return a `CompensatedState`, whose sums stay exact to rounding over millions of calls of few tokens. A
     `CompensatedState` that is given is continued in any case. It needs twice the memory of the state and up to twice
@@ -97,9 +98,10 @@ def linear_attention(
     with full_precision(v.device.type):
         before = _start(state, (b, h, d, v.shape[-1]), wide, compensated, v)
         inside = phi if isinstance(phi, Pointwise) else None
-        sums = getattr(chosen, "token", None) if q.shape[1] == 1 else chosen.causal
-        if causal and sums is not None and k.numel():
-            if isinstance(before, CompensatedState) and hasattr(chosen, "compensated"):
+        name = "everything" if not causal else "token" if q.shape[1] == 1 else "causal"
+        sums = getattr(chosen, name, None)
+        if sums is not None and k.numel():
+            if causal and isinstance(before, CompensatedState) and hasattr(chosen, "compensated"):
                 return chosen.compensated(q, k, v, before, mask, inside, eps)
             y, *after = sums(q, k, v, before.s, before.z, mask, inside, eps)
         else:

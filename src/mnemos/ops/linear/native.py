@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos._compat import constant, dispatch_mode_active, literal, transformed
+from mnemos._compat import constant
 from mnemos.native import library, why_not
 from mnemos.native.codes import TYPES
 
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
+from .native_bidirectional import everything
+from .native_calls import address, check, eager, loaded_kernels, mask_address, packed
 from .operators import STATE, Gradients, differentiated, given, keep, register
 
-__all__ = ["causal", "compensated", "runs_here", "takes", "token", "why_not"]
+__all__ = ["causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
 
 Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
 
@@ -46,7 +48,7 @@ def causal(
     sequence is divided among them too, which adds a third to a half of the work.
     """
     (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
-    compute = _Eager.apply if _eager(q, k, v, s, z, mask) else torch.ops.mnemos.linear_attention
+    compute = _Eager.apply if eager(q, k, v, s, z, mask) else torch.ops.mnemos.linear_attention
     y, s, z, _ = compute(q, k, v, s, z, mask, kind, eps)
     return y.to(wanted), s, z
 
@@ -63,34 +65,8 @@ def compensated(
     return y.to(wanted), CompensatedState(s, z, *low)
 
 
-def _library() -> ctypes.CDLL:
-    loaded = library()
-    if loaded is None:
-        raise RuntimeError(why_not())
-    return loaded
-
-
-def _rows(x: Tensor) -> tuple[int, int, int, int]:
-    b, t, h, _ = x.stride()
-    return x.data_ptr(), b, t, h
-
-
-def _packed(x: Tensor) -> Tensor:
-    """x with stride 1 in the last axis; the kernels take any other strides."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _sizes(q: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
     return *q.shape, v.shape[-1], TYPES[v.dtype], kind, torch.get_num_threads()
-
-
-def _mask(mask: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
-
-
-def _check(status: int) -> None:
-    if status:
-        raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
 
 
 def _forward(
@@ -108,14 +84,14 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, state: Sequence[Tensor], mask: Tensor | None, kind: int, eps: float
 ) -> tuple[Tensor, ...]:
     """y, the new s and z, the denominators, and the new s_low and z_low if they are given."""
-    q, k, v, state = _packed(q), _packed(k), _packed(v), [x.contiguous() for x in state]
+    q, k, v, state = packed(q), packed(k), packed(v), [x.contiguous() for x in state]
     y, den = v.new_empty(v.shape), state[0].new_empty(v.shape[:3])
     ends = [torch.empty_like(x) for x in state]
-    numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *_rows(y), *_mask(mask))
+    numbers = (*_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask))
     sums = [x.data_ptr() for x in (*state[:2], *ends[:2], *state[2:], *ends[2:])]
-    loaded = _library()
+    loaded = loaded_kernels()
     call = Call(*numbers, *sums, *[0] * (8 - len(sums)), den.data_ptr())
-    _check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
+    check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
     return y, *ends[:2], den, *ends[2:]
 
 
@@ -132,21 +108,22 @@ def _backward(
     gs: Tensor,
     gz: Tensor,
 ) -> Gradients:
-    q, k, v, gy = _packed(q), _packed(k), _packed(v), _packed(gy)
+    q, k, v, gy = packed(q), packed(k), packed(v), packed(gy)
     s, z, den, gs, gz = (x.contiguous() for x in (s, z, den, gs, gz))
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = torch.empty_like(s), torch.empty_like(z)
-    numbers = (*_sizes(q, v, kind), *_rows(q), *_rows(k), *_rows(v), *[0] * 4, *_mask(mask))  # y is not read
+    no_y = (0, 0, 0, 0)
+    numbers = (*_sizes(q, v, kind), *address(q), *address(k), *address(v), *no_y, *mask_address(mask))
     pointers = (s.data_ptr(), z.data_ptr(), *[0] * 6, den.data_ptr())
-    rows = (*_rows(gy), *_rows(dq), *_rows(dk), *_rows(dv))
+    rows = (*address(gy), *address(dq), *address(dk), *address(dv))
     sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
-    loaded = _library()
-    _check(loaded.mnemos_backward(kernels.variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
+    loaded = loaded_kernels()
+    check(loaded.mnemos_backward(kernels.variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
     return dq, dk, dv, ds, dz
 
 
 def _derivative(*inputs: Any) -> Gradients:
-    direct = not torch.is_grad_enabled() and _eager(*inputs[:6], *inputs[-3:])
+    direct = not torch.is_grad_enabled() and eager(*inputs[:6], *inputs[-3:])
     return _backward(*inputs) if direct else torch.ops.mnemos.linear_attention_backward(*inputs)
 
 
@@ -164,17 +141,6 @@ class _Eager(torch.autograd.Function):
         return output
 
     backward = staticmethod(_gradients)
-
-
-def _eager(*tensors: Tensor | None) -> bool:
-    """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
-    given = [x for x in tensors if x is not None]
-    return (
-        not torch.compiler.is_compiling()
-        and not dispatch_mode_active()
-        and all(type(x) in (Tensor, torch.nn.Parameter) and literal(x) for x in given)
-        and not transformed(*given)
-    )
 
 
 def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:

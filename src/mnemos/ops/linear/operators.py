@@ -82,7 +82,7 @@ def _tensors(count: int) -> str:
 
 
 def _like_results(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: object) -> tuple[Tensor, ...]:
-    return v.new_empty(v.shape), s.new_empty(s.shape), z.new_empty(z.shape)
+    return v.new_empty(*q.shape[:3], v.shape[-1]), s.new_empty(s.shape), z.new_empty(z.shape)
 
 
 def _like_backward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -103,8 +103,10 @@ def differentiated(derivative: Callable[..., Gradients]) -> Callable[..., tuple[
     def gradients(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         inputs, kept = saved[: ctx.inputs], saved[ctx.inputs :]
-        outputs = (inputs[2], inputs[3], inputs[4])  # y is like v, and the new state like the old one
-        gy, gs, gz = (torch.zeros_like(x) if g is None else g for g, x in zip(above, outputs, strict=False))
+        q, _, v, s, z, *_ = inputs
+        shapes = (*q.shape[:3], v.shape[-1]), s.shape, z.shape
+        likes = zip(above, (v, s, z), shapes, strict=False)
+        gy, gs, gz = (x.new_zeros(shape) if g is None else g for g, x, shape in likes)
         found = derivative(*inputs, ctx.kind, *kept, gy, gs, gz)
         return *found, *[None] * (len(inputs) - len(found) + 2)  # mask, extra, kind, eps
 
