@@ -2,6 +2,7 @@
 
     python benchmarks/replay.py [--rounds 15] [--out results/replay.json]
     python benchmarks/replay.py --million [--out results/replay_million.json]     a million tokens in one rollout
+    python benchmarks/replay.py --only steps [--out results/replay_steps.json]    200 steps of one token: a GRU cell
 
 The model is a small recurrent Transformer in the shape of Memformer's language model: an encoder that reads and
 replaces K slots of memory (the critical path), and a decoder four times as deep that reads the encoder's output for the
@@ -184,6 +185,45 @@ def speed(model: Recurrent, pieces: Segments, rounds: int) -> dict[str, Any]:
     return found
 
 
+class Cell(nn.Module):
+    """A recurrent model whose step is a token: a forward and a backward take a tenth of a millisecond."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(width, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        state = self.cell(x, state)
+        return self.head(state).square().mean(), state
+
+
+def small_steps(steps: int, batch: int, width: int, rounds: int) -> dict[str, Any]:
+    """CPU time of this thread for one rollout: median of the ratios to back-propagation of the same round."""
+    torch.manual_seed(0)
+    model, pieces = Cell(width), torch.randn(steps, batch, width)
+    ways: dict[str, Callable[[], Any]] = {
+        name: functools.partial(WAYS[name], model, pieces)
+        for name in ("through time", "torch.utils.checkpoint", "replay")
+    }
+    ways["replay, verify=False"] = lambda: mnemos.replay(model, pieces, verify=False)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(rounds + 1):
+        for name, run in ways.items():
+            start = time.thread_time()
+            run()
+            if i:  # the first round warms up the allocator
+                times[name].append(time.thread_time() - start)
+            model.zero_grad()
+    found: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "rounds": rounds, "ways": []}
+    for name, own in times.items():
+        ratios = [a / b for a, b in zip(own, times["through time"], strict=True)]
+        row = {"way": name, "ms per step": 1e3 * statistics.median(own) / steps, "ratio": statistics.median(ratios)}
+        row["quartiles"] = statistics.quantiles(ratios, n=4)[::2]
+        found["ways"].append(row)
+        print(f"{name:24} {row['ms per step']:.3f} ms per step, {row['ratio']:.2f} times back-propagation", flush=True)
+    return found
+
+
 def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -> dict[str, Any]:
     """One rollout of a linear Transformer over `tokens` tokens."""
     torch.manual_seed(0)
@@ -233,7 +273,7 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=16, help="segments of a timed rollout")
     parser.add_argument("--counts", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--peaks", type=int, default=5, help="measurements per peak; their median is reported")
-    parser.add_argument("--only", choices=["speed", "memory"], help="run only this part")
+    parser.add_argument("--only", choices=["speed", "memory", "steps"], help="run only this part")
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--segment", type=int, default=1000)
@@ -248,13 +288,15 @@ def main() -> None:
     else:
         torch.manual_seed(0)
         result["threads"] = 1
-        if options.only != "memory":
+        if options.only in (None, "steps"):
+            result["steps"] = small_steps(200, 8, 32, options.rounds)
+        if options.only in (None, "speed"):
             shape, batch, tokens = {"width": 128, "encoders": 4, "decoders": 16, "slots": 16}, 4, 64
             model = Recurrent(**shape)
             check_ways(model, Segments(5, batch, tokens))
             result["speed"] = {"shape": {**shape, "batch": batch, "tokens": tokens}}
             result["speed"] |= speed(model, Segments(options.segments, batch, tokens), options.rounds)
-        if options.only != "speed":
+        if options.only in (None, "memory"):
             shape, batch = {"width": 64, "encoders": 1, "decoders": 6, "slots": 4}, 8
             model = Recurrent(**shape)
             check_ways(model, Segments(3, batch, 64))
