@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 # From the top of the house to its door. The registry reads source files and imports nothing, so it is near the top;
 # image models are hosts that `adapt` gives a cache, so adapt is above models.
 ROOMS = [
+    "interrupts",
     "errors",
     "_compat",
     "types",

@@ -1,6 +1,7 @@
-"""Files that are replaced whole: if the process or the machine stops, a path holds the old file or the new one."""
+"""Files that are replaced or extended whole: a crash or a full disk leaves the old file or the new one."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yield the path of a temporary file, NAME.tmp in the same folder, that becomes `path` when the block ends.
 
     The file and its folder's entry are on the disk (fsync) before this returns. If the block raises, the temporary
-    file is removed and `path` is unchanged. Only a killed process leaves NAME.tmp. Raises OSError where the disk
-    refuses.
+    file is removed and `path` is unchanged. Only a killed process leaves NAME.tmp. Raises OSError, with `path` as its
+    file name, where the disk refuses.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
@@ -21,9 +22,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
         raise
     sync(path.parent)
 
@@ -37,6 +40,25 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def append(descriptor: int, data: bytes) -> None:
+    """Append all bytes to a file that has no other writer, or none of them.
+
+    descriptor: opened with O_APPEND. A disk that is nearly full takes a part of the bytes and refuses the rest: the
+    file is then cut back to its old end. Raises the OSError of the refusal.
+    """
+    end, written = os.fstat(descriptor).st_size, 0
+    try:
+        while written < len(data):
+            count = os.write(descriptor, data[written:])
+            if not count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written += count
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, end)
+        raise
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -1,7 +1,8 @@
 """The command line. Each command parses its arguments and calls the library function that does the work.
 
-Exit codes: 0 done; 1 the work failed, or a file could not be predicted; 2 wrong input (one line, no traceback);
-130 interrupted, with a checkpoint saved.
+Exit codes: 0 done; 1 the work failed, the system refused (a full disk, a folder that cannot be written, memory), or a
+file could not be predicted; 2 wrong input; 130 interrupted, in training with a checkpoint saved. Each but 0 prints one
+line and no traceback.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import registry
-from .errors import InputError, SkippedFile
+from .errors import InputError, SkippedFile, one_line
+from .interrupts import end_at_once
 
 if TYPE_CHECKING:
     from .train.recipe import Recipe
@@ -27,7 +29,7 @@ USAGE = """mnemos: memory for transformers
   mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
   mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR] [--from RUN]
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
-                                               [--train.steps N: train it for longer]
+                                               [--train.steps N: train it for longer] [--accept-changed-data]
   mnemos eval RUN                              evaluate a run's model, with and without its memory
                                                [--split valid|test] [--data.FIELD value ...: on other data]
   mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
@@ -79,8 +81,35 @@ class _RecipeParser(_Parser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. argv: by default the program's, which Ctrl-C then ends at once."""
+    if argv is None:
+        end_at_once()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has closed it, as in `mnemos list | head -1`
+        _discard_output()
+        code = 0
+    except Exception as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        _discard_output()
+        print(f"mnemos: {line}", file=sys.stderr)
+        code = 1
+    return code
+
+
+def _discard_output() -> None:
+    """Drop what the standard output cannot take, so that Python does not try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -104,9 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mnemos: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of the output has closed it, as in `mnemos list | head -1`
-        sys.stderr.close()
-        return 0
 
 
 @contextmanager
@@ -181,7 +207,8 @@ def _show(arguments: list[str]) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    takes = "RECIPE [--field value ...] [--out DIR] [--from RUN] | --resume RUN [--train.steps N]"
+    takes = "RECIPE [--field value ...] [--out DIR] [--from RUN] | --resume RUN [--train.steps N] "
+    takes += "[--accept-changed-data]"
     parser = _RecipeParser("train", "Train a recipe in a folder.", takes)
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default a new one in runs")
     about = (
@@ -190,6 +217,8 @@ def _train(arguments: list[str]) -> int:
     parser.add_argument("--resume", metavar="RUN", help=about)
     about = "start with the weights of this run, where names and shapes agree"
     parser.add_argument("--from", dest="start", metavar="RUN", help=about)
+    about = "with --resume: continue although the data have changed since the run's last checkpoint"
+    parser.add_argument("--accept-changed-data", action="store_true", help=about)
     options, names, fields = parser.split(arguments)
 
     from .train.session import run, run_name
@@ -201,7 +230,10 @@ def _train(arguments: list[str]) -> int:
                 "expected --resume RUN alone or with --train.steps N, because a resumed run keeps its recipe and "
                 "folder, found others; leave them out"
             )
-        return _training(lambda: run(None, Path(options.resume), resume=True, steps=steps))
+        accept = options.accept_changed_data
+        return _training(lambda: run(None, Path(options.resume), True, steps=steps, accept_changed_data=accept))
+    if options.accept_changed_data:
+        raise InputError("--accept-changed-data: expected --resume RUN beside it, found none; leave it out")
     if "" in (options.out, options.start):
         raise InputError("mnemos train: expected a folder after --out and --from, found an empty name; give its path")
     fields += ["--train.init-from", options.start] if options.start else []

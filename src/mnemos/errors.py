@@ -1,4 +1,10 @@
-"""The error of a wrong input, and a warning: in a file of their own, so that the command line need not load torch."""
+"""Errors that end a command in one line, and a warning. Nothing slow is imported, so the command line needs no torch."""
+
+import errno
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_TOO_MANY = {errno.EMFILE, errno.ENFILE}
 
 
 class InputError(ValueError):
@@ -7,3 +13,50 @@ class InputError(ValueError):
 
 class SkippedFile(UserWarning):
     """A path in a folder of data is no file (a named pipe, a socket or a device), and is not read."""
+
+
+def one_line(error: BaseException) -> str | None:
+    """The error of a system that refuses in one line: a disk, memory, another process. None for any other error.
+
+    These are OSError, MemoryError and the errors by which safetensors and PyTorch report the same. The line has the
+    file, if it is known, the reason and what to do. The errors' classes are known by name, without an import.
+    """
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}; {_fix(error.errno)}"
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    if type(error).__name__ == "SafetensorError" and "os error" in first.lower():
+        return f"a file could not be written or read ({first}); free disk space, or choose a folder that can be written"
+    if out_of_memory(error):
+        return f"expected enough memory, found that it does not suffice ({first}); make the model or the batch smaller"
+    if _lost(error):
+        return (
+            f"expected the other processes of this training, found that one has ended ({first}); see what it printed, "
+            "then resume the run"
+        )
+    return None
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether another process of a process group has ended or is silent: an error of gloo, NCCL or their store."""
+    known = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
+    said = str(error)
+    return known or (isinstance(error, RuntimeError) and any(word in said for word in ("/gloo/", "by peer", "NCCL")))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: in Python or NumPy, in PyTorch on the CPU, or on a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in said or "Storage size calculation" in said)
+
+
+def _fix(number: int | None) -> str:
+    if number in _FULL:
+        return "free disk space, or choose another folder"
+    if number in _CLOSED:
+        return "allow it, or choose another folder"
+    if number in _TOO_MANY:
+        return "close other files, or raise the limit (ulimit -n)"
+    return "check the path"

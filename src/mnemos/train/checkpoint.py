@@ -140,7 +140,13 @@ def read(path: Path) -> Any:
         raise InputError(f"{path}: the file is damaged ({problem}); use an earlier checkpoint") from None
     if not intact:
         raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); use an earlier checkpoint")
-    return decode(tensors, about["tree"])
+    try:
+        return decode(tensors, about["tree"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: expected a checkpoint ({FORMAT}), found one whose tree cannot be read ({error!r:.60}); use an "
+            "earlier checkpoint"
+        ) from None
 
 
 def path_of(folder: Path, step: int) -> Path:

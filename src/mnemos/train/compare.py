@@ -1,6 +1,5 @@
 """Compare recipes on the same data, seeds and data order: their scores, the spread over seeds, and their cost."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from mnemos.atomic import write_json
 from mnemos.config import from_dict, to_dict
 from mnemos.data.metrics import description
+from mnemos.errors import one_line
 from mnemos.types import InputError, JSONObject
 
 from .baselines import with_baselines, with_unwritten
@@ -21,6 +21,7 @@ from .checks import complete, unresolved
 from .provenance import shared, trained
 from .recipe import Recipe, RolloutConfig, TrainConfig, as_json, as_written
 from .run import differing
+from .run_files import COMPARED, read_object, read_result
 from .stopping import Interrupted, TrainingFailed
 
 
@@ -131,9 +132,9 @@ def _train(recipe: Recipe) -> TrainConfig:
 
 def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
     """Train one recipe in a separate process. A finished run is not repeated."""
-    done = (place / "result.json").is_file() and "flops" in json.loads((place / "result.json").read_text())
+    done = (place / "result.json").is_file() and "flops" in read_result(place)
     resume = (place / "recipe.json").is_file()
-    if resume and as_written(json.loads((place / "recipe.json").read_text())) != as_json(recipe):
+    if resume and as_written(read_object(place / "recipe.json")) != as_json(recipe):
         raise InputError(
             f"{place}: expected a run of this recipe, found one of another recipe; name another folder with --out, or "
             "remove this one"
@@ -193,6 +194,12 @@ def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
     except (InputError, TrainingFailed, Interrupted) as error:
         print(f"mnemos: {error}", file=sys.stderr)
         raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None
+    except Exception as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        print(f"mnemos: {line}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def _stop_with_parent() -> None:
@@ -206,12 +213,12 @@ def _stop_with_parent() -> None:
 def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
     """The content of comparison.json for finished runs: {name: run folders}."""
     rows, controls = [], []
-    file = next(iter(runs.values()))[0] / "result.json"
-    first = json.loads(file.read_text())
+    place = next(iter(runs.values()))[0]
+    first = read_result(place, COMPARED)
     metric = first["metric"]
-    described = description(first, metric, str(file))
+    described = description(first, metric, str(place / "result.json"))
     for name, places in runs.items():
-        results = [json.loads((place / "result.json").read_text()) for place in places]
+        results = [read_result(place, COMPARED) for place in places]
         spread = _spread([result["test"][metric] for result in results])
         cost = {key: results[0][key] for key in ("parameters", "flops")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}

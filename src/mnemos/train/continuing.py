@@ -16,6 +16,7 @@ from . import checkpoint
 from .recipe_files import read_recipe
 from .run import RunFolder
 from .sharding import place
+from .snapshots import weights
 
 _INNER = "inner"
 _LEAST = 0.5  # share of the parameters that a run must give to another model
@@ -27,13 +28,12 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     Raises InputError if the run has no checkpoint, or a damaged best one.
     """
     for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
-        weights: dict[str, Tensor] = checkpoint.read(checkpoint.best_path(folder / "checkpoints", step))["model"]
-        return weights
+        best = checkpoint.best_path(folder / "checkpoints", step)
+        return weights(best, checkpoint.read(best))
     found = checkpoint.newest(folder / "checkpoints")
     if found is None:
         raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
-    weights = found[1]["model"]
-    return weights
+    return weights(checkpoint.path_of(folder / "checkpoints", found[0]), found[1])
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+_PER_CORE = 4  # processes on a CPU that are worth trying
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machines find each other without a launcher
 
 
@@ -80,6 +81,7 @@ def _check_processes(config: TrainConfig) -> None:
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         here = started // int(os.environ.get("SLURM_NNODES", "1"))
     else:
+        _check_count(config)
         missing = [name for name in _MEETING if name not in os.environ]
         if config.num_nodes > 1 and missing:
             raise InputError(
@@ -92,6 +94,17 @@ def _check_processes(config: TrainConfig) -> None:
             f"train: {launcher} started {started} processes, {here} per machine: expected train.devices {here} and "
             f"train.num_nodes {started // here}, found {config.devices} and {config.num_nodes}; set "
             f"--train.devices {here} --train.num_nodes {started // here}"
+        )
+
+
+def _check_count(config: TrainConfig) -> None:
+    """Raise InputError for many more processes on the CPU than it has cores: they would all be started."""
+    most = _PER_CORE * (os.cpu_count() or 1)
+    gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    if config.devices > most and (config.accelerator == "cpu" or (config.accelerator == "auto" and not gpu)):
+        raise InputError(
+            f"train.devices: expected at most {most} processes on the {os.cpu_count()} cores of this machine, found "
+            f"{config.devices}; lower it"
         )
 
 

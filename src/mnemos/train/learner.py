@@ -206,7 +206,18 @@ class Learner:
         }
 
     def restore(self, saved: JSONObject) -> None:
-        """Restore a `snapshot`. Raises InputError if it is of another model or number of processes."""
+        """Restore a `snapshot`. Raises InputError if it is of another model or number of processes, or made by hand."""
+        try:
+            self._restore(saved)
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            raise InputError(
+                f"expected the checkpoint of this run, found one with other content ({type(error).__name__}: "
+                f"{(str(error).splitlines() or [''])[0]:.80}); use an earlier checkpoint"
+            ) from error
+
+    def _restore(self, saved: JSONObject) -> None:
         taken = saved["generators"]
         if len(taken) != self.fabric.world_size:
             raise InputError(

@@ -26,15 +26,18 @@ from mnemos import generators
 from mnemos.data.batch import each, row_count
 from mnemos.data.metrics import MAJORITY
 from mnemos.data.task import Task
+from mnemos.errors import one_line, out_of_memory
 from mnemos.evaluate.scores import CountedElsewhere, evaluate, metrics_text
-from mnemos.types import JSON, InputError, JSONObject
+from mnemos.types import JSONObject
 
 from . import checkpoint, devices
 from .checks import check_settings, check_state, check_task, complete, schedule_warning
-from .continuing import Start, extend, final_weights
+from .continuing import Start, final_weights
 from .learner import Learner
+from .model_size import check_memory, on_meta
+from .opening import Opening, open_run_folder
 from .progress import NoProgress, progress
-from .recipe import Recipe, as_json, as_written
+from .recipe import Recipe
 from .run import RunFolder
 from .scored_batches import scored_batches
 from .sharding import load_model_state, model_state
@@ -43,7 +46,6 @@ from .stopping import Interrupted, StopSignals, TrainingFailed
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_SHARED_SECONDS = 10.0  # that a network file system may need
 EvaluationHook = Callable[[nn.Module, int], JSONObject | None]
 
 
@@ -56,6 +58,7 @@ def train(
     task: Task | None = None,
     model: nn.Module | None = None,
     longer: bool = False,
+    accept_changed_data: bool = False,
 ) -> JSONObject:
     """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
 
@@ -73,7 +76,8 @@ def train(
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
     resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged, and its
     weights are loaded into a given `model`. longer: the run resumes with another number of steps, that of `recipe`,
-    which `continuing.extend` writes to its folder.
+    which `continuing.extend` writes to its folder. accept_changed_data: resume although the data are others than those
+    of the checkpoint; a line says so.
     on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes a
     line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print neither
     progress nor what the splits hold (`Task.about`).
@@ -86,19 +90,19 @@ def train(
     folder = Path(fabric.broadcast(str(folder)))  # a name with the time of day differs between processes
     check_settings(recipe, fabric.world_size)
     with devices.threads(recipe.train.threads):
-        return _train(fabric, recipe, folder, resume, on_evaluation, quiet, task, model, longer)
+        opening = Opening(resume, longer, accept_changed_data)
+        return _train(fabric, recipe, folder, opening, on_evaluation, quiet, task, model)
 
 
 def _train(
     fabric: Fabric,
     recipe: Recipe,
     folder: Path,
-    resume: bool,
+    opening: Opening,
     on_evaluation: EvaluationHook | None,
     quiet: bool,
     task: Task | None,
     model: nn.Module | None,
-    longer: bool,
 ) -> JSONObject:
     task = recipe.data.build() if task is None else task
     run: RunFolder | None = None
@@ -106,13 +110,13 @@ def _train(
         recipe = complete(recipe, task)
         check_task(recipe, task)
         # Wrong model settings, and weights that do not fit, must raise before the folder exists.
-        with torch.device("meta"):
-            checked = recipe.model.build() if model is None else model
+        checked = on_meta(recipe.model) if model is None else model
+        check_memory(checked, recipe.train, fabric.device)
         check_state(checked, task)
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
             start = Start.read(Path(recipe.train.init_from), checked)
-        run, saved, result = _open(fabric, recipe, folder, resume, longer, start.source if start else None)
+        run, saved, result = open_run_folder(fabric, recipe, folder, opening, start.source if start else None)
         if result is not None:
             if model is not None:
                 load_model_state(model, final_weights(folder))
@@ -132,6 +136,13 @@ def _train(
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
             return _Session(fabric, learner, run, folder, display, signals, on_evaluation).work(ended)
+    except (RuntimeError, MemoryError, OSError) as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        if run is not None and out_of_memory(error):
+            run.discard()  # it has trained nothing, unless there is a checkpoint
+        raise TrainingFailed(line) from error
     finally:
         task.close()
         if run is not None:
@@ -317,74 +328,3 @@ class _Session:
 
 class _StopRequestedError(Exception):
     """A process received SIGINT or SIGTERM."""
-
-
-def _open(
-    fabric: Fabric, recipe: Recipe, folder: Path, resume: bool, longer: bool, weights: JSONObject | None
-) -> tuple[RunFolder | None, JSONObject | None, JSONObject | None]:
-    """Open the run's folder: (run, on the first process only; checkpoint to continue from; result if finished)."""
-    run, saved, problem, step, result = None, None, None, 0, None
-    if fabric.is_global_zero:
-        try:
-            if longer:
-                extend(folder, recipe.train.steps)
-            if resume:
-                run = RunFolder.resume(folder, recipe)
-                result = run.result
-                if result is None:
-                    step, saved = _prepare(run, recipe, weights)
-            else:
-                run = RunFolder.start(folder, recipe, devices.device_name(fabric.device), weights)
-        except InputError as error:
-            problem = str(error)
-            if run is not None:
-                run.close()
-    # Every process raises the first one's error; otherwise the others would wait for it without end.
-    problem, step, result = fabric.broadcast((problem, step, result))
-    if problem is not None:
-        raise InputError(problem)
-    if recipe.train.num_nodes > 1 and devices.any_of(fabric, not _visible(folder / "recipe.json")):
-        if run is not None:
-            run.close()
-        raise InputError(
-            f"{folder}: expected a folder that every machine sees, because each reads the run's checkpoints from it, "
-            "found a machine without it; name a folder on a shared disk with --out"
-        )
-    if step and saved is None:
-        saved = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
-    return run, saved, result
-
-
-def _visible(path: Path) -> bool:
-    """Whether a file exists. A network file system may show it to other machines some seconds after it was written."""
-    deadline = time.monotonic() + _SHARED_SECONDS
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def _but_steps(recipe: JSON) -> JSON:
-    """A recipe's JSON without the number of steps, which may be raised when a run is resumed."""
-    train = recipe.get("train") if isinstance(recipe, dict) else None
-    if not isinstance(recipe, dict) or not isinstance(train, dict):
-        return recipe
-    return {**recipe, "train": {name: value for name, value in train.items() if name != "steps"}}
-
-
-def _prepare(run: RunFolder, recipe: Recipe, weights: JSONObject | None) -> tuple[int, JSONObject | None]:
-    """Read the checkpoint to continue from and remove later lines of metrics.jsonl: (step, checkpoint)."""
-    found = checkpoint.newest(run.checkpoints)
-    step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
-    if saved is not None and _but_steps(as_written(saved["recipe"])) != _but_steps(as_json(recipe)):
-        raise InputError(
-            f"{checkpoint.path_of(run.checkpoints, step)}: expected a checkpoint of this run's recipe, found one of "
-            "another recipe; remove it"
-        )
-    if recipe.train.keep_best:
-        run.return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
-    run.trim(step)
-    for note in [*notes, *run.resumed(step, recipe.data, weights)]:
-        print(note, file=sys.stderr)
-    return step, saved

@@ -1,6 +1,5 @@
 """The data by which `mnemos eval` scores a run's model: the run's own with changed settings, or others."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ from .checks import check_task
 from .provenance import data_read, latest
 from .recipe import Recipe
 from .recipe_fields import with_fields
+from .run_files import read_about
 
 
 def open_data(
@@ -59,8 +59,7 @@ def _places(data: JSON) -> list[Path | None]:
 
 def _known(folder: Path) -> JSONObject:
     """The data files that a run has read, from its run.json; {} if they are unknown."""
-    path = folder / "run.json"
-    return latest(json.loads(path.read_text()), "data") or {} if path.is_file() else {}
+    return latest(read_about(folder), "data") or {} if (folder / "run.json").is_file() else {}
 
 
 def _found(data: DataConfig) -> JSONObject:

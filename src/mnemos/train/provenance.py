@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import hashlib
-import json
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -19,8 +19,11 @@ import mnemos
 from mnemos.config import DataConfig, to_dict
 from mnemos.types import JSONObject
 
+from .run_files import read_about
+
 LISTED = 2_000  # up to this number, all data files are listed and hashed; of more files, this many are hashed
 _NAMED = 20  # a comparison lists at most this many data files; its runs list all
+_LIBRARIES = ("numpy", "lightning-fabric", "safetensors", "pillow", "timm", "torchvision", "transformers")
 _PER_RUN = {"seed", "command", "started", "finished", "resumed"}
 
 
@@ -28,12 +31,8 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
     """Everything that a run's numbers may depend on: source, versions, machine, threads, seed, command, data files."""
     return {
         **source(),
-        "versions": {
-            "mnemos": mnemos.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
+        "source_sha256": source_hash(),
+        "versions": versions(),
         "device": device,
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
@@ -42,6 +41,19 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
         "command": command_line(),
         "started": now(),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of Python and of the libraries that numbers may depend on; None for one that is not installed."""
+    own = {"mnemos": mnemos.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    return own | {name: _version(name) for name in _LIBRARIES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def command_line() -> list[str]:
@@ -64,6 +76,15 @@ def source() -> JSONObject:
     changed = _git("status", "--porcelain", "--untracked-files=all", "--", ".")
     dirty = None if changed is None else any(map(_is_source, changed.splitlines()))
     return {"commit": _git("rev-parse", "HEAD"), "dirty": dirty}
+
+
+@functools.cache
+def source_hash() -> str:
+    """The SHA-256 over the names and contents of the package's Python and C++ files, at this process's first call."""
+    package, digest = Path(mnemos.__file__).parent, hashlib.sha256()
+    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
+        digest.update(f"{path.relative_to(package).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _is_source(line: str) -> bool:
@@ -116,7 +137,7 @@ def trained(place: Path, name: str) -> JSONObject:
 
     If the run was resumed, "resumed": [{"commit", "dirty"}] of each process that continued it.
     """
-    about = json.loads((place / "run.json").read_text())
+    about = read_about(place)
     resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.get("resumed") or []]
     own = {key: about.get(key) for key in ("seed", "commit", "dirty")}
     return {"folder": name, **own, **({"resumed": resumed} if resumed else {})}
@@ -128,7 +149,7 @@ def shared(places: Sequence[Path]) -> JSONObject:
     "reported": {"commit", "dirty"} of the source that writes the comparison, which may differ from the source that
     trained the runs. With more than 20 data files the list of files is omitted and their digest kept.
     """
-    abouts = [json.loads((place / "run.json").read_text()) for place in places]
+    abouts = [read_about(place) for place in places]
     same = {k: v for k, v in abouts[0].items() if k not in _PER_RUN and all(a.get(k) == v for a in abouts)}
     if isinstance(same.get("data"), dict) and len(same["data"].get("files") or ()) > _NAMED:
         same["data"] = {k: v for k, v in same["data"].items() if k != "files"}

@@ -114,7 +114,7 @@ class TrainConfig:
         accumulate: the number of micro-batches into which a process splits its rows of an update, to save memory.
         seed: of the weights, the order of the data, dropout and augmentation.
         precision: of the weights and of the arithmetic, as Lightning Fabric names them: "bf16-mixed" has float32
-            weights and bfloat16 arithmetic.
+            weights and bfloat16 arithmetic, "bf16-true" has bfloat16 weights and optimiser state too.
         compile: compile the model with torch.compile for training.
         log_every: steps between two lines of training metrics.
         log: send the lines of metrics.jsonl to TensorBoard (files in RUN/tensorboard) or to trackio as well.
@@ -142,7 +142,7 @@ class TrainConfig:
     batch_size: int = 32
     accumulate: int = 1
     seed: int = 0
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
     compile: bool = False
     log_every: int = 50
     log: Literal["none", "tensorboard", "trackio"] = "none"

@@ -8,22 +8,26 @@ runs/NAME/recipe.json      the resolved recipe
           result.json      written last: a run that has it is finished
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
 import torch
 
-from mnemos.atomic import write_bytes, write_json
+from mnemos.atomic import append, write_bytes, write_json
 from mnemos.config import DataConfig, to_dict
-from mnemos.types import InputError, JSONObject
+from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint
-from .provenance import command_line, data_read, latest, now, provenance, source
+from .fingerprint import FIELD, changes, check_data, fingerprint
+from .provenance import command_line, data_read, latest, now, provenance, source, source_hash, versions
 from .recipe import Recipe, as_json, as_written
+from .run_files import WRITTEN, read_about, read_object, read_result
 from .sinks import Sink, open_sink
+from .stopping import TrainingFailed
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
@@ -38,6 +42,8 @@ class RunFolder:
         self._metrics: FileIO | None = None
         self._trimmed = 0  # the step after which the run continues
         self._sink: Sink | None = None
+        self._made_with: JSONObject = {}
+        self._new = False
 
     @classmethod
     def start(cls, folder: str | Path, recipe: Recipe, device: str, weights: JSONObject | None = None) -> "RunFolder":
@@ -61,10 +67,11 @@ class RunFolder:
             )
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except NotADirectoryError as error:
             raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
         run = cls(folder, recipe)
         about = provenance(recipe.train.seed, device, recipe.data)
+        run._made_with, run._new = fingerprint(about), True
         if weights is not None:
             about["weights"] = weights
         about |= {"finished": None, "resumed": []}
@@ -81,7 +88,7 @@ class RunFolder:
             raise InputError(
                 f"{folder}: expected a run to resume, found no recipe.json; start it without {recipe.resuming}"
             )
-        if difference := differing(as_written(_json(folder / "recipe.json")), as_json(recipe)):
+        if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
         run = cls(folder, recipe)
         for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
@@ -94,31 +101,42 @@ class RunFolder:
     def result(self) -> JSONObject | None:
         """The content of result.json; None while the run is not finished."""
         path = self.folder / "result.json"
-        return _json(path) if path.is_file() else None
+        return read_result(self.folder) if path.is_file() else None
 
-    def resumed(self, step: int, data: DataConfig, weights: JSONObject | None = None) -> list[str]:
+    def resumed(
+        self,
+        step: int,
+        data: DataConfig,
+        weights: JSONObject | None = None,
+        made_with: Mapping[str, JSON] | None = None,
+        accept_changed_data: bool = False,
+    ) -> list[str]:
         """Record in run.json that the run continues after `step`, with the data if these are others than before.
 
         weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights; they are
-        recorded if they are others than before. Returns a warning for each of data, weights and number of threads that
-        changed.
+        recorded if they are others than before. made_with: the `fingerprint` in the checkpoint; by default that of
+        run.json, also for checkpoints of versions without one. Returns a warning for each of data, code, libraries,
+        weights and number of threads that changed. Raises InputError for changed data, unless these are accepted.
         """
-        about, notes = _json(self.folder / "run.json"), []
+        about, notes = read_about(self.folder, WRITTEN), []
+        found = {**source(), "source_sha256": source_hash(), "versions": versions(), "data": data_read(data)}
+        before = made_with or {name: latest(about, name) for name in found}
         entry = {"step": step, "at": now(), **source(), "command": command_line()}
-        before = latest(about, "data")
-        found = data_read(data)
-        if before is not None and before.get("sha256") and before["sha256"] != found.get("sha256"):
-            entry["data"] = found
-            sizes = [f"{one.get('count', 0):,} of {one.get('bytes', 0):,} bytes" for one in (before, found)]
-            notes.append(
-                f"the data files have changed, from {sizes[0]} to {sizes[1]}: the results are not those of a run on "
-                "either; put the files back, or start a new run"
-            )
+        try:
+            check_data(str(self.folder), before.get("data"), found["data"])
+        except InputError as error:
+            if not accept_changed_data:
+                raise
+            entry["data"] = found["data"]
+            notes.append(f"{str(error).rpartition('; ')[0]}; the results are not those of a run on either")
+        notes += changes(before, found)
         if weights is not None and weights["sha256"] != (latest(about, "weights") or {}).get("sha256"):
             entry["weights"] = weights
             notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
+        entry |= {name: found[name] for name in ("source_sha256", "versions") if found[name] != latest(about, name)}
         about["resumed"].append(entry)
         write_json(self.folder / "run.json", about)
+        self._made_with = fingerprint(found)
         threads = torch.get_num_threads()
         if about["threads"] != threads:
             notes.append(
@@ -128,23 +146,41 @@ class RunFolder:
         return notes
 
     def record(self, lines: Sequence[JSONObject]) -> None:
-        """Append lines to metrics.jsonl in a single write, then send them where `TrainConfig.log` says."""
+        """Append lines to metrics.jsonl, whole or not at all, then send them where `TrainConfig.log` says.
+
+        Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
+        """
         if self._metrics is None:
             if self._recipe is not None:
                 self._sink = open_sink(self.folder, self._recipe, self._trimmed)
             self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
-        self._metrics.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        with self._writing_metrics():
+            append(self._metrics.fileno(), "".join(json.dumps(line) + "\n" for line in lines).encode())
         if self._sink is not None:
             self._sink.write(lines)
 
-    def trim(self, step: int) -> None:
+    @contextlib.contextmanager
+    def _writing_metrics(self) -> Iterator[None]:
+        path = self.folder / "metrics.jsonl"
+        try:
+            yield
+        except OSError as error:
+            raise TrainingFailed(
+                f"{path}: the measurements could not be written ({error.strerror or error}); free disk space, then "
+                "resume the run"
+            ) from error
+
+    def trim(self, step: int) -> list[str]:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
 
         A checkpoint is saved after the training line of its step and before the evaluation at that step. Raises
-        InputError for a line that is not a measurement, except for an incomplete last line.
+        InputError for a line that is not a measurement, except for an incomplete last line. Returns a warning if lines
+        of training up to `step` are missing.
         """
         path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        trained = 0  # the last update with a line
+        existed = path.exists()
+        lines = path.read_bytes().splitlines(keepends=True) if existed else []
         kept = []
         for i, line in enumerate(lines, 1):
             try:
@@ -158,14 +194,24 @@ class RunFolder:
                 keep = False
             if keep:
                 kept.append(line)
+                trained = entry["step"] if entry["kind"] == "train" else trained
         write_bytes(path, b"".join(kept))
         self._trimmed = step
+        every = self._recipe.train.log_every if self._recipe is not None else 1
+        if trained >= step - step % every:
+            return []
+        found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
+        return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
 
-    def save(self, step: int, value: object, keep: int) -> None:
-        """Flush metrics.jsonl, write a checkpoint, and then delete all but the `keep` newest checkpoints."""
+    def save(self, step: int, value: JSONObject, keep: int) -> None:
+        """Flush metrics.jsonl, write a checkpoint, and then delete all but the `keep` newest checkpoints.
+
+        The checkpoint also holds the `fingerprint` of what the run is made with. Raises TrainingFailed as `record`.
+        """
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
-        checkpoint.write(checkpoint.path_of(self.checkpoints, step), value)
+            with self._writing_metrics():
+                os.fsync(self._metrics.fileno())
+        checkpoint.write(checkpoint.path_of(self.checkpoints, step), {**value, FIELD: self._made_with})
         checkpoint.prune(self.checkpoints, step, keep)
         checkpoint.prune_best(self.checkpoints)
 
@@ -194,9 +240,20 @@ class RunFolder:
 
     def finish(self, result: JSONObject) -> None:
         """Write the time of the end to run.json, and then result.json."""
-        about = _json(self.folder / "run.json")
+        about = read_about(self.folder, WRITTEN)
         write_json(self.folder / "run.json", {**about, "finished": now()})
         write_json(self.folder / "result.json", result)
+
+    def discard(self) -> None:
+        """Close a run that was started here and has no checkpoint, and remove its files and its folder."""
+        self.close()
+        if not self._new or checkpoint.steps(self.checkpoints):
+            return
+        for name in ("recipe.json", "run.json", "metrics.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.folder):
+            with contextlib.suppress(OSError):  # a folder that holds something else stays
+                folder.rmdir()
 
     def close(self) -> None:
         """Close the files and the log, and release the lock."""
@@ -217,19 +274,6 @@ def differing(left: object, right: object, where: str = "") -> str | None:
                 return found
         return None
     return None if left == right else f"{where} ({left!r}, not {right!r})"
-
-
-def _json(path: Path) -> JSONObject:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: expected this file of a run, found none; start a new run in another folder"
-        ) from None
-    except ValueError as error:
-        raise InputError(
-            f"{path}: expected JSON, found a damaged file ({error}); start a new run in another folder"
-        ) from None
 
 
 def _lock(folder: Path) -> int | None:

@@ -29,12 +29,13 @@ from mnemos.types import JSONObject
 from .checks import complete
 from .continuing import final_weights
 from .loop import train
+from .model_size import on_meta
 from .other_data import open_data
 from .progress import NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import read_recipe
 from .scored_batches import scored_batches
-from .sharding import load_model_state
+from .sharding import check_model_state, load_model_state
 
 
 def run_name(recipe: Recipe, verb: str = "") -> str:
@@ -48,14 +49,16 @@ def run(
     resume: bool = False,
     quiet: bool = False,
     steps: int | None = None,
+    accept_changed_data: bool = False,
 ) -> JSONObject:
     """Train a recipe in a folder, measure the trained model (`assess`), and return the result.
 
     resume: continue the folder's run with its own recipe (`recipe` is ignored); steps: the number of steps up to which
-    it is trained (`continuing.extend`), by default its own number. To the result of `train` this adds
-    "flops" (of a training forward of one sample of the greatest length), "controls" (for models with gated caches) and
-    the entries of `Task.artifacts`. The model is saved in folder/model, for `mnemos.load`, and the stored caches in
-    caches.safetensors. The data are opened once.
+    it is trained (`continuing.extend`), by default its own number; accept_changed_data: see `train`.
+
+    To the result of `train` this adds "flops" (of a training forward of one sample of the greatest length), "controls"
+    (for models with gated caches) and the entries of `Task.artifacts`. The model is saved in folder/model, for
+    `mnemos.load`, and the stored caches in caches.safetensors. The data are opened once.
     """
     folder = Path(folder)
     if resume:
@@ -63,7 +66,8 @@ def run(
     assert recipe is not None
     if steps is not None:
         recipe = replace(recipe, train=replace(recipe.train, steps=steps))
-    return train_and_assess(recipe, recipe.data.build(), folder, resume, quiet, longer=steps is not None)
+    longer = steps is not None
+    return train_and_assess(recipe, recipe.data.build(), folder, resume, quiet, None, longer, accept_changed_data)
 
 
 def train_and_assess(
@@ -74,8 +78,9 @@ def train_and_assess(
     quiet: bool = False,
     model: nn.Module | None = None,
     longer: bool = False,
+    accept_changed_data: bool = False,
 ) -> JSONObject:
-    """`run` with an open task. model: a model to train instead of building the recipe's. longer: see `train`."""
+    """`run` with an open task. model: a model to train instead of building the recipe's. The others: see `train`."""
     recipe = complete(recipe, task)
 
     @functools.cache
@@ -86,7 +91,7 @@ def train_and_assess(
     alone = recipe.train.processes == 1
     on_evaluation = (lambda model, _: probe(model, first(), task) if caches(model) else None) if alone else None
     finished = resume and not longer and (folder / "result.json").is_file()
-    result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer)
+    result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer, accept_changed_data)
     if not _leave_process_group():
         return result
     if "flops" not in result:
@@ -171,6 +176,7 @@ def open_run(
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
     """The model of a run's best checkpoint, if it keeps that, or of its newest intact one; in eval mode, on the CPU."""
     weights = final_weights(folder)
+    check_model_state(on_meta(recipe.model).state_dict(), weights)  # before memory is used for the model
     model = recipe.model.build()
     load_model_state(model, weights)
     return model.eval()

@@ -33,6 +33,16 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
     """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
     own, saved = model.state_dict(), present_names(saved)
+    check_model_state(own, saved)
+    with torch.no_grad():
+        model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})
+
+
+def check_model_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Raise InputError with the first tensor of a model, by name and shape, that is not among the saved ones, or not
+    the model's. Only shapes are read: `own` may be on the meta device.
+    """
+    saved = present_names(saved)
     for name in [*own, *saved]:
         if name not in saved or name not in own:
             where = "have no" if name not in saved else "have a"
@@ -40,5 +50,3 @@ def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
         if own[name].shape != saved[name].shape:
             shapes = f"{name!r} of shape {tuple(own[name].shape)}, found {tuple(saved[name].shape)}"
             raise InputError(f"expected this model's weights, {shapes}; use the run's recipe")
-    with torch.no_grad():
-        model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})
