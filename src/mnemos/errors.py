@@ -1,4 +1,4 @@
-"""Errors that end a command in one line, and a warning. Nothing slow is imported, so the command line needs no torch."""
+"""Errors that end a command in one line, and a warning. Nothing slow is imported, so that no command needs torch."""
 
 import errno
 

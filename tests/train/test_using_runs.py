@@ -242,12 +242,15 @@ def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
     folder = tmp_path / "run"
     run(recipe(texts(tmp_path / "texts", "abcd"), steps=2), folder, quiet=True)
     texts(tmp_path / "texts", "abcde")
-    run(None, folder, resume=True, quiet=True, steps=3)
+    with pytest.raises(InputError, match=r"trained on, 4 files of .* found others, 5 files of .*--accept-changed-data"):
+        run(None, folder, resume=True, quiet=True, steps=3)
+    assert read_recipe(folder).train.steps == 2, "nothing in the folder has changed"
+    assert main(["train", "--resume", str(folder), "--train.steps", "3", "--accept-changed-data"]) == 0
     said = capsys.readouterr().err
-    assert "the data files have changed, from 4 of " in said
-    assert " to 5 of " in said
+    assert "trained on, 4 files of " in said
+    assert "found others, 5 files of " in said
     run(None, folder, resume=True, quiet=True, steps=4)  # on the data of the resumed run
-    assert "have changed" not in capsys.readouterr().err
+    assert "found others" not in capsys.readouterr().err
     about = json.loads((folder / "run.json").read_text())
     assert [one.get("data", {}).get("count") for one in (about, *about["resumed"])] == [4, 5, None]
 

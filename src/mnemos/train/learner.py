@@ -229,7 +229,7 @@ class Learner:
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
-        if saved["states"]:
+        if saved["states"] or (self.task.carries_state and self.count.step):
             self._states = self._rebuilt(saved["states"])
         generators.put(taken[self.fabric.global_rank])  # last: no code after it may draw random numbers
 
@@ -242,6 +242,9 @@ class Learner:
         with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
             _, fresh = self.task.forward(self.model, to_device(first, self.fabric.device), None)
         structure = pytree.tree_structure(fresh)
+        if len(everyone) != self.fabric.world_size * config.accumulate:
+            wanted = self.fabric.world_size * config.accumulate
+            raise InputError(f"expected {wanted} carried states, found {len(everyone)}; use an earlier checkpoint")
         states, offset = [], self.fabric.global_rank * config.accumulate
         for found in everyone[offset : offset + config.accumulate]:
             if structure.num_leaves != len(found):

@@ -131,6 +131,12 @@ def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str
     state = {}
     for name, values in saved.items():
         parameter = parameters[name]
+        shapes = [tuple(value.shape) for value in values.values() if isinstance(value, Tensor) and value.dim()]
+        if wrong := next((shape for shape in shapes if shape != tuple(parameter.shape)), None):
+            raise InputError(
+                f"expected the optimiser's state of {name!r}, {tuple(parameter.shape)}, found {wrong}; use an earlier "
+                "checkpoint"
+            )
         state[numbers[id(parameter)]] = {
             key: place(value, parameter) if isinstance(value, Tensor) else value for key, value in values.items()
         }

@@ -20,6 +20,12 @@ _PARTS = {
     "states": list,
     "generators": list,
 }
+_FIELDS = {
+    "counters": {"step", "tokens", "seconds", "peak_bytes"},
+    "tally": {"updates", "loss", "auxiliary", "auxiliaries", "sums"},
+    "plateau": {"factor", "best", "since"},
+}
+_VALUE = (int, float, list, type(None))
 _OPTIONAL = {"best": dict, FIELD: dict}  # checkpoints of earlier versions have none
 
 
@@ -32,8 +38,14 @@ def check_snapshot(path: Path, saved: Any, step: int) -> None:
     for name, kind in (_PARTS | _OPTIONAL).items():
         if not isinstance(saved.get(name, {} if name in _OPTIONAL else None), kind):
             raise _wrong(path, f"{saved[name]!r:.40} as its {name!r}" if name in saved else f"no {name!r} in it")
-    if saved["counters"].get("step") != step:
-        raise _wrong(path, f"one of update {saved['counters'].get('step')!r:.40}")
+    for name, names in _FIELDS.items():
+        values = saved[name]
+        if set(values) != names or not all(isinstance(value, _VALUE) for value in values.values()):
+            raise _wrong(path, f"{values!r:.60} as its {name!r}")
+    if saved["counters"]["step"] != step:
+        raise _wrong(path, f"one of update {saved['counters']['step']!r:.40}")
+    if step and not saved["optimiser"]:
+        raise _wrong(path, "none with the state of an optimiser")
 
 
 def weights(path: Path, saved: Any) -> dict[str, Tensor]:
