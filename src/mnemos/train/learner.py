@@ -243,8 +243,8 @@ class Learner:
             _, fresh = self.task.forward(self.model, to_device(first, self.fabric.device), None)
         structure = pytree.tree_structure(fresh)
         if len(everyone) != self.fabric.world_size * config.accumulate:
-            wanted = self.fabric.world_size * config.accumulate
-            raise InputError(f"expected {wanted} carried states, found {len(everyone)}; use an earlier checkpoint")
+            count = self.fabric.world_size * config.accumulate
+            raise InputError(f"expected {count} carried states, found {len(everyone)}; use an earlier checkpoint")
         states, offset = [], self.fabric.global_rank * config.accumulate
         for found in everyone[offset : offset + config.accumulate]:
             if structure.num_leaves != len(found):
