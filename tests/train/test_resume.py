@@ -172,7 +172,8 @@ def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, mome
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "precision", ["16-mixed", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("bf16-mixed", "64-true"))]
+    "precision",
+    ["16-mixed", "bf16-true", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("bf16-mixed", "64-true"))],
 )
 def test_every_precision(run_apart, tmp_path, precision):
     toys = Toys(language=True, train={"precision": precision})
