@@ -65,17 +65,17 @@ def main() -> None:
     only = options.only
     warnings.simplefilter("ignore")
     import torch
-    from matrix import ZOO
+    from matrix import MODELS
 
     before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
-    names = [name for name in ZOO if only is None or name in only]
+    names = [name for name in MODELS if only is None or name in only]
     checked: dict[str, dict[str, str]] = {}
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         for name, (found, seconds) in zip(names, pool.map(check, names), strict=True):
             checked[name] = found
             wrong = [f"{column} ({said})" for column, said in found.items() if said.startswith("no: ")]
             print(f"{name:24s} {seconds:5.1f} s  {'; '.join(wrong) or 'all hold'}", flush=True)
-    rows = {name: checked.get(name, before.get(name)) for name in ZOO if name in checked or name in before}
+    rows = {name: checked.get(name, before.get(name)) for name in MODELS if name in checked or name in before}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,10 +1,11 @@
 """Every host that a gated cache goes into, small, with inputs: what the tests of this room run over."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,11 @@ from mnemos import libraries
 
 # Families of hosts whose forwards differ, for tests that would take too long over all.
 FEW = ("torch_encoder", "timm_vit", "hf_pvt", "hf_bert", "hf_bigbird", "hf_reformer")
+
+
+def few(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test over hosts: those of FEW in every run, the others in `make exhaustive` alone."""
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] = 
     "hf_bart": (_hf("BartModel", **_SEQ), _text(11, decoder=True)),
     "hf_bart_eager": (_hf("BartModel", **_SEQ, **_EAGER), _text(11, decoder=True)),
 }
+MODELS = dict(ZOO)  # all that `build` and `example` know: `matrix` adds its own, which must not join the tests over ZOO
 _built: dict[str, nn.Module] = {}
 
 
@@ -195,7 +202,7 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A fresh host, the same at every call, in eval mode: in double precision, with weights that do something."""
     if name not in _built:
         torch.manual_seed(0)
-        model = ZOO[name][0]()
+        model = MODELS[name][0]()
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -206,7 +213,7 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def example(name: str, rows: int = 3, seed: int = 2, dtype: torch.dtype = torch.float64) -> Example:
     """An input of a host."""
-    return ZOO[name][1](rows, seed).to(dtype)
+    return MODELS[name][1](rows, seed).to(dtype)
 
 
 def given(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hosts import ZOO, Example, build, close, example, loss, open_caches, run, state
+from hosts import MODELS, Example, build, close, example, loss, open_caches, run, state
 from more_hosts import DECODERS, MORE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +19,7 @@ import mnemos
 from mnemos import GRC
 from mnemos.memory.gated_cache import caches
 
-ZOO.update(MORE | DECODERS)
+MODELS.update(MORE | DECODERS)
 Check = Callable[[str], str | None]
 _SLOTS = 4
 

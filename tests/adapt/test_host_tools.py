@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hosts import FEW, ZOO, build, close, example, given, loss, open_caches, run
+from hosts import FEW, ZOO, build, close, example, few, given, loss, open_caches, run
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -35,7 +35,7 @@ def pickled(model: nn.Module) -> nn.Module:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("how", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few(ZOO))
 def test_a_copy_is_whole_and_commits_into_itself(name, how):
     model = cached(name, "paper")
     with torch.no_grad():
@@ -168,7 +168,10 @@ def test_what_was_compiled_before_sees_the_cache_come_and_go(fresh_compiler):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["wrapper", "compile", "function", "graph break"])
+@pytest.mark.parametrize(
+    "way",
+    ["wrapper", "function", *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ("compile", "graph break"))],
+)
 def test_a_cache_leaves_other_compiled_code_alone(fresh_compiler, way):
     """However a model was compiled, it computes its caches; what was compiled of others is not compiled again."""
     model, other = build("torch_mha", torch.float32), build("torch_mha", torch.float32)
@@ -269,6 +272,7 @@ def test_inductor_equals_eager(fresh_compiler):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_compiled_model_can_be_held_and_can_accumulate(fresh_compiler):
     model, own = (cached("torch_mha", dtype=torch.float32) for _ in range(2))
     compiled = torch.compile(own, backend="aot_eager")

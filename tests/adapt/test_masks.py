@@ -138,7 +138,7 @@ HOW = [exported, compiled, traced]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [exported, compiled])
-@pytest.mark.parametrize("name", ["torch", "timm"])
+@pytest.mark.parametrize("name", ["torch", pytest.param("timm", marks=pytest.mark.exhaustive)])
 def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
     model, x = cached(name), torch.randn(3, T, 12)
     bias = -0.1 * DISTANCE.abs()
@@ -150,7 +150,7 @@ def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", ["torch", "timm"])
+@pytest.mark.parametrize("name", ["torch", pytest.param("timm", marks=pytest.mark.exhaustive)])
 def test_a_graph_without_its_assertions_shows_no_future(name, how, monkeypatch):
     """As formats are that drop them: an output does not depend on later tokens."""
     monkeypatch.setattr("mnemos.adapt.masks.assert_in_graph", lambda *_: None)

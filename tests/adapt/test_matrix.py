@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from matrix import CHECKS, ZOO
+from matrix import CHECKS, MODELS
 from more_hosts import MORE
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def test_with_the_gate_closed_the_host_is_what_it_was_and_padding_does_not_matte
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_check(name, check):
     assert holds(name, check)
 
@@ -37,7 +37,7 @@ def test_the_page_says_what_was_measured():
     from host_matrix import BEGIN, END, RESULTS, table
 
     rows = json.loads(RESULTS.read_text())["rows"]
-    assert list(rows) == list(ZOO), "run tools/host_matrix.py"
+    assert list(rows) == list(MODELS), "run tools/host_matrix.py"
     page = (ROOT / "docs" / "hosts.md").read_text()
     assert page[page.index(BEGIN) + len(BEGIN) : page.index(END)].strip() == table(rows).strip()
     passing = [name for name, row in rows.items() if not any(said.startswith("no: ") for said in row.values())]

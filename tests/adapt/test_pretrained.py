@@ -6,7 +6,7 @@ import logging
 import hosts
 import pytest
 import torch
-from hosts import ZOO, Example, close, loss, open_caches, run
+from hosts import ZOO, Example, close, few, loss, open_caches, run
 from torch import nn
 
 import mnemos
@@ -46,7 +46,7 @@ def equal(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(value, theirs[key]), key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_a_saved_model_comes_back_whole(name, tmp_path):
     model = trained(name, gate_init=-1.5, candidate="layernorm_gelu")
     model.save_pretrained(tmp_path)
@@ -61,7 +61,7 @@ def test_a_saved_model_comes_back_whole(name, tmp_path):
     equal(again, model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_the_stock_class_reads_the_host(name, tmp_path):
     model = trained(name).eval()
     model.save_pretrained(tmp_path)
