@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from mnemos.ops.linear import LinearState, linear_attention, native
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
+FLUSHED = platform.machine().lower() in ("x86_64", "amd64")  # denormal numbers count as zero: native/flush.h
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_PAGES = LARGE_PAGES.read_text() if LARGE_PAGES.exists() else ""
 
@@ -126,12 +128,17 @@ def test_half_precision(shape, dtype, variant, poisoned):
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_half_precision_number_passes_unchanged(dtype, variant):
-    """A value that the only key of a row reads: v itself comes out, subnormal and infinite ones included."""
+    """A value that the only key of a row reads: v itself comes out, infinite ones and float16's subnormal ones included.
+
+    bfloat16's subnormal numbers are so as float32 too, and zero in the kernels of x86 processors.
+    """
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.int16).view(dtype)
     v = bits.view(-1, 2, 1, 1).transpose(0, 1).transpose(1, 2)  # [2, 1, 32768, 1]: a token, many heads
     one = torch.ones(2, 1, 2**15, 1, dtype=dtype)
     y, _ = linear_attention(one, one, v, feature_map="relu", eps=0.0, backend="native")
     assert torch.equal(y.isnan(), v.isnan())
+    if dtype == torch.bfloat16 and FLUSHED:
+        v = torch.where(v.abs() < torch.finfo(dtype).tiny, 0, v)
     assert torch.equal(y[~v.isnan()], v[~v.isnan()])
 
 

@@ -9,6 +9,7 @@
 #include "bidirectional.h"
 #include "cache.h"
 #include "decode.h"
+#include "flush.h"
 
 namespace mnemos {
 
@@ -44,6 +45,7 @@ struct Team {
     void* context;
 
     static void join(void* self) {
+        Flush flush;
         Team& team = *(Team*)self;
         i64 me = team.worker++;
         for (i64 i; (i = team.unit++) < team.units;) team.work(team.context, i, me);
@@ -59,14 +61,18 @@ struct Crew {
 
     static void join(void* self) {
         Crew& crew = *(Crew*)self;
-        crew.work(crew.context, crew.worker(), crew.workers());
+        join(crew.work, crew.context, crew.worker(), crew.workers());
+    }
+    static void join(void (*work)(void*, i64, i64), void* context, i64 worker, i64 workers) {
+        Flush flush;
+        work(context, worker, workers);
     }
 };
 
 }  // namespace
 
 void together(i64 threads, void (*work)(void*, i64, i64), void* context) {
-    if (threads <= 1) return work(context, 0, 1);
+    if (threads <= 1) return Crew::join(work, context, 0, 1);
     using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
     static const Parallel openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
     static const auto worker = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_thread_num");
@@ -76,8 +82,9 @@ void together(i64 threads, void (*work)(void*, i64, i64), void* context) {
         return openmp(Crew::join, &crew, (unsigned)threads, 0);
     }
     std::vector<std::thread> others;
-    for (i64 i = 1; i < threads; i++) others.emplace_back(work, context, i, threads);
-    work(context, 0, threads);
+    auto join = [=](i64 worker) { Crew::join(work, context, worker, threads); };
+    for (i64 i = 1; i < threads; i++) others.emplace_back(join, i);
+    join(0);
     for (auto& other : others) other.join();
 }
 
@@ -187,18 +194,21 @@ int mnemos_best() {
 }
 
 int mnemos_forward(int variant, const Call* call, double eps) {
+    mnemos::Flush flush;
     in_large_pages(*call, call->y, call->T, call->M);
     in_large_pages(call->den, call->B * call->T * call->H * (i64)sizeof(float));
     return kernels(variant).forward(*call, eps);
 }
 
 int mnemos_backward(int variant, const Call* call) {
+    mnemos::Flush flush;
     in_large_pages(*call, call->dq, call->T, call->D), in_large_pages(*call, call->dk, call->T, call->D);
     in_large_pages(*call, call->dv, call->T, call->M);
     return kernels(variant).backward(*call);
 }
 
 int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* call, double eps) {
+    mnemos::Flush flush;
     if (backward) {
         in_large_pages(*call, call->dq, call->T, call->D), in_large_pages(*call, call->dk, call->N, call->D);
         in_large_pages(*call, call->dv, call->N, call->M);
@@ -210,11 +220,13 @@ int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* ca
 
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
                   const mnemos::Sums* sums, double norm_eps, double attention_eps) {
+    mnemos::Flush flush;
     return decoder(variant).decode(*stack, layers, *step, sums, norm_eps, attention_eps);
 }
 
 // Of a gated cache: what 0 the update, 1 its backward, 2 the read, 3 its backward.
 int mnemos_cache(int variant, int what, const void* call) {
+    mnemos::Flush flush;
     const mnemos::Cache& found = caching(variant);
     if (what < 2) return (what ? found.update_backward : found.update)(*(const mnemos::Update*)call);
     return (what == 2 ? found.read : found.read_backward)(*(const mnemos::Reading*)call);

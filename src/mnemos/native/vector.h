@@ -112,12 +112,13 @@ ALWAYS V widen(const void* from) {
     if (TYPE == FLOAT32) return load<V>(from);
     U x = __builtin_convertvector(load<Half>(from), U);
     if (TYPE == BFLOAT16) return (V)(x << 16);
-    // float16: the exponent is moved by a multiplication, which also gets the subnormal numbers right.
-    U magnitude = (x & 0x7fffu) << 13;
-    V value = (V)magnitude * 5.192296858534828e33f;  // 2^112
-    U special = (U)((x & 0x7c00u) == 0x7c00u) & (magnitude | 0x7f800000u);
-    U finite = (U)((x & 0x7c00u) != 0x7c00u) & (U)value;
-    return (V)(special | finite | ((x & 0x8000u) << 16));
+    // float16: the exponent is moved by an addition; a subnormal number, which has none, counts units of 2^-24. (A
+    // multiplication by 2^112 would move both, but as float32 a subnormal one is denormal, and flushed: see flush.h.)
+    U magnitude = x & 0x7fffu, moved = magnitude << 13;
+    U tiny = (U)(magnitude < 0x400u), special = (U)(magnitude >= 0x7c00u);
+    U units = (U)(__builtin_convertvector((I)magnitude, V) * 5.9604644775390625e-8f);
+    U value = (tiny & units) | (~tiny & (moved + (112u << 23)));
+    return (V)((special & (moved | 0x7f800000u)) | (~special & value) | ((x & 0x8000u) << 16));
 }
 
 template <i64 TYPE>

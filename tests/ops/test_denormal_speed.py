@@ -1,0 +1,107 @@
+"""Denormal numbers, as of underflowing activations: zeros in the kernels, which they must not slow down, and only there.
+
+How much slower arithmetic with them is depends on the processor: nothing on some of AMD's, tens of times on others.
+"""
+
+import platform
+import time
+
+import pytest
+import torch
+from native_kernels import needs_kernels
+
+import mnemos
+from mnemos import Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.ops import linear_attention
+
+pytestmark = [
+    needs_kernels,
+    pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="other processors have no switch"),
+]
+TINY = 1e-41
+
+
+def attention(scale, causal=True, tokens=256, rows=1):
+    """Forward and backward, of values and upstream gradients of that size."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, upstream = (torch.randn(rows, tokens, 4, 32, generator=g) for _ in range(4))
+    given = [x.requires_grad_() for x in (q, k, v * scale)]
+
+    def run():
+        y, state = linear_attention(*given, causal=causal, backend="native")
+        return y, state.s, *torch.autograd.grad(y, given, upstream * scale)
+
+    return run
+
+
+def decoding(scale):
+    """A fused step, whose state holds sums of that size."""
+    torch.manual_seed(0)
+    model = Transformer(vocab_size=8, dim=64, layers=4, num_heads=2, mlp=64, max_length=8, attention=LinearConfig())
+    step, x = mnemos.fused_step(model.eval()), torch.zeros(8, 1, dtype=torch.int64)
+    _, state = step(x)
+    state = state._replace(layers=tuple(type(a)(a.s * 0 + scale, a.z) for a in state.layers))
+
+    def run():
+        return [layer.s for layer in step(x, state)[1].layers]
+
+    return run
+
+
+def seconds(run, repeats=2):
+    """CPU time of this thread, in which all of the kernel runs; the least of some measurements."""
+    found = []
+    for _ in range(3):
+        start = time.thread_time()
+        for _ in range(repeats):
+            run()
+        found.append(time.thread_time() - start)
+    return min(found)
+
+
+CASES = {
+    "causal": attention,
+    "bidirectional": lambda scale: attention(scale, causal=False),
+    "token": lambda scale: attention(scale, tokens=1, rows=256),
+    "decode": decoding,
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "decode"])
+def test_denormal_inputs_take_less_than_three_times_as_long(name, threads):
+    threads(1)
+    usual, tiny = CASES[name](1.0), CASES[name](TINY)
+    usual(), tiny()
+    assert seconds(tiny) < 3 * seconds(usual)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_denormal_numbers_are_zeros(name, count, variant, threads):
+    """On the caller's thread and on the workers'; the result of a usual size, of sums of them, is then a zero too."""
+    threads(count)
+    if name == "decode":
+        tiny, zero = decoding(TINY)(), decoding(0.0)()
+        assert all(torch.equal(a, b) for a, b in zip(tiny, zero, strict=True))
+    else:
+        y, s, dq, dk, dv = CASES[name](TINY)()
+        assert not any(x.any() for x in (y, s, dq, dk, dv))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_setting_is_of_the_kernels_alone(count, threads):
+    """PyTorch and the user compute with denormal numbers as before, on the caller's thread and on the workers'."""
+    threads(count)
+    attention(1.0)()
+    decoding(1.0)()
+    many = torch.full((1 << 20,), 1e-40)
+    assert torch.equal((many + many).double(), 2 * many.double())
+    torch.set_flush_denormal(True)
+    try:
+        attention(1.0)()
+        assert many[0] * 1.0 == 0
+    finally:
+        torch.set_flush_denormal(False)
