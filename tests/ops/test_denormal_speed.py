@@ -1,4 +1,4 @@
-"""Denormal numbers, as of underflowing activations: zeros in the kernels, which they must not slow down, and only there.
+"""Denormal numbers, as of underflowing activations, are zeros in the kernels, and do not slow them down.
 
 How much slower arithmetic with them is depends on the processor: nothing on some of AMD's, tens of times on others.
 """

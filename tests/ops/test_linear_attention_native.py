@@ -128,7 +128,7 @@ def test_half_precision(shape, dtype, variant, poisoned):
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_half_precision_number_passes_unchanged(dtype, variant):
-    """A value that the only key of a row reads: v itself comes out, infinite ones and float16's subnormal ones included.
+    """A value that the only key of a row reads: v itself comes out, infinite and float16's subnormal ones included.
 
     bfloat16's subnormal numbers are so as float32 too, and zero in the kernels of x86 processors.
     """
