@@ -230,6 +230,7 @@ def test_dropouts_gradient_is_of_what_was_dropped(sorted_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiled_equals_eager(path):
     qk, v, rotations = inputs(40)
     torch._dynamo.reset()

@@ -81,12 +81,14 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
 
 
 def _names() -> list:
-    """All recipes. By default the paper's larger hosts and the never-written baselines are left out."""
+    """All recipes. By default larger hosts, ablations and never-written baselines, which are like others, are left out."""
 
     def marks(name: str) -> list:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
         left_out = (
-            like_another or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k")) or name.endswith("-unwritten")
+            like_another
+            or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-"))
+            or name.endswith(("-unwritten", "-attention-cache"))
         )
         return [pytest.mark.exhaustive] * left_out + [pytest.mark.slow] * name.startswith("imagenet")
 
