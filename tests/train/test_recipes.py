@@ -81,7 +81,7 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
 
 
 def _names() -> list:
-    """All recipes. By default larger hosts, ablations and never-written baselines, which are like others, are left out."""
+    """All recipes. By default larger hosts, ablations and never-written baselines are left out."""
 
     def marks(name: str) -> list:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
