@@ -179,6 +179,24 @@ def test_the_backend_is_a_setting(monkeypatch):
     assert "the backend 'chunked'" in mnemos.fused_step(model).why
 
 
+def test_the_backend_is_a_setting_where_all_keys_are_read(monkeypatch):
+    """Such layers ignored it: the C++ kernel computed "chunked" and "reference" too."""
+    used, reference = [], BACKENDS["reference"]
+    monkeypatch.setattr(native, "everything", lambda *given: pytest.fail("the kernel was called"))
+    original = reference.everything
+    monkeypatch.setattr(reference, "everything", lambda *given: used.append("reference") or original(*given))
+    found = []
+    for name in ("chunked", "reference"):
+        torch.manual_seed(0)
+        found.append(LinearConfig(backend=name).build(12, 3)(tokens().float())[0])
+    assert used == ["reference"]
+    torch.testing.assert_close(*found)
+    empty = torch.zeros(1, 0, 2, 3)
+    y, state = linear_attention(empty, torch.ones(1, 4, 2, 3), torch.ones(1, 4, 2, 5), False, backend="reference")
+    assert y.shape == (1, 0, 2, 5)
+    torch.testing.assert_close(state.s, torch.full((1, 2, 3, 5), 8.0))
+
+
 def test_wrong_input_is_refused_in_one_line():
     with pytest.raises(InputError, match="divisible by num_heads, found dim 12 and num_heads 5") as error:
         LinearAttention(12, 5)

@@ -119,7 +119,7 @@ def test_starts_and_axes_that_do_not_fit():
         ({"reset_to": torch.zeros(4)}, "expected resets with reset_to"),
         ({"reset_to": torch.zeros(4), "resets": ROWS, "batch_axis": 1}, "reset_to with the structure of the state"),
         ({"reset_to": (torch.zeros(7), 0), "resets": ROWS, "batch_axis": 1}, r"broadcasts to \(2, 3, 4\)"),
-        ({"resets": ROWS, "batch_axis": 5}, r"a batch on axis 5, found shape \(2, 3, 4\)"),
+        ({"resets": ROWS, "batch_axis": 5}, r"a batch on axis 5, found shape \(2, 3, 4\); give batch_axis"),
         ({"resets": ROWS, "batch_axis": (1, 1, 1)}, "batch_axis to be a number or a pytree of 2 numbers"),
         ({"batch_axis": "first"}, "batch_axis to be a number, or a pytree"),
     ):

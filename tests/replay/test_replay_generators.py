@@ -47,9 +47,17 @@ def test_generators_of_the_caller(name):
     assert draw(own) == first
 
 
-def test_what_is_no_generator():
-    with pytest.raises(InputError, match=r"expected generators of torch .*, found int"):
-        replay(cell(), segments(), begin(), generators=[3])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([3], "expected generators of torch .*, found int"),
+        ([random.SystemRandom()], "expected generators of torch .*, found SystemRandom"),
+        (torch.Generator(), r"expected generators=\[...\], found one Generator; give it in a list"),
+    ],
+)
+def test_what_is_no_generator(given, words):
+    with pytest.raises(InputError, match=words):
+        replay(cell(), segments(), begin(), generators=given)
 
 
 def test_states_are_read_only_when_they_can_have_changed(monkeypatch):

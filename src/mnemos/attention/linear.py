@@ -29,8 +29,9 @@ class LinearConfig(AttentionConfig):
         features: the number of random features per head, for "favor".
         eps: added to the denominator, which keeps it above 0.
         compensated: keep Kahan-compensated sums, exact after millions of calls, with a state twice as large.
-        backend: what computes causal calls. "auto": the fastest that takes the tensors; "native": C++ on a CPU;
-            "triton": a GPU; "chunked": PyTorch, anywhere; "reference": the equations in float64, slow.
+        backend: what computes the attention. "auto": the fastest that takes the tensors; "native": C++ on a CPU;
+            "triton": a GPU (PyTorch's operations where not causal); "chunked": PyTorch, anywhere; "reference": the
+            equations in float64, slow.
     """
 
     name: ClassVar[str] = "linear"
@@ -56,7 +57,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
     compensated: the state is a `CompensatedState`, exact to rounding after millions of calls and twice as large.
-    backend: of causal calls (see `LinearConfig`). It may be set between calls; the state is the same for all.
+    backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
     Raises InputError if D is not divisible by H, or for an unknown feature map or backend; a call raises it for a
     backend that cannot run here or does not take the tensors.
     """
@@ -102,7 +103,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
         """The heads before projection, [B, T, H, D/H], and the new state."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if not self.causal:
-            return linear_attention(q, k, v, False, self._map(), None, mask, self.eps)[0], None
+            return linear_attention(q, k, v, False, self._map(), None, mask, self.eps, self.backend)[0], None
         return linear_attention(
             *(q, k, v, True, self._map(), state, mask, self.eps, self.backend), compensated=self.compensated
         )

@@ -28,6 +28,11 @@ def members(file: Any, archive: Path, wanted: Callable[[str], bool]) -> Iterator
         with tarfile.open(fileobj=file, mode="r:") as packed:
             while (member := packed.next()) is not None:
                 packed.members = []  # type: ignore[attr-defined]  # tarfile would keep them all, millions perhaps
+                if packed.offset < member.offset_data:  # where the next member begins
+                    raise InputError(
+                        f"{archive}: {member.name}: expected a size of at least 0, found {member.size}; fetch the file "
+                        "again"
+                    )
                 if member.isdir() or not wanted(member.name):
                     continue
                 if not member.isreg() or member.issparse():

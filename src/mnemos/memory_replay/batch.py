@@ -139,7 +139,10 @@ def _unambiguous(state: State, rows: int) -> None:
 def _fresh(x: Tensor, axis: int, mask: Tensor, start: object) -> Tensor:
     """x with the rows of the mask along the axis set to `start`."""
     if not -x.dim() <= axis < x.dim():
-        raise InputError(f"reset: expected a state with a batch on axis {axis}, found shape {tuple(x.shape)}")
+        raise InputError(
+            f"reset: expected a state with a batch on axis {axis}, found shape {tuple(x.shape)}; give batch_axis, with "
+            "None for a tensor without a batch"
+        )
     if x.shape[axis] != len(mask):
         raise InputError(
             f"reset: expected a mask of {x.shape[axis]} rows, as axis {axis} of the state of shape {tuple(x.shape)} "

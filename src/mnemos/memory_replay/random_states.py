@@ -28,6 +28,8 @@ class Generators:
             "cpu": _Source(torch.get_rng_state, torch.set_rng_state, _bytes),
             "python": _Source(random.getstate, random.setstate),
         }
+        if own is not None and not isinstance(own, Iterable):
+            raise InputError(f"replay: expected generators=[...], found one {type(own).__name__}; give it in a list")
         for i, one in enumerate(own or ()):
             self._sources[f"own {i}"] = _own(one)
 
@@ -132,7 +134,7 @@ def _own(one: Any) -> _Source:
     """The access to a generator of the caller."""
     if isinstance(one, torch.Generator):
         return _Source(one.get_state, one.set_state, _bytes)
-    if isinstance(one, random.Random):
+    if isinstance(one, random.Random) and not isinstance(one, random.SystemRandom):  # which has no state
         return _Source(one.getstate, one.setstate)
     if isinstance(one, np.random.RandomState):
         return _Source(lambda: one.get_state(legacy=False), one.set_state, _hashable)

@@ -98,6 +98,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         output = _forward(*inputs)
+        ctx.set_materialize_grads(False)
         _keep(ctx, inputs, output)
         return output
 

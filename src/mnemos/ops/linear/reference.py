@@ -38,7 +38,7 @@ def reference_bidirectional(
             s = s + torch.outer(phi(k[j]), v[j])
             z = z + phi(k[j])
     rows = [(phi(query) @ s) / (phi(query) @ z + eps) for query in q]  # eq. 5
-    return torch.stack(rows), s, z
+    return torch.stack(rows) if rows else s.new_zeros(0, s.shape[1]), s, z
 
 
 def reference_similarity(
