@@ -28,6 +28,7 @@ def refused(model: nn.Module, match: str, *args: Any, **kwargs: Any) -> str:
 def test_a_model_without_attention():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     refused(model, "mnemos knows, found none; name modules .* with where=")
+    refused(nn.Conv2d(3, 4, 1), r"found none; name .* with where=; layers of convolutions take maps \[B, C, H, W\]")
     refused(nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 2, 16), 1), "was left .*decoder.*; 1 more were left")
 
 

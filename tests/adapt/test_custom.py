@@ -1,6 +1,7 @@
 """Modules that the user names: any [B, T, D] -> [B, T, D], by a pattern or a function."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hosts import build, close, open_caches
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC, InputError, libraries
 from mnemos.memory.gated_cache import caches
 
 
@@ -303,6 +304,14 @@ def test_a_causal_model_is_found_by_its_example():
         mnemos.cache(host, GRC(length=3), where="*.mlp", example=X)
     assert not caches(host)
     mnemos.cache(nn.Sequential(nn.Linear(12, 12), Reading("mean")).double(), GRC(length=3), where="0", example=X)
+
+
+def test_a_mobilevit_has_no_class_token_to_warn_of():
+    model = libraries.timm().create_model("mobilevit_xxs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(mnemos.cache(model, GRC(length=4)).swapped) == 9
+    assert {branch.prefix for branch in caches(model)} == {0}
 
 
 def test_parts_of_pyramids_are_cached_with_a_warning():

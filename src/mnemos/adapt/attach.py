@@ -190,7 +190,7 @@ def _plan(
         )
     left += _unknown(sites, set(hosts) | others)
     if not chosen:
-        raise InputError(_nothing(left, where))
+        raise InputError(_nothing(left, where, model))
     reads = {site: hosts[site.name].call if site.name in hosts else reader(site.module) for site in chosen}
     called, refused = first_calls(model, reads, example)
     for site in [site for site in chosen if site.name in refused]:
@@ -199,7 +199,7 @@ def _plan(
         chosen.remove(site)
         left.append(Left(site.name, f"its call in the example: {refused[site.name]}"))
     if not chosen:
-        raise InputError(_nothing(left, where))
+        raise InputError(_nothing(left, where, model))
     by_name = [site for site in chosen if site.name not in hosts]
     for site in by_name:
         _refuse_causal_stack(site, hosts, sites)
@@ -314,16 +314,16 @@ def _inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.")
 
 
-def _nothing(left: list[Left], where: Where) -> str:
+def _nothing(left: list[Left], where: Where, model: nn.Module) -> str:
     if left:
         first = next((one for one in left if one.why != _NOT_NAMED), left[0])
         more = f"; {len(left) - 1} more were left" if left[1:] else ""
         return f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"
-    hint = (
-        "name modules that map [B, T, D] to [B, T, D] with where="
-        if where is None
-        else f"where={where!r} chose nothing"
-    )
+    hint = "name modules that map [B, T, D] to [B, T, D] with where="
+    if where is not None:
+        hint = f"where={where!r} chose nothing"
+    elif any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        hint += "; layers of convolutions take maps [B, C, H, W], and cannot have a cache"
     return f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}"
 
 

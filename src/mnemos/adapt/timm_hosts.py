@@ -63,6 +63,8 @@ def _patches(site: Site, seen: int | None, prefix: int | None = None) -> Attenti
 
     prefix: their number, where it is not `num_prefix_tokens` of the attention or of the model.
     """
+    if any(type(m).__name__ == "MobileVitBlock" for m in site.above):  # rows of patches; there is no class token
+        return nowhere(site, seen)
     model = next((m for m in reversed(site.above) if hasattr(m, "patch_embed") or hasattr(m, "embeds")), None)
     if prefix is None:
         owner = site.module if hasattr(site.module, "num_prefix_tokens") else model
