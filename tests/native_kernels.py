@@ -3,8 +3,9 @@
 import pytest
 
 from mnemos.native import NAMES, instruction_set, instruction_sets, library, why_not
+from mnemos.native.build import HERE
 
-__all__ = ["NAMES", "VARIANTS", "library", "needs_kernels", "run_variant"]
+__all__ = ["NAMES", "VARIANTS", "library", "needs_kernels", "run_variant", "words"]
 
 needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "built")
 VARIANTS = range(max(1, len(instruction_sets())))
@@ -13,3 +14,14 @@ VARIANTS = range(max(1, len(instruction_sets())))
 def run_variant(number):
     """A context in which all kernels use that instruction set."""
     return instruction_set(NAMES[number])
+
+
+def words(header, struct):
+    """How many words of 64 bits a struct of a header has: a field is one, and one of type `Rows` is four."""
+    found = 0
+    for line in (HERE / header).read_text().partition(f"struct {struct} {{")[2].partition("};")[0].splitlines():
+        line = line.partition("//")[0].strip().rstrip(";")
+        if line:
+            kind = line.removeprefix("const ").split()[0]
+            found += len(line.split(",")) * (4 if kind == "Rows" else 1)
+    return found

@@ -5,9 +5,8 @@ import ctypes
 import pytest
 import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, run, strange
-from native_kernels import needs_kernels
+from native_kernels import needs_kernels, words
 
-from mnemos.native import build as building
 from mnemos.ops.linear import LinearState, linear_attention, native_bidirectional
 from mnemos.ops.linear.reference import reference_bidirectional, reference_linear_attention
 
@@ -102,11 +101,4 @@ def test_opcheck(t):
 
 
 def test_a_call_holds_as_many_numbers_as_the_kernels_read():
-    fields = (building.HERE / "bidirectional.h").read_text().partition("struct Everything {")[2].partition("};")[0]
-    words = 0
-    for line in fields.splitlines():
-        line = line.partition("//")[0].strip().rstrip(";")
-        if line:
-            kind = line.removeprefix("const ").split()[0]
-            words += len(line.split(",")) * (4 if kind == "Rows" else 1)
-    assert ctypes.sizeof(native_bidirectional.Call) == 8 * words
+    assert ctypes.sizeof(native_bidirectional.Call) == 8 * words("bidirectional.h", "Everything")

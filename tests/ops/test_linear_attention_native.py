@@ -11,7 +11,7 @@ import pytest
 import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, inputs, weights
 from kernel_cases import run as run_backend
-from native_kernels import needs_kernels
+from native_kernels import needs_kernels, words
 
 import mnemos
 from mnemos.native import build as building
@@ -253,12 +253,4 @@ def test_an_instruction_set_can_be_chosen():
 
 @needs_kernels
 def test_a_call_holds_as_many_numbers_as_the_kernels_read():
-    header = (building.HERE / "call.h").read_text()
-    fields = header.partition("struct Call {")[2].partition("};")[0]
-    words = 0
-    for line in fields.splitlines():
-        line = line.partition("//")[0].strip().rstrip(";")
-        if line:
-            kind = line.removeprefix("const ").split()[0]
-            words += len(line.split(",")) * (4 if kind == "Rows" else 1)
-    assert ctypes.sizeof(native.Call) == 8 * words
+    assert ctypes.sizeof(native.Call) == 8 * words("call.h", "Call")
