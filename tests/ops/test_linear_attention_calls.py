@@ -3,9 +3,12 @@
 import pytest
 import torch
 from linear_attention_cases import HERE, B, D, H, M, compare, holes, inputs
+from native_kernels import needs_kernels
+from torch.overrides import TorchFunctionMode
 
 import mnemos
 from mnemos.ops import linear_attention
+from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.reference import reference_linear_attention
 from mnemos.types import InputError
 
@@ -191,3 +194,51 @@ def test_gradients_of_several_outputs_at_once(backend):
     for i, upstream in enumerate(several):
         for a, b in zip(found, torch.autograd.grad(y, [q, k, v], upstream, retain_graph=True), strict=True):
             torch.testing.assert_close(a[i], b)
+
+
+@needs_kernels
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("used", ["y", "s", "z", "y, s", "y, z", "s, z"])
+def test_a_missing_state_and_missing_gradients_are_zeros(used, causal):
+    """The kernels are given null for them; explicit zeros have the same results, to the last bit."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 70, 2, 5, generator=g).requires_grad_() for _ in range(3))
+    zeros = LinearState(torch.zeros(2, 2, 5, 5), torch.zeros(2, 2, 5))
+
+    def results(state, names):
+        y, end = linear_attention(q, k, v, causal=causal, state=state, backend="native")
+        found = {"y": y, "s": end.s, "z": end.z}
+        weights = {n: x.detach().cos() * (n in used.split(", ")) for n, x in found.items()}
+        loss = sum((found[n] * weights[n]).sum() for n in names)
+        return *found.values(), *torch.autograd.grad(loss, (q, k, v), allow_unused=True)
+
+    one, two = results(None, used.split(", ")), results(zeros, ["y", "s", "z"])
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(torch.zeros_like(b) if a is None else a, b)
+    with torch.no_grad():
+        plain = linear_attention(q, k, v, causal=causal, backend="native")
+    assert torch.equal(plain[0], one[0])
+    assert torch.equal(plain[1].s, one[1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_small_call_allocates_only_its_results(causal):
+    """Allocations are most of a small call's time: y and the state, and denominators with gradient."""
+    q, k, v = (torch.randn(1, 8, 2, 4) for _ in range(3))
+
+    class Counting(TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            made = getattr(function, "__name__", "")
+            Counting.count += made in {"new_empty", "new_zeros", "empty_like", "zeros_like", "empty", "zeros", "expand"}
+            return function(*args, **(kwargs or {}))
+
+    with Counting():
+        linear_attention(q, k, v, causal=causal, backend="native")
+        assert Counting.count == 3
+        given = [x.requires_grad_() for x in (q, k, v)]
+        Counting.count = 0
+        linear_attention(*given, causal=causal, backend="native")
+        assert Counting.count == 4

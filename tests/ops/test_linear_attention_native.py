@@ -1,6 +1,5 @@
 """The kernels against the equations and against chunked.py: every variant that this processor can run."""
 
-import ctypes
 import functools
 import platform
 import subprocess
@@ -253,4 +252,4 @@ def test_an_instruction_set_can_be_chosen():
 
 @needs_kernels
 def test_a_call_holds_as_many_numbers_as_the_kernels_read():
-    assert ctypes.sizeof(native.Call) == 8 * words("call.h", "Call")
+    assert native.CALL.size == 8 * words("call.h", "Call")

@@ -182,8 +182,9 @@ class Attention {
     void join(i64 b, i64 h, const float* s, const float* z, float* s_end, float* z_end) {
         i64 row = b * c.H + h;
         float* to = total(b, h);
-        for (i64 d = 0; d < c.D; d++) fetch_row(to + d * Mp, Mp, s + (row * c.D + d) * c.M, c.M);
-        fetch_row(to + c.D * Mp, Dp, z + row * c.D, c.D);
+        std::memset(to, 0, sums * sizeof(float));
+        for (i64 d = 0; s && d < c.D; d++) fetch_row(to + d * Mp, Mp, s + (row * c.D + d) * c.M, c.M);
+        if (z) fetch_row(to + c.D * Mp, Dp, z + row * c.D, c.D);
         float* first = parts + (b * summed().segments * c.H + h) * 2 * sums;
         float* low = first + sums;  // what the first segment had no digits for begins the sum of such parts
         accumulate(to, low, first, sums);
@@ -193,8 +194,8 @@ class Attention {
             accumulate(to, low, next + sums, sums);
         }
         for (i64 i = 0; i < sums; i += W) store(to + i, load<V>(to + i) + load<V>(low + i));
-        for (i64 d = 0; d < c.D; d++) deliver_row(to + d * Mp, s_end + (row * c.D + d) * c.M, c.M);
-        deliver_row(to + c.D * Mp, z_end + row * c.D, c.D);
+        for (i64 d = 0; s_end && d < c.D; d++) deliver_row(to + d * Mp, s_end + (row * c.D + d) * c.M, c.M);
+        if (z_end) deliver_row(to + c.D * Mp, z_end + row * c.D, c.D);
     }
     void turn(i64 b, i64 h) const {  // of S [D, Mp] the transpose [M, Dp], zeros behind D
         transpose(total(b, h), Mp, c.D, c.M, Mp, turned_of(b, h), Dp, 1);
@@ -217,13 +218,14 @@ class Attention {
         Scratch s = of(worker);
         chunks(p, [&](i64 h, i64 t, i64 n) {
             const float *S = total(p.b, h), *z = S + c.D * Mp;
-            float scale[CHUNK], *den = c.den + (p.b * c.T + t) * c.H + h;
+            float scale[CHUNK], *kept = c.den ? c.den + (p.b * c.T + t) * c.H + h : nullptr;
             read(s.a, Dp, c.q, p.b, t, h, n, c.D, c.map, false);
             ask(p, h, t, c.D, c.q), ask(p, h, t, c.M, c.y);
             product(n, c.D, Mp, rows_of(s.a, Dp), plain(S, Mp), s.out, Mp, false);
             for (i64 i = 0; i < n; i++) {
-                den[i * c.H] = dot(s.a + i * Dp, z, Dp) + eps;
-                scale[i] = 1 / den[i * c.H];
+                float den = dot(s.a + i * Dp, z, Dp) + eps;
+                if (kept) kept[i * c.H] = den;
+                scale[i] = 1 / den;
             }
             write(s.out, Mp, c.y, p.b, t, h, n, c.M, scale);
         });

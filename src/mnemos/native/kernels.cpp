@@ -191,8 +191,8 @@ struct Unit {
                 ask(t, h, false, c.D, c.q, c.k), ask(t, h, false, c.M, c.v, c.y);
                 scan<2, true>(X, c.D, w.Mp, k, q, w.Dp, v, out, w.Lp, whole(n), false);
                 denominators(z, n);
-                float* kept = denominator(t, h);
-                for (i64 i = 0; i < n; i++) kept[i * c.H] = den[i], den[i] = 1 / den[i];
+                for (i64 i = 0; c.den && i < n; i++) denominator(t, h)[i * c.H] = den[i];
+                for (i64 i = 0; i < n; i++) den[i] = 1 / den[i];
                 write(out, w.Lp, c.y, t, h, n, c.M, den);
             }
         for (i64 h = h0; segment == last && h < h1; h++)
@@ -260,7 +260,7 @@ struct Unit {
                 clear(t, n, w.Lp);
                 write(out, w.Lp, c.dv, t, h, n, c.M, nullptr);
             }
-        for (i64 h = h0; segment == 0 && h < h1; h++)
+        for (i64 h = h0; c.ds && segment == 0 && h < h1; h++)
             get_turned<1>(state(h), c.D, c.M, c.ds + row(h) * c.D * c.M, c.dz + row(h) * c.D, 0);
     }
 
@@ -334,7 +334,7 @@ void run_token(void* work, i64 unit, i64 worker) {
             grow(std::true_type{}, c.s_low, c.z_low, c.s_low_end, c.z_low_end);
         else  // not looked at
             grow(std::false_type{}, c.s, c.z, c.s_end, c.z_end);
-        *u.denominator(0, h) = den;
+        if (c.den) *u.denominator(0, h) = den;
         den = 1 / den;
         u.write(u.out, u.w.Lp, c.y, 0, h, 1, c.M, &den);
     }
@@ -348,7 +348,7 @@ int forward(const Call& c, double eps) {
         parallel(w.workers, w.units(), run_sums, &w);
         add_up(w, false);
     }
-    parallel(w.workers, w.units(), c.T == 1 ? run_token : run_forward, &w);
+    parallel(w.workers, w.units(), c.T == 1 && c.s ? run_token : run_forward, &w);
     return 0;
 }
 

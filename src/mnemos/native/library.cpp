@@ -196,7 +196,7 @@ int mnemos_best() {
 int mnemos_forward(int variant, const Call* call, double eps) {
     mnemos::Flush flush;
     in_large_pages(*call, call->y, call->T, call->M);
-    in_large_pages(call->den, call->B * call->T * call->H * (i64)sizeof(float));
+    if (call->den) in_large_pages(call->den, call->B * call->T * call->H * (i64)sizeof(float));
     return kernels(variant).forward(*call, eps);
 }
 

@@ -9,6 +9,7 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     everything(...)       optional             causal=False; without it, a few operations of PyTorch
     compensated(...)      optional             the same with a compensated state (see compensated.py)
     why_not()             optional             why it cannot run on this machine
+    FROM_NOTHING          optional             names of those of its functions that take None for s and z: zeros
     suits(q, k, v)        optional             whether "auto" may choose it, if that is less than it takes
 
 "auto" chooses the first backend that runs on this machine and suits (or takes) the tensors.
@@ -96,11 +97,14 @@ def linear_attention(
     b, _, h, d = k.shape
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     with full_precision(v.device.type):
+        name = "everything" if not causal else "token" if q.shape[1] == 1 else "causal"
+        sums = getattr(chosen, name, None) if k.numel() else None
+        if state is None and not compensated and sums is not None and name in getattr(chosen, "FROM_NOTHING", ()):
+            y, *after = sums(q, k, v, None, None, mask, phi if isinstance(phi, Pointwise) else None, eps)
+            return y, LinearState(*after)
         before = _start(state, (b, h, d, v.shape[-1]), wide, compensated, v)
         inside = phi if isinstance(phi, Pointwise) else None
-        name = "everything" if not causal else "token" if q.shape[1] == 1 else "causal"
-        sums = getattr(chosen, name, None)
-        if sums is not None and k.numel():
+        if sums is not None:
             if causal and isinstance(before, CompensatedState) and hasattr(chosen, "compensated"):
                 return chosen.compensated(q, k, v, before, mask, inside, eps)
             y, *after = sums(q, k, v, before.s, before.z, mask, inside, eps)

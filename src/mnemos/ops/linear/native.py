@@ -5,8 +5,7 @@ The forward accumulates S over the tokens. The backward accumulates it again for
 any strides and are float32, bfloat16 or float16; the sums are float32.
 """
 
-import ctypes
-from collections.abc import Sequence
+import struct
 from typing import Any
 
 import torch
@@ -20,12 +19,13 @@ from mnemos.native.codes import TYPES
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
 from .native_bidirectional import everything
-from .native_calls import address, check, eager, loaded_kernels, mask_address, packed
+from .native_calls import address, attend, check, eager, eager_function, loaded_kernels, mask_address, packed
 from .operators import STATE, Gradients, differentiated, given, keep, register
 
-__all__ = ["causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
+__all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
 
-Call = ctypes.c_int64 * 56  # `struct Call` of native/call.h
+CALL = struct.Struct("56q")  # `struct Call` of native/call.h
+_NO_Y, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 6, (0,) * 20  # fields that a call leaves empty
 
 
 @constant
@@ -40,19 +40,27 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def causal(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    phi: Pointwise | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k [B, T, H, D] (before `phi`, if that is not None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
 
-    Cost: O(B·T·H·D·M), on `torch.get_num_threads()` threads. If there are more threads than rows times heads, the
-    sequence is divided among them too, which adds a third to a half of the work.
+    s and z may be None: zeros. Cost: O(B·T·H·D·M), on `torch.get_num_threads()` threads. If there are more threads than
+    rows times heads, the sequence is divided among them too, which adds a third to a half of the work.
     """
     (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
-    compute = _Eager.apply if eager(q, k, v, s, z, mask) else torch.ops.mnemos.linear_attention
-    y, s, z, _ = compute(q, k, v, s, z, mask, kind, eps)
-    return y.to(wanted), s, z
+    operator = torch.ops.mnemos.linear_attention
+    y, s_end, z_end = attend(_kernel, _EAGER, operator, (q, k, v, s, z, mask), kind, eps)
+    return y if y.dtype is wanted else y.to(wanted), s_end, z_end
 
 
+FROM_NOTHING = ("causal", "token", "everything")
 token = causal  # the kernel has a faster path for a single token
 
 
@@ -69,56 +77,77 @@ def _sizes(q: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
     return *q.shape, v.shape[-1], TYPES[v.dtype], kind, torch.get_num_threads()
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, ...]:
-    return _run(q, k, v, (s, z), mask, kind, eps)
-
-
-def _compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    *state, mask, kind, eps = others
-    return _run(q, k, v, state, mask, kind, eps)
-
-
-def _run(
-    q: Tensor, k: Tensor, v: Tensor, state: Sequence[Tensor], mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, ...]:
-    """y, the new s and z, the denominators, and the new s_low and z_low if they are given."""
-    q, k, v, state = packed(q), packed(k), packed(v), [x.contiguous() for x in state]
-    y, den = v.new_empty(v.shape), state[0].new_empty(v.shape[:3])
-    ends = [torch.empty_like(x) for x in state]
-    numbers = (*_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask))
-    sums = [x.data_ptr() for x in (*state[:2], *ends[:2], *state[2:], *ends[2:])]
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    kind: int,
+    eps: float,
+    kept: bool = True,
+    low: tuple[Tensor, ...] = (),
+) -> tuple[Any, ...]:
+    """y, the new s and z, the denominators if they are `kept`, and the new s_low and z_low if those are given."""
+    q, k, v = packed(q), packed(k), packed(v)
+    b, t, h, d = q.shape
+    m, wide = v.shape[-1], torch.float32
+    y, s_end, z_end = v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide)
+    den = v.new_empty(b, t, h, dtype=wide) if kept else None
+    before = (0, 0)
+    if s is not None and z is not None:
+        s, z = s.contiguous(), z.contiguous()
+        before = s.data_ptr(), z.data_ptr()
+    lows = [x.contiguous() for x in low]
+    ends = [torch.empty_like(x) for x in lows]
+    lower = [x.data_ptr() for x in (*lows, *ends)] or (0, 0, 0, 0)
+    call = CALL.pack(
+        *_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask), *before,
+        s_end.data_ptr(), z_end.data_ptr(), *lower, 0 if den is None else den.data_ptr(), *_NO_BACKWARD,
+    )  # fmt: skip
     loaded = loaded_kernels()
-    call = Call(*numbers, *sums, *[0] * (8 - len(sums)), den.data_ptr())
     check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
-    return y, *ends[:2], den, *ends[2:]
+    return y, s_end, z_end, den, *ends
+
+
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    return _kernel(*inputs)
+
+
+def _compensated(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    *low, mask, kind, eps = others
+    return _kernel(q, k, v, s, z, mask, kind, eps, low=tuple(low))
 
 
 def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    s: Tensor,
-    z: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
     mask: Tensor | None,
     kind: int,
     den: Tensor,
     gy: Tensor,
-    gs: Tensor,
-    gz: Tensor,
-) -> Gradients:
-    q, k, v, gy = packed(q), packed(k), packed(v), packed(gy)
-    s, z, den, gs, gz = (x.contiguous() for x in (s, z, den, gs, gz))
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    ds, dz = torch.empty_like(s), torch.empty_like(z)
-    no_y = (0, 0, 0, 0)
-    numbers = (*_sizes(q, v, kind), *address(q), *address(k), *address(v), *no_y, *mask_address(mask))
-    pointers = (s.data_ptr(), z.data_ptr(), *[0] * 6, den.data_ptr())
-    rows = (*address(gy), *address(dq), *address(dk), *address(dv))
-    sums = (gs.data_ptr(), gz.data_ptr(), ds.data_ptr(), dz.data_ptr())
+    gs: Tensor | None,
+    gz: Tensor | None,
+    starts: bool = True,
+) -> tuple[Any, ...]:
+    """The gradients; s and z, and gs and gz, may be None: zeros. starts: whether those of s and z are wanted."""
+    q, k, v, gy, den = packed(q), packed(k), packed(v), packed(gy), den.contiguous()
+    b, t, h, d = q.shape
+    m = v.shape[-1]
+    dq, dk, dv = q.new_empty(b, t, h, d), k.new_empty(b, t, h, d), v.new_empty(b, t, h, m)
+    ds, dz = (den.new_empty(b, h, d, m), den.new_empty(b, h, d)) if starts else (None, None)
+    s, z, gs, gz = (x if x is None else x.contiguous() for x in (s, z, gs, gz))
+    before, above, found = ((0 if x is None else x.data_ptr() for x in pair) for pair in ((s, z), (gs, gz), (ds, dz)))
+    call = CALL.pack(
+        *_sizes(q, v, kind), *address(q), *address(k), *address(v), *_NO_Y, *mask_address(mask), *before, *_NO_ENDS,
+        den.data_ptr(), *address(gy), *address(dq), *address(dk), *address(dv), *above, *found,
+    )  # fmt: skip
     loaded = loaded_kernels()
-    check(loaded.mnemos_backward(kernels.variant(loaded), Call(*numbers, *pointers, *rows, *sums)))
+    check(loaded.mnemos_backward(kernels.variant(loaded), call))
     return dq, dk, dv, ds, dz
 
 
@@ -128,19 +157,7 @@ def _derivative(*inputs: Any) -> Gradients:
 
 
 _gradients = differentiated(_derivative)
-
-
-class _Eager(torch.autograd.Function):
-    """The operator without the Python dispatcher, whose overhead is the time of a hundred tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        output = _forward(*inputs)
-        ctx.set_materialize_grads(False)
-        keep(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradients)
+_EAGER = eager_function(_kernel, _backward, "linear_attention_backward").apply
 
 
 def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:

@@ -4,7 +4,7 @@ The forward sums S = Σ φ(k)·vᵀ over the keys and multiplies the queries wit
 (which the forward returns as the new state) and one denominator per token and head. Types as in native.py.
 """
 
-import ctypes
+import struct
 from typing import Any
 
 import torch
@@ -14,45 +14,72 @@ from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 
 from .feature_maps import Pointwise
-from .native_calls import address, check, eager, loaded_kernels, mask_address, packed
-from .operators import Gradients, differentiated, given, keep, register
+from .native_calls import address, attend, check, eager, eager_function, loaded_kernels, mask_address, packed
+from .operators import Gradients, given, keep, register
 
-Call = ctypes.c_int64 * 53  # `struct Everything` of native/bidirectional.h
+CALL = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
+_NO_Y, _NO_BACKWARD = (0,) * 4, (0,) * 20  # fields that a call leaves empty
 
 
 def everything(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    phi: Pointwise | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q [B, T, H, D], k [B, N, H, D] (before `phi`, if that is not None), v [B, N, H, M], s, z -> y, s, z.
 
-    Cost: 2·(T + N)·B·H·D·M operations, 4·(T + N)·B·H·D·M for the backward, on `torch.get_num_threads()` threads.
+    s and z may be None: zeros. Cost: 2·(T + N)·B·H·D·M operations, 4·(T + N)·B·H·D·M for the backward, on
+    `torch.get_num_threads()` threads.
     """
     (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
-    compute = _Eager.apply if eager(q, k, v, s, z, mask) else torch.ops.mnemos.linear_attention_bidirectional
-    y, s, z, _ = compute(q, k, v, s, z, mask, kind, eps)
-    return y.to(wanted), s, z
+    operator = torch.ops.mnemos.linear_attention_bidirectional
+    y, s_end, z_end = attend(_kernel, _EAGER, operator, (q, k, v, s, z, mask), kind, eps)
+    return y if y.dtype is wanted else y.to(wanted), s_end, z_end
 
 
 def _call(backward: bool, eps: float, *words: int) -> None:
     loaded = loaded_kernels()
-    check(loaded.mnemos_bidirectional(kernels.variant(loaded), backward, Call(*words), eps))
+    check(loaded.mnemos_bidirectional(kernels.variant(loaded), backward, CALL.pack(*words), eps))
 
 
-def _given(q: Tensor, k: Tensor, v: Tensor, y: Tensor | None, mask: Tensor | None, kind: int) -> tuple[int, ...]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
     (b, t, h, d), n, m = q.shape, k.shape[1], v.shape[-1]
-    sizes = b, t, n, h, d, m, TYPES[v.dtype], kind, torch.get_num_threads()
-    result = (0, 0, 0, 0) if y is None else address(y)
-    return *sizes, *address(q), *address(k), *address(v), *result, *mask_address(mask)
+    return b, t, n, h, d, m, TYPES[v.dtype], kind, torch.get_num_threads()
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, kind: int, eps: float
-) -> tuple[Tensor, ...]:
-    q, k, v, s, z = packed(q), packed(k), packed(v), s.contiguous(), z.contiguous()
-    y, den = v.new_empty(*q.shape[:3], v.shape[-1]), s.new_empty(q.shape[:3])
-    ends = torch.empty_like(s), torch.empty_like(z)
-    _call(False, eps, *_given(q, k, v, y, mask, kind), *(x.data_ptr() for x in (s, z, *ends, den)))
-    return y, *ends, den
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    kind: int,
+    eps: float,
+    kept: bool = True,
+) -> tuple[Any, ...]:
+    """y, the new s and z, and the denominators if they are `kept`."""
+    q, k, v = packed(q), packed(k), packed(v)
+    (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
+    y, s_end, z_end = v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide)
+    den = v.new_empty(b, t, h, dtype=wide) if kept else None
+    before = (0, 0)
+    if s is not None and z is not None:
+        s, z = s.contiguous(), z.contiguous()
+        before = s.data_ptr(), z.data_ptr()
+    sums = *before, s_end.data_ptr(), z_end.data_ptr(), 0 if den is None else den.data_ptr()
+    rows = *address(q), *address(k), *address(v), *address(y)
+    _call(False, eps, *_sizes(q, k, v, kind), *rows, *mask_address(mask), *sums, *_NO_BACKWARD)
+    return y, s_end, z_end, den
+
+
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    return _kernel(*inputs)
 
 
 def _backward(
@@ -65,16 +92,21 @@ def _backward(
     kind: int,
     den: Tensor,
     gy: Tensor,
-    gs: Tensor,
-    gz: Tensor,
-) -> Gradients:
+    gs: Tensor | None,
+    gz: Tensor | None,
+    starts: bool = True,
+) -> tuple[Any, ...]:
+    """The gradients; gs and gz may be None: zeros. starts: whether those of the first state are wanted."""
     q, k, v, gy = packed(q), packed(k), packed(v), packed(gy)
-    s_end, z_end, den, gs, gz = (x.contiguous() for x in (s_end, z_end, den, gs, gz))
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    ds, dz = torch.empty_like(s_end), torch.empty_like(z_end)
+    s_end, z_end, den = s_end.contiguous(), z_end.contiguous(), den.contiguous()
+    dq, dk, dv = q.new_empty(*q.shape), k.new_empty(*k.shape), v.new_empty(*v.shape)
+    ds, dz = (s_end.new_empty(*s_end.shape), z_end.new_empty(*z_end.shape)) if starts else (None, None)
+    gs, gz = (x if x is None else x.contiguous() for x in (gs, gz))
+    above, found = ((0 if x is None else x.data_ptr() for x in pair) for pair in ((gs, gz), (ds, dz)))
     sums = (s_end.data_ptr(), z_end.data_ptr(), 0, 0, den.data_ptr())
-    rows = (*address(gy), *address(dq), *address(dk), *address(dv))
-    _call(True, 0.0, *_given(q, k, v, None, mask, kind), *sums, *rows, *(x.data_ptr() for x in (gs, gz, ds, dz)))
+    rows = *address(q), *address(k), *address(v), *_NO_Y
+    results = *address(gy), *address(dq), *address(dk), *address(dv)
+    _call(True, 0.0, *_sizes(q, k, v, kind), *rows, *mask_address(mask), *sums, *results, *above, *found)
     return dq, dk, dv, ds, dz
 
 
@@ -89,20 +121,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     keep(ctx, (q, k, v, *output[1:3], *rest), output)
 
 
-_gradients = differentiated(_derivative)
-
-
-class _Eager(torch.autograd.Function):
-    """The operator without the Python dispatcher, whose overhead is the time of a hundred tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        output = _forward(*inputs)
-        ctx.set_materialize_grads(False)
-        _keep(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradients)
+_EAGER = eager_function(_kernel, _backward, "linear_attention_bidirectional_backward", after=True).apply
 
 
 def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:
