@@ -20,6 +20,7 @@ ROOMS = [
     "errors",
     "_compat",
     "types",
+    "json_text",
     "atomic",
     "generators",
     "modes",

@@ -68,8 +68,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Replace a file's contents by UTF-8 text with "\\n" line ends: see `replacing`."""
-    write_bytes(path, text.encode())
+    """Replace a file's contents by UTF-8 text with "\\n" line ends: see `replacing`.
+
+    Half of a surrogate pair, as in the name of a file that is not UTF-8, is written as an escape.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: str | Path, value: object) -> None:

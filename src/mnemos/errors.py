@@ -59,4 +59,6 @@ def _fix(number: int | None) -> str:
         return "allow it, or choose another folder"
     if number in _TOO_MANY:
         return "close other files, or raise the limit (ulimit -n)"
+    if number == errno.EPIPE:
+        return "the reader of this program's output has ended: keep it open, or write the output to a file"
     return "check the path"

@@ -22,5 +22,7 @@ def end_at_once() -> None:
 def _end(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(Exception):  # the signal may have come in the middle of a write, or the output is gone
         sys.stdout.flush()
+    if os.isatty(2):
+        os.write(2, b"\r\x1b[K\x1b[?25h")  # clear the line of a progress bar, and show the cursor that it hides
     os.write(2, b"mnemos: interrupted\n")
     os._exit(130)

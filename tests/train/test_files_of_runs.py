@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 from dataclasses import replace
 
 import processes
@@ -13,7 +14,7 @@ from train_standins import Toys
 from mnemos import atomic
 from mnemos.cli import main
 from mnemos.errors import one_line
-from mnemos.train import checkpoint, fingerprint, provenance
+from mnemos.train import checkpoint, fingerprint, model_size, provenance
 from mnemos.train import opening as opening_module
 from mnemos.train.loop import train
 from mnemos.train.run import RunFolder
@@ -187,7 +188,8 @@ def test_a_checkpoint_made_by_hand_is_one_line(finished, part, monkeypatch):
         (["--train.devices", "1000"], "train.devices: expected at most"),
     ],
 )
-def test_a_model_that_does_not_fit_is_one_line_and_leaves_no_folder(fields, words, tmp_path, capsys):
+def test_a_model_that_does_not_fit_is_one_line_and_leaves_no_folder(fields, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(model_size, "MOST_MODULES", 2000)  # as 30,000 take some seconds
     small = [
         "--data.train-size",
         "20",
@@ -215,3 +217,91 @@ def test_a_run_whose_first_update_needs_too_much_memory_leaves_no_folder(tmp_pat
     with pytest.raises(TrainingFailed, match="does not suffice"):
         train(SHORT.recipe(), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+MISSING = object()
+
+
+@pytest.fixture(scope="module")
+def complete_run(tmp_path_factory):
+    """A finished run of the command line, with every file that reports and resumed runs read."""
+    folder = tmp_path_factory.mktemp("complete") / "run"
+    few = ["--data.train-size", "20", "--data.valid-size", "10", "--data.test-size", "10", "--train.accelerator", "cpu"]
+    assert main(["train", "demo", *few, "--train.steps", "1", "--out", str(folder)]) == 0
+    return folder
+
+
+def changed(text: str, field: str, value: object) -> str:
+    """A JSON text with another value in a field, or with the field removed (`MISSING`)."""
+    found = json.loads(text)
+    found.pop(field) if value is MISSING else found.update({field: value})
+    return json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "damage"),
+    [
+        ("report", "result.json", lambda text: text[: len(text) // 2]),
+        ("report", "result.json", lambda text: "[" * 100_000),
+        ("report", "result.json", lambda text: '{"steps": ' + "9" * 5000 + "}"),
+        ("report", "run.json", lambda text: '{"a":' * 100_000),
+        ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "step", 10**30)),
+        ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "loss", 10**400)),
+        ("--resume", "result.json", lambda text: changed(text, "recipe", MISSING)),
+        ("--resume", "result.json", lambda text: changed(text, "test", {})),
+        ("--resume", "result.json", lambda text: changed(text, "controls", {"emptied": 5})),
+        ("--resume", "result.json", lambda text: changed(text, "epoch_seconds", "a minute")),
+        ("eval", "recipe.json", lambda text: "9" * 5000),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_one_line(complete_run, tmp_path, capsys, command, name, damage):
+    run = tmp_path / "run"
+    shutil.copytree(complete_run, run)
+    (run / name).write_text(damage((run / name).read_text()))
+    assert main(["train", command, str(run)] if command == "--resume" else [command, str(run)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mnemos: ")
+    assert name in said
+    assert said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("result.json", "steps", float("nan")),
+        ("result.json", "seed", "\udcff"),  # as the name of a file that is not UTF-8
+        ("metrics.jsonl", "kind", []),
+    ],
+)
+def test_a_report_of_odd_values_is_written(complete_run, tmp_path, name, field, value):
+    shutil.copytree(complete_run, tmp_path / "run")
+    path = tmp_path / "run" / name
+    whole = path.read_text()
+    path.write_text(changed(whole if name == "result.json" else whole.splitlines()[0], field, value))
+    assert main(["report", str(tmp_path / "run")]) == 0
+
+
+def test_a_batch_that_cannot_fit_is_one_line(tmp_path, capsys):
+    few = ["--data.train-size", "20", "--data.valid-size", "10", "--data.test-size", "10", "--train.accelerator", "cpu"]
+    assert main(["train", "demo", *few, "--train.batch-size", str(10**12), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mnemos: train.batch_size: expected rows that fit into the free memory")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_weights_need_no_room_for_gradients(monkeypatch):
+    monkeypatch.setattr(model_size, "free_bytes", lambda device: 40_000)
+    with torch.device("meta"):
+        model = torch.nn.Linear(99, 100)  # 10,000 weights: 40 kB, and 120 kB of gradients and moments
+    config = SHORT.recipe().train
+    with pytest.raises(InputError, match="10,000 parameters"):
+        model_size.check_memory(model, config, torch.device("cpu"))
+    model_size.check_memory(model.requires_grad_(False), config, torch.device("cpu"))
+
+
+def test_a_setting_that_an_upgrade_adds_does_not_change_the_data():
+    made = {"generated": {"settings": {"rows": 5}, "version": 1}}
+    fingerprint.check_data("runs/x", made, {"generated": {"settings": {"rows": 5, "new": 0}, "version": 1}})
+    with pytest.raises(InputError, match="generated by version 2"):
+        fingerprint.check_data("runs/x", made, {"generated": {"settings": {"rows": 5}, "version": 2}})

@@ -1,12 +1,12 @@
 """What a run's trained model says about new files: `mnemos predict RUN FILES`."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mnemos import registry
 from mnemos.config import from_dict
 from mnemos.data.preprocessing import Predicted, Preprocessing
+from mnemos.json_text import parse
 from mnemos.models.store import RUN_MODEL, load
 from mnemos.types import InputError
 
@@ -53,7 +53,7 @@ def read_preprocessing(folder: Path) -> Preprocessing:
             "mnemos eval RUN --data.FIELD value"
         )
     try:
-        about: Preprocessing = from_dict(Preprocessing, json.loads(path.read_text()))
+        about: Preprocessing = from_dict(Preprocessing, parse(path.read_text()))
     except (ValueError, InputError) as error:
         raise InputError(f"{path}: expected a preprocessing as JSON, found an error ({error}); train again") from None
     return about

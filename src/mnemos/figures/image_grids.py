@@ -2,13 +2,13 @@
 
 import base64
 import io
-import json
 from pathlib import Path
 
 import numpy as np
 
 from mnemos.atomic import write_bytes
 from mnemos.data.pictures import pillow
+from mnemos.json_text import parse
 from mnemos.types import InputError
 
 from .markup import escape, figure, plural
@@ -117,7 +117,7 @@ def read_written(folder: Path) -> Written | None:
     from safetensors.numpy import load_file
 
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = parse(path.read_text(encoding="utf-8"))
         found = load_file(folder / "samples.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_REMEDY}") from None

@@ -128,8 +128,8 @@ def _byline(comparisons: Sequence[Comparison]) -> str:
     runs = [run for one in comparisons for run in one.all_runs()]
     rows = [row for one in comparisons for row in one.rows]
     parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in rows), "run")]
-    steps = list(dict.fromkeys(int(n) for run in runs if (n := _field(run.result, "steps"))))
-    parts += [f"{steps[0]:,} updates each"] if len(steps) == 1 else []
+    steps = list(dict.fromkeys(n for run in runs if (n := _field(run.result, "steps"))))
+    parts += [f"{steps[0]:,.0f} updates each"] if len(steps) == 1 else []
     about = [run.provenance for run in runs if run.provenance] or [one.provenance for one in comparisons]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []

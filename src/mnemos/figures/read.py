@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mnemos.data.metrics import description
+from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
 
 from .image_grids import read_written
@@ -221,7 +222,7 @@ def _json(path: Path, required: bool = True) -> JSONObject | None:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a JSON file, found {error}; repair it") from None
     try:
-        value = json.loads(text)
+        value = parse(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: expected JSON, found {error.msg}; repair the file") from None
     if not isinstance(value, dict):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
 
 from .read_memory import read_state_controls
@@ -36,7 +37,7 @@ def read_explained(folder: Path) -> Explained | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: expected JSON, found {error.msg}; {_REMEDY}") from None
     except (OSError, UnicodeDecodeError) as error:

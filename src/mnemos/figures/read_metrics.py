@@ -1,11 +1,11 @@
 """Read `metrics.jsonl`: one JSON object per line, of kind "train", "valid" or "gates"."""
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 
+from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
 
 from .results import Columns, GateCurves
@@ -33,21 +33,22 @@ def read_metrics(path: Path) -> tuple[Columns, Columns, GateCurves | None]:
             continue
         where = f"{path}, line {number}"
         try:
-            record = json.loads(line)
+            record = parse(line)
         except ValueError as error:
             if 1 < number == len(lines):
                 continue
             raise InputError(f"{where}: expected one JSON object, found {error}; repair or delete the line") from None
         if not isinstance(record, dict):
             raise InputError(f"{where}: expected one JSON object, found {line[:40]!r}; repair or delete the line")
-        if record.get("kind") in found:
-            found[record["kind"]][_step(record, where)] = where, record
+        kind = record.get("kind")
+        if isinstance(kind, str) and kind in found:
+            found[kind][_step(record, where)] = where, record
     return _columns(found["train"]), _columns(found["valid"]), _gates(found["gates"])
 
 
 def _step(record: JSONObject, where: str) -> int:
     step = record.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
         raise InputError(
             f'{where}: expected "step" to be a count of updates, found {step!r}; repair or delete the line'
         )
@@ -60,7 +61,10 @@ def number(value: object, where: str, name: str) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f'{where}: expected "{name}" to be a number, found {value!r}; repair or delete it')
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        raise InputError(f'{where}: expected "{name}" to be a number, found one too large; delete it') from None
 
 
 def _columns(records: dict[int, tuple[str, JSONObject]]) -> Columns:

@@ -1,12 +1,12 @@
 """Read write_attention.json: what the slots of a finished model attend to when they are written."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
 
 from .read_metrics import number
@@ -22,7 +22,7 @@ def read_write_attention(folder: Path) -> WriteAttention | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a JSON file, found {error}; {_REMEDY}") from None
     where = str(path)

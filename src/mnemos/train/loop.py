@@ -34,7 +34,7 @@ from . import checkpoint, devices
 from .checks import check_settings, check_state, check_task, complete, schedule_warning
 from .continuing import Start, final_weights
 from .learner import Learner
-from .model_size import check_memory, on_meta
+from .model_size import check_batch, check_memory, on_meta
 from .opening import Opening, open_run_folder
 from .progress import NoProgress, progress
 from .recipe import Recipe
@@ -112,6 +112,8 @@ def _train(
         # Wrong model settings, and weights that do not fit, must raise before the folder exists.
         checked = on_meta(recipe.model) if model is None else model
         check_memory(checked, recipe.train, fabric.device)
+        if model is None:  # with a model of the user's, the data loader has made batches already
+            check_batch(task, recipe.train)
         check_state(checked, task)
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(folder / "checkpoints"):

@@ -1,4 +1,4 @@
-"""Whether a recipe's model can be built and trained on this machine, found out before memory is used for it."""
+"""Whether a recipe's model and batches fit into this machine's memory, found out before memory is used for them."""
 
 import contextlib
 import threading
@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from mnemos.config import ModelConfig
-from mnemos.types import InputError
+from mnemos.data.task import Task
+from mnemos.types import InputError, leaves
 
 from .recipe import TrainConfig
 
 MOST_MODULES = 30_000  # the deepest published models have some thousand; building more takes minutes
 _BYTES = {"bf16-true": 2, "64-true": 8}  # of a weight, by precision; 4 for the others
-_COPIES = 4  # of each weight: itself, its gradient and two moments of the optimiser
+_TRAINED = 3  # tensors beside each trained weight: its gradient and two moments of the optimiser
 _GIB = 2**30
 
 
@@ -59,14 +60,18 @@ def _counted() -> Iterator[None]:
 def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
     """Raise InputError if weights, gradients and optimiser need more than the free memory of the device's machine.
 
-    model: on the meta device. This is a lower bound of what training needs: activations are not counted. On the CPU
-    the processes of a machine share its memory.
+    model: on the meta device, or one that is made already, whose weights are then not counted on their own device.
+    Frozen parameters have no gradient and no moments. This is a lower bound of what training needs: activations are not
+    counted. On the CPU the processes of a machine share its memory.
     """
-    size = _BYTES.get(config.precision, 4)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    needed = count * size * _COPIES
+    size, needed, count, weights = _BYTES.get(config.precision, 4), 0, 0, 0
+    for parameter in model.parameters():
+        made = parameter.device.type == device.type
+        count += parameter.numel()
+        weights += parameter.numel() * size * (not made)
+        needed += parameter.numel() * size * ((not made) + _TRAINED * parameter.requires_grad)
     if config.strategy == "fsdp":
-        needed = max(needed // config.processes, count * size)
+        needed = max(needed // config.processes, weights)
     if device.type == "cpu":
         needed *= config.devices
     free = free_bytes(device)
@@ -74,6 +79,21 @@ def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) ->
         raise InputError(
             f"model: expected one that fits into the free memory, {free / _GIB:,.1f} GiB, found {count:,} parameters, "
             f"whose training needs at least {needed / _GIB:,.1f} GiB; lower its sizes"
+        )
+
+
+def check_batch(task: Task, config: TrainConfig) -> None:
+    """Raise InputError if a training batch of the longest rows does not fit into the machine's free memory.
+
+    Only the data are counted: `Task.example` times the rows. Each process builds the whole batch on the CPU. Without
+    this check, building such a batch takes hours before memory ends.
+    """
+    row = sum(leaf.nbytes for leaf in leaves(task.example()))
+    needed, free = row * config.batch_size * config.devices, free_bytes(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise InputError(
+            f"train.batch_size: expected rows that fit into the free memory, {free / _GIB:,.1f} GiB, found "
+            f"{config.batch_size:,}, whose data alone need {needed / _GIB:,.1f} GiB; lower it"
         )
 
 

@@ -17,7 +17,7 @@ from .fingerprint import FIELD, check_data
 from .provenance import data_read, latest
 from .recipe import Recipe, as_json, as_written
 from .run import RunFolder
-from .run_files import read_about, read_result
+from .run_files import FINISHED, read_about, read_result
 from .snapshots import check_snapshot
 from .stopping import TrainingFailed
 
@@ -57,7 +57,7 @@ def open_run_folder(
                 extend(folder, recipe.train.steps)
             if opening.resume:
                 run = RunFolder.resume(folder, recipe)
-                result = run.result
+                result = None if run.result is None else read_result(folder, FINISHED)
                 if result is None:
                     step, saved = _prepare(run, recipe, weights, opening.accept_changed_data)
             else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mnemos import registry
 from mnemos.config import from_dict
+from mnemos.json_text import parse
 from mnemos.types import InputError
 
 from .recipe import OWN, Recipe
@@ -48,7 +49,7 @@ def read_recipe(folder: Path) -> Recipe:
 def _read(path: Path) -> Recipe:
     """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
     try:
-        saved = json.loads(path.read_text())
+        saved = parse(path.read_text())
         if not isinstance(saved, dict):
             raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
         model = saved.get("model")

@@ -19,6 +19,7 @@ import torch
 
 from mnemos.atomic import append, write_bytes, write_json
 from mnemos.config import DataConfig, to_dict
+from mnemos.json_text import parse
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint
@@ -184,7 +185,7 @@ class RunFolder:
         kept = []
         for i, line in enumerate(lines, 1):
             try:
-                entry = json.loads(line)
+                entry = parse(line.decode())
                 last = step if entry["kind"] == "train" else step - 1
                 keep = entry["step"] <= last and line.endswith(b"\n")
             except (ValueError, KeyError, TypeError):

@@ -1,15 +1,18 @@
 """The JSON files of a run folder, read with checks: a damaged or hand-made file is one line of error."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
 
 Fields = Mapping[str, type | tuple[type, ...]]
 WRITTEN: Fields = {"resumed": list, "threads": int, "versions": dict}  # of run.json, what its own run reads
-# Of result.json, what a comparison reads.
-COMPARED: Fields = {"metric": str, "metrics": dict, "seconds": (int, float), "peak_bytes": (int, float)}
+FINISHED: Fields = {"recipe": str}  # of result.json, what resuming a finished run prints beside the scores
+# Of result.json, what a comparison reads. Results of before "metrics" are among them.
+COMPARED: Fields = {"metric": str, "seconds": (int, float), "peak_bytes": (int, float)}
+_COSTS = ("steps", "parameters", "flops", "seconds", "peak_bytes", "tokens", "epoch_seconds", "best_step", "majority")
+_NUMBER = (int, float, type(None))
 
 
 def read_about(folder: Path, fields: Fields | None = None) -> JSONObject:
@@ -27,19 +30,34 @@ def read_about(folder: Path, fields: Fields | None = None) -> JSONObject:
 
 
 def read_result(folder: Path, fields: Fields | None = None) -> JSONObject:
-    """The content of a run's result.json. Raises InputError if it is missing, damaged or has not these fields."""
-    return read_object(folder / "result.json", {"test": dict, **(fields or {})})
+    """The content of a run's result.json. Raises InputError if it is missing, damaged or has not these fields.
+
+    Costs and scores that it has are numbers; a score may be null.
+    """
+    path = folder / "result.json"
+    found = read_object(path, {"test": dict, **(fields or {})})
+    if "loss" not in found["test"]:
+        raise _damaged(path, "no 'loss' in its 'test'")
+    controls = found.get("controls") or {}
+    if not isinstance(controls, dict):
+        raise _damaged(path, f"{controls!r:.40} as its 'controls'")
+    costs = {name: found[name] for name in _COSTS if name in found}
+    parts = {"valid": found.get("valid") or {}, "scored_rows": found.get("scored_rows") or {}, **controls}
+    for part, numbers in {"costs": costs, "test": found["test"], **parts}.items():
+        if not isinstance(numbers, dict) or not all(isinstance(value, _NUMBER) for value in numbers.values()):
+            raise _damaged(path, f"{numbers!r:.60} as its {part!r}")
+    return found
 
 
 def read_object(path: Path, fields: Fields | None = None) -> JSONObject:
     """A JSON object with these fields, each of the given type. Raises InputError if the file is missing or another."""
     try:
-        found = json.loads(path.read_text())
+        found = parse(path.read_text())
     except FileNotFoundError:
         raise InputError(
             f"{path}: expected this file of a run, found none; start a new run in another folder"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _damaged(path, f"a damaged file ({error})") from None
     if not isinstance(found, dict):
         raise _damaged(path, f"{found!r:.40}")
