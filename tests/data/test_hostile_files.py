@@ -19,7 +19,7 @@ from image_standins import write_photos
 from mnemos import cli
 from mnemos.data.audio import read_recordings
 from mnemos.data.cifar_files import OFFICIAL, read_cifar
-from mnemos.data.files import most_unpacked, read_bytes, special
+from mnemos.data.files import Unpacked, most_unpacked, read_bytes, special
 from mnemos.data.folders import scan
 from mnemos.data.image_files import check_image_files
 from mnemos.data.listops_text import read_tsv
@@ -148,6 +148,8 @@ def test_expansion_is_bounded(tmp_path, monkeypatch):
         read_bytes(tmp_path / "b.gz")
     monkeypatch.setenv("MNEMOS_UNPACKED_GIB", str(6000 / 2**30))
     assert read_bytes(tmp_path / "b.gz") == small * 2
+    with pytest.raises(InputError, match=r"c.gz: expected at most 10 bytes"):
+        Unpacked(io.BytesIO(small), "c.gz", 10).seek(11)
     for wrong in ("many", "0", "-1", "nan", "inf"):
         monkeypatch.setenv("MNEMOS_UNPACKED_GIB", wrong)
         with pytest.raises(InputError, match="MNEMOS_UNPACKED_GIB: expected a number of gibibytes"):
@@ -192,6 +194,7 @@ def test_odd_archives_end_in_one_line(tmp_path, name, monkeypatch):
         with pytest.raises(InputError, match=path.name) as error:
             read(tmp_path)
         assert str(error.value).isprintable()
+        assert name != "holes" or "found a file with holes" in str(error.value)
 
     for file, inside, read in (
         ("all.tar.gz", "7_george_1.wav", read_recordings),

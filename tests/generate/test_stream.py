@@ -260,6 +260,14 @@ def test_a_stored_stream_belongs_to_the_bytes_of_the_weights(tmp_path, threads):
         Stream.restore(network, file)
 
 
+def test_a_model_with_an_extra_state_that_is_no_tensor(tmp_path, monkeypatch):
+    network = model()
+    monkeypatch.setattr(type(network.final_norm), "get_extra_state", lambda self: {"version": 1}, raising=False)
+    stream = Stream(network).prefill(ids(1, 5))
+    stream.save(tmp_path / "a")
+    close(Stream.restore(network, tmp_path / "a"), stream)
+
+
 def test_a_stored_stream_that_was_changed_is_refused(tmp_path):
     network, file = model(), tmp_path / "x"
     Stream(network).prefill(ids(1, 4)).save(file)

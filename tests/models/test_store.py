@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 
 import pytest
 import torch
@@ -49,6 +50,19 @@ def test_dtypes_come_back(tmp_path, dtype):
             assert ours.dtype == theirs.dtype, "buffers that are not saved, too"
         x = torch.randint(11, (2, 6))
         assert torch.equal(network(x)[0], loaded(x)[0])
+
+
+def test_buffers_that_are_not_saved_have_the_dtype_of_the_others(tmp_path, monkeypatch):
+    build = type(small().config).build
+
+    def with_table(config):
+        network = build(config)
+        network.register_buffer("table", torch.ones(3), persistent=False)
+        return network
+
+    monkeypatch.setattr(type(small().config), "build", with_table)
+    mnemos.save(small().config.build().bfloat16(), tmp_path)
+    assert mnemos.load(tmp_path).table.dtype == torch.bfloat16
 
 
 def test_dtypes_come_back_one_by_one(tmp_path):
@@ -122,6 +136,41 @@ def test_a_small_file_stops_many_layers_early(monkeypatch):
     with pytest.raises(InputError, match="expected a model of 30 tensors with 9,000 values"):
         build_within(config, 30, 9_000)
     assert 10 < len(made) < 200
+
+
+class Builds:
+    """A configuration that builds this."""
+
+    def __init__(self, build):
+        self.build = build
+
+
+EXCESS = {
+    "a tensor of 1,099,511,627,776 values": lambda: torch.nn.Linear(2**20, 2**20),
+    "more than 261 tensors": lambda: torch.nn.ModuleList(torch.nn.PReLU() for _ in range(1_000)),
+    "more than 66,000 values": lambda: torch.nn.ParameterList(torch.ones(1_000) for _ in range(100)),
+    "tables of more than 335,544,320 values": lambda: [torch.empty(2**26).numel() for _ in range(9)],
+}
+
+
+@pytest.mark.parametrize("words", EXCESS)
+def test_each_kind_of_excess_is_refused(words):
+    """Alone: a huge setting exceeds several limits at once, so that one that is missing would not be noticed."""
+    with pytest.raises(InputError, match=f"a model of 1 tensors with 100 values, .*, found settings that need {words}"):
+        build_within(Builds(EXCESS[words]), 1, 100)
+
+
+def test_what_other_threads_build_is_not_counted():
+    made = []
+
+    def build():
+        other = threading.Thread(target=lambda: made.append(torch.nn.Linear(1_000, 100)))
+        other.start()
+        other.join()
+        return torch.nn.Linear(2, 2)
+
+    assert build_within(Builds(build), 2, 6).weight.shape == (2, 2)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,10 @@ def test_a_normal_number_of_numpy_that_was_drawn_in_advance():
     second = np.random.randn()  # noqa: NPY002
     two = generators.take()
     third = np.random.randn()  # noqa: NPY002
-    for _ in range(2):
-        generators.put(one)
-        assert np.random.randn() == second  # noqa: NPY002
-        generators.put(two)
-        assert np.random.randn() == third  # noqa: NPY002
+    # `two` first: the generator would continue with the right number after `one` even if both were one state.
+    for taken, drawn in ((two, third), (one, second), (two, third)):
+        generators.put(taken)
+        assert np.random.randn() == drawn  # noqa: NPY002
 
 
 def test_another_kind_of_generator_in_numpy():

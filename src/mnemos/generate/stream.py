@@ -140,7 +140,7 @@ class Stream:
             raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
         about = {
             "mnemos.stream": _signature(self.model),
-            "weights": _hash(self.model.state_dict().items()),
+            "weights": _weights(self.model),
             "tensors": _hash(sorted(tensors.items())),
         }
         with replacing(file) as temporary:
@@ -202,7 +202,7 @@ class Stream:
             )
         if "tensors" not in said:
             raise InputError(f"{file}: expected hashes of its tensors, found none; save it again with this version")
-        if said.get("weights") != _hash(model.state_dict().items()):
+        if said.get("weights") != _weights(model):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of other weights; load its own weights"
             )
@@ -240,6 +240,11 @@ def _like(fresh: State, names: list[str], file: Path) -> State:
         )
     count = iter(range(len(names)))
     return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
+
+
+def _weights(model: nn.Module) -> str:
+    """A hash of a model's weights and buffers. An extra state, which a module may have, need not be a tensor."""
+    return _hash((name, x) for name, x in model.state_dict().items() if isinstance(x, Tensor))
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
