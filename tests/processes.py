@@ -125,6 +125,11 @@ def _member(function: Callable[..., Any], rank: int, world: int, port: str, argu
 
 
 def launched(function: Callable[..., Any], *arguments: Any, world: int = 2, timeout: float = 240) -> list[Ended]:
+    """`launch`, to the end of all processes."""
+    return [process.wait(timeout) for process in launch(function, *arguments, world=world)]
+
+
+def launch(function: Callable[..., Any], *arguments: Any, world: int = 2) -> list[Process]:
     """`function(*arguments)` in as many processes as `torchrun` would start, told their ranks in the same way."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -132,5 +137,4 @@ def launched(function: Callable[..., Any], *arguments: Any, world: int = 2, time
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     told |= {"TORCHELASTIC_RUN_ID": "tests", "GROUP_RANK": "0"}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    processes = [Process(function, *arguments, **told, **rank) for rank in ranks]
-    return [process.wait(timeout) for process in processes]
+    return [Process(function, *arguments, **told, **rank) for rank in ranks]
