@@ -71,14 +71,15 @@ class RunFolder:
         except NotADirectoryError as error:
             raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
         run = cls(folder, recipe)
-        about = provenance(recipe.train.seed, device, recipe.data)
-        run._made_with, run._new = fingerprint(about), True
-        if weights is not None:
-            about["weights"] = weights
-        about |= {"finished": None, "resumed": []}
-        write_json(folder / "run.json", about)
-        write_json(folder / "recipe.json", to_dict(recipe))
-        run.trim(0)
+        with run._unlocked_on_error():
+            about = provenance(recipe.train.seed, device, recipe.data)
+            run._made_with, run._new = fingerprint(about), True
+            if weights is not None:
+                about["weights"] = weights
+            about |= {"finished": None, "resumed": []}
+            write_json(folder / "run.json", about)
+            write_json(folder / "recipe.json", to_dict(recipe))
+            run.trim(0)
         return run
 
     @classmethod
@@ -92,11 +93,23 @@ class RunFolder:
         if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
         run = cls(folder, recipe)
-        for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
-            (folder / name).unlink(missing_ok=True)
-        run.checkpoints.mkdir(exist_ok=True)
-        checkpoint.sweep(run.checkpoints)
+        with run._unlocked_on_error():
+            for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
+                # A folder that cannot be written refuses also to remove what is not there.
+                if (folder / name).exists():
+                    (folder / name).unlink()
+            run.checkpoints.mkdir(exist_ok=True)
+            checkpoint.sweep(run.checkpoints)
         return run
+
+    @contextlib.contextmanager
+    def _unlocked_on_error(self) -> Iterator[None]:
+        """Release the folder if the block raises, so that this process can open it again."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def result(self) -> JSONObject | None:
