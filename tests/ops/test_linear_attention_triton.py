@@ -138,6 +138,22 @@ def test_gradients_of_half_precision_where_the_values_have_a_mean(dtype, toleran
 
 
 @needs_triton
+def test_features_of_both_signs(parts):
+    """Their sum may be near 0: a mean of the values over it would be huge, and y would lose its digits to it."""
+    g = torch.Generator().manual_seed(1)
+    sign = torch.tensor([2.0, -2.0]).repeat(8)
+    features = [torch.randn(1, 96, 1, 16, generator=g) * 0.3 + sign for _ in range(2)]
+    given = [x.to(DEVICE, torch.bfloat16).requires_grad_() for x in (*features, torch.randn(1, 96, 1, 16, generator=g))]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    outputs = [
+        linear_attention(*x, feature_map=torch.clone, backend=b)[0] for x, b in ((given, "triton"), (exact, "chunked"))
+    ]
+    found, wanted = ([y, *torch.autograd.grad(y.sin().sum(), x)] for y, x in zip(outputs, (given, exact), strict=True))
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.double() - b).norm() < 2e-2 * b.norm()
+
+
+@needs_triton
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nothing_travels_back_in_time(value, parts):
     given = [torch.randn(1, 40, 1, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE) for _ in range(3)]

@@ -76,12 +76,13 @@ def _features(base, t, stride, column, keep, KIND: tl.constexpr):
 
 @triton.jit
 def _centred(x, n):
-    """S − n·cᵀ, and c: the mean of the values over all features. It rounds with their spread, not with their size.
+    """S − n·cᵀ, and c: a mean of the values. The difference rounds with their spread, not with their size.
 
-    c is 0 where there is no finite mean: its choice changes no result.
+    c = Sᵀn/|n|² makes each column of the difference least, so none is larger than that of S, also where features have
+    both signs. c is 0 where there is no finite mean: its choice changes no result.
     """
-    total = tl.sum(n, 0)
-    c = tl.sum(x, 0) / tl.where(total == 0, 1.0, total)
+    total = tl.sum(n * n, 0)
+    c = tl.sum(x * n[:, None], 0) / tl.where(total == 0, 1.0, total)
     c = tl.where(tl.abs(c) < float("inf"), c, 0.0)
     return x - n[:, None] * c[None, :], c
 
