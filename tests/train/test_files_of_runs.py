@@ -273,6 +273,8 @@ def changed(text: str, field: str, value: object) -> str:
         ("report", "result.json", lambda text: "[" * 100_000),
         ("report", "result.json", lambda text: '{"steps": ' + "9" * 5000 + "}"),
         ("report", "run.json", lambda text: '{"a":' * 100_000),
+        ("report", "result.json", lambda text: changed(text, "metric", {})),
+        ("report", "run.json", lambda text: changed(text, "resumed", 5.0)),
         ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "step", 10**30)),
         ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "loss", 10**400)),
         ("--resume", "result.json", lambda text: changed(text, "recipe", MISSING)),

@@ -10,6 +10,7 @@ import numpy as np
 
 from mnemos.data.metrics import description
 from mnemos.json_text import parse
+from mnemos.train.run_files import checked_about
 from mnemos.types import InputError, JSONObject
 
 from .image_grids import read_written
@@ -71,6 +72,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
 def read_run(folder: Path, label: str) -> RunRecord:
     """One run folder. recipe.json and metrics.jsonl are required; other missing files become None."""
     train, valid, gates = read_metrics(folder / "metrics.jsonl")
+    about = _json(folder / "run.json", required=False)
     result = _json(folder / "result.json", required=False)
     if result is not None:
         where = str(folder / "result.json")
@@ -80,11 +82,13 @@ def read_run(folder: Path, label: str) -> RunRecord:
             _numbers(control, where, f"controls.{name}")
         for name in (*COSTS, "majority", "steps"):
             number(result.get(name), where, name)
+        if not isinstance(result.get("metric", ""), str):
+            raise InputError(f'{where}: expected "metric" to be a name, found {result["metric"]!r}; repair the file')
     return RunRecord(
         folder=folder,
         label=label,
         recipe=_json(folder / "recipe.json") or {},
-        provenance=_json(folder / "run.json", required=False),
+        provenance=None if about is None else checked_about(folder / "run.json", about),
         train=train,
         valid=valid,
         gates=gates,

@@ -18,7 +18,11 @@ _NUMBER = (int, float, type(None))
 def read_about(folder: Path, fields: Fields | None = None) -> JSONObject:
     """The content of a run's run.json. Raises InputError if it is missing, damaged or has not these fields."""
     path = folder / "run.json"
-    about = read_object(path, fields)
+    return checked_about(path, read_object(path, fields))
+
+
+def checked_about(path: Path, about: JSONObject) -> JSONObject:
+    """The content of a run.json. Raises InputError if the parts that are read from every run have other types."""
     resumed = about.get("resumed") or []
     if not isinstance(resumed, list) or not all(isinstance(entry, dict) for entry in resumed):
         raise _damaged(path, f"{resumed!r:.40} as its 'resumed'")
