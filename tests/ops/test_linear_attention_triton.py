@@ -17,6 +17,7 @@ from kernel_cases import REFERENCES, close, exactly, gradients, weights
 from kernel_cases import holes as holes_on
 from kernel_cases import inputs as inputs_on
 from kernel_cases import run as run_backend
+from torch.autograd import forward_ad
 
 import mnemos
 from mnemos.ops.linear import LinearState, linear_attention
@@ -255,6 +256,20 @@ def test_packed_sequences_compiled_equal_eager():
     q, k, v = (x[0] for x in inputs(1, 40, 3, 5, 4)[:3])
     y, _ = varlen(q, k, v, offsets, backend="triton")
     assert torch.equal(y, mnemos.ops.linear_attention_varlen(q, k, v, offsets, backend="triton")[0])
+
+
+@needs_triton
+def test_packed_sequences_in_forward_mode():
+    """The kernel ignores tangents: that of the result would be missing."""
+    offsets, tangent = torch.tensor([0, 4, 9], device=DEVICE), torch.ones(9, 1, 4, device=DEVICE)
+    q, k, v = (x[0].detach() for x in inputs(1, 9, 1, 4, 4)[:3])
+    x = q.clone().requires_grad_()
+    y, _ = mnemos.ops.linear_attention_varlen(x, k, v, offsets, backend="triton")
+    slope = torch.autograd.grad(y.sum(), x)[0].sum()
+    with forward_ad.dual_level():
+        dual, _ = mnemos.ops.linear_attention_varlen(forward_ad.make_dual(q, tangent), k, v, offsets, backend="triton")
+        found = forward_ad.unpack_dual(dual).tangent
+    torch.testing.assert_close(found.sum(), slope, rtol=1e-4, atol=1e-4)
 
 
 @needs_triton

@@ -8,6 +8,7 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     token(...)            optional             the same for a single token, if there is a faster way
     everything(...)       optional             causal=False; without it, a few operations of PyTorch
     compensated(...)      optional             the same with a compensated state (see compensated.py)
+    packed(...)           optional             sequences without padding, all at once (see varlen.py)
     why_not()             optional             why it cannot run on this machine
     FROM_NOTHING          optional             names of those of its functions that take None for s and z: zeros
     suits(q, k, v)        optional             whether "auto" may choose it, if that is less than it takes

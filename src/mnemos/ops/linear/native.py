@@ -19,7 +19,7 @@ from mnemos.native.codes import TYPES
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
 from .native_bidirectional import everything
-from .native_calls import address, attend, check, eager, eager_function, loaded_kernels, mask_address, packed
+from .native_calls import address, attend, check, dense, eager, eager_function, loaded_kernels, mask_address
 from .operators import STATE, Gradients, differentiated, given, keep, register
 
 __all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
@@ -90,7 +90,7 @@ def _kernel(
     low: tuple[Tensor, ...] = (),
 ) -> tuple[Any, ...]:
     """y, the new s and z, the denominators if they are `kept`, and the new s_low and z_low if those are given."""
-    q, k, v = packed(q), packed(k), packed(v)
+    q, k, v = dense(q), dense(k), dense(v)
     b, t, h, d = q.shape
     m, wide = v.shape[-1], torch.float32
     y, s_end, z_end = v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide)
@@ -135,7 +135,7 @@ def _backward(
     starts: bool = True,
 ) -> tuple[Any, ...]:
     """The gradients; s and z, and gs and gz, may be None: zeros. starts: whether those of s and z are wanted."""
-    q, k, v, gy, den = packed(q), packed(k), packed(v), packed(gy), den.contiguous()
+    q, k, v, gy, den = dense(q), dense(k), dense(v), dense(gy), den.contiguous()
     b, t, h, d = q.shape
     m = v.shape[-1]
     dq, dk, dv = q.new_empty(b, t, h, d), k.new_empty(b, t, h, d), v.new_empty(b, t, h, m)

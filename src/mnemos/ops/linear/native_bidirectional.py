@@ -14,7 +14,7 @@ from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 
 from .feature_maps import Pointwise
-from .native_calls import address, attend, check, eager, eager_function, loaded_kernels, mask_address, packed
+from .native_calls import address, attend, check, dense, eager, eager_function, loaded_kernels, mask_address
 from .operators import Gradients, given, keep, register
 
 CALL = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
@@ -64,7 +64,7 @@ def _kernel(
     kept: bool = True,
 ) -> tuple[Any, ...]:
     """y, the new s and z, and the denominators if they are `kept`."""
-    q, k, v = packed(q), packed(k), packed(v)
+    q, k, v = dense(q), dense(k), dense(v)
     (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
     y, s_end, z_end = v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide)
     den = v.new_empty(b, t, h, dtype=wide) if kept else None
@@ -97,7 +97,7 @@ def _backward(
     starts: bool = True,
 ) -> tuple[Any, ...]:
     """The gradients; gs and gz may be None: zeros. starts: whether those of the first state are wanted."""
-    q, k, v, gy = packed(q), packed(k), packed(v), packed(gy)
+    q, k, v, gy = dense(q), dense(k), dense(v), dense(gy)
     s_end, z_end, den = s_end.contiguous(), z_end.contiguous(), den.contiguous()
     dq, dk, dv = q.new_empty(*q.shape), k.new_empty(*k.shape), v.new_empty(*v.shape)
     ds, dz = (s_end.new_empty(*s_end.shape), z_end.new_empty(*z_end.shape)) if starts else (None, None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemos._compat import dispatch_mode_active, literal, transformed
 from mnemos.native import library, why_not
 
-__all__ = ["address", "attend", "check", "eager", "eager_function", "loaded_kernels", "mask_address", "packed"]
+__all__ = ["address", "attend", "check", "dense", "eager", "eager_function", "loaded_kernels", "mask_address"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # q, k, v, s, z, mask, kind, eps, and whether the denominators are wanted -> y, s_end, z_end and them (or None)
@@ -35,7 +35,7 @@ def check(status: int) -> None:
         raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
 
 
-def packed(x: Tensor) -> Tensor:
+def dense(x: Tensor) -> Tensor:
     """x with stride 1 in the last axis; the kernels take any other strides."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mnemos._compat import forward_differentiated, transformed
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -52,7 +53,8 @@ def linear_attention_varlen(
         state = v.new_zeros(n, h, d, m, dtype=wide), v.new_zeros(n, h, d, dtype=wide)
     s, z = state[0].to(wide), state[1].to(wide)
     chosen = BACKENDS[choose(q[None], k[None], v[None], backend)]
-    if hasattr(chosen, "packed"):
+    plain = torch.compiler.is_compiling() or not (transformed() or forward_differentiated())
+    if hasattr(chosen, "packed") and plain:  # transforms cannot rewrite a kernel
         with full_precision(v.device.type):
             kind = phi if isinstance(phi, Pointwise) else None
             y, s, z = chosen.packed(q, k, v, s, z, offsets.to(v.device), kind, eps)
