@@ -1,5 +1,7 @@
 """Auxiliary outputs of a step, states whose lists grow, and the caches of Transformers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from replay_standins import agree, begin, cell, gradients, plain, segments
@@ -32,6 +34,21 @@ def test_auxiliary_outputs_are_kept_once(options):
     for aux in out.aux:
         assert not aux["last"].requires_grad
         assert aux["last"].untyped_storage().nbytes() == aux["last"].numel() * 8, "no activation is kept alive"
+
+
+def test_an_object_that_holds_an_output_with_its_graph_is_refused():
+    """The graphs of all steps would stay in memory."""
+    model = cell()
+
+    def step(x, state):
+        outputs, new = model.walk(x, state)
+        return outputs[0].square().mean(), new, SimpleNamespace(logits=hold(outputs[0]))
+
+    hold = torch.clone
+    with pytest.raises(InputError, match="step 6: expected auxiliary outputs made of tensors, found a SimpleNamespace"):
+        replay(step, segments(), begin())
+    hold = torch.detach
+    assert not replay(step, segments(), begin()).aux[0].logits.requires_grad
 
 
 def test_steps_without_auxiliary_outputs():

@@ -177,7 +177,7 @@ class ReplayPasses:
             state_checks.check_untouched(leaves, versions, outgoing, t)
             state_checks.check_attached(given, outgoing, t)
             self.losses.note(t, loss)
-            self.aux[t] = _kept(aux)
+            self.aux[t] = _kept(aux, t)
             if t + 1 == self.plan.slide:
                 self.next_state = pytree.tree_unflatten(compact(_detached(outgoing), leaves), structure)
             if later is None:
@@ -344,11 +344,12 @@ def _said(found: object) -> str:
     return f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
 
 
-def _kept(aux: Any) -> Any:
+def _kept(aux: Any, t: int) -> Any:
     """Auxiliary outputs, detached and without the memory of other tensors."""
     if aux is None:
         return None
     leaves, structure = pytree.tree_flatten(aux)
+    state_checks.check_auxiliary(leaves, t)
     return pytree.tree_unflatten(compact(_detached(leaves), []), structure)
 
 

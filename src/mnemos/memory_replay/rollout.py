@@ -95,7 +95,8 @@ def replay(
     state: a pytree of tensors (and numbers), or None if the step makes the first one. A state that requires grad, or
     was computed from parameters, receives its gradient. Lists in it may grow from step to step.
     aux: a pytree such as logits or an accuracy. Those of the run with gradient are in the result's `aux`, one per step,
-    detached. All of them stay in memory; a view of a larger tensor is copied.
+    detached. All of them stay in memory; a view of a larger tensor is copied. An object that is no pytree, but holds
+    a tensor with its graph, is an error.
     Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once;
     those added inside `advance` are dropped.
     advance(segment, state) -> state: computes the state alone, for a faster first pass. It must return the same state

@@ -24,6 +24,18 @@ def check_leaves(leaves: list[object], t: int) -> None:
             )
 
 
+def check_auxiliary(leaves: list[object], t: int) -> None:
+    """Raise InputError for an object that holds a tensor with its graph, which would stay in memory."""
+    for leaf in leaves:
+        held = {} if isinstance(leaf, Tensor) else getattr(leaf, "__dict__", {})
+        if any(isinstance(x, Tensor) and x.grad_fn is not None for x in pytree.tree_leaves(dict(held))):
+            kind = type(leaf).__name__
+            raise InputError(
+                f"step {t}: expected auxiliary outputs made of tensors, found a {kind} that holds one with its graph; "
+                f"return its tensors, or register {kind} with torch.utils._pytree"
+            )
+
+
 def check_structure(found: Any, expected: Any, t: int) -> None:
     """Raise InputError if a step returns a state of another structure than it was given; lists may grow."""
     if found != expected and not _grown(found, expected):
