@@ -329,7 +329,7 @@ def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
     for name, count in handed.items():
         fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
         lines = [line.partition("//")[0].strip().rstrip(";") for line in fields.splitlines()]
-        assert sum((2 if "Affine" in line else 1) * len(line.split(",")) for line in lines if line) == count
+        assert sum((3 if "Affine" in line else 1) * len(line.split(",")) for line in lines if line) == count
 
 
 @needs_kernels

@@ -24,5 +24,10 @@ def test_feature_maps():
     assert enum("Map") == {name.upper(): code for name, code in codes.FEATURE_MAPS.items()}
 
 
+def test_weights():
+    names = {"FULL": "float32", "HALVED": "bfloat16", "WHOLE": "int8"}
+    assert {names[key]: code for key, code in enum("Weights").items()} == codes.WEIGHTS
+
+
 def test_positions():
     assert enum("Position") == {{"none": "NOWHERE"}.get(k, k.upper()): code for k, code in codes.POSITIONS.items()}

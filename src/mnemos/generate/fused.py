@@ -6,6 +6,7 @@ layers in one call. The state is the model's own.
 """
 
 import ctypes
+import sys
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mnemos._compat import (
     literal,
     parameters_of,
     transformed,
+    write_count,
 )
 from mnemos.attention.linear import LinearAttention
 from mnemos.models.skeleton import skeleton
@@ -28,14 +30,14 @@ from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS
 from mnemos.ops.sinusoids import frequencies
-from mnemos.types import Output
+from mnemos.types import InputError, Output
 
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
 _KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
-ROWS = 64  # for more rows PyTorch's matrix products are faster
+ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 
 
-def fused_step(model: nn.Module) -> "FusedStep":
+def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     """A faster `model(x, state)` for single tokens, without gradient: `logits, state = fused_step(model)(x, state)`.
 
     x [B, 1] int64; state: of the model or of an earlier step (None: new sequences), never changed. Logits and state
@@ -44,33 +46,41 @@ def fused_step(model: nn.Module) -> "FusedStep":
     A fused kernel exists for a `mnemos.Transformer` with linear attention (feature maps "elu" and "relu") in float32 on
     the CPU: then `step.fused` is True. It uses `torch.get_num_threads()` threads. Cost per token: reading the weights
     and the state once, however many tokens came before. For other models `step.why` says why there is no kernel, and
-    the step calls the model. It also calls the model for several tokens, more than `ROWS` rows, under autocast, and in
-    training with dropout.
+    the step calls the model. It also calls the model for several tokens, more than `ROWS` rows with weights in float32,
+    under autocast, and in training with dropout.
 
-    Weights may change in place, or move, between steps. Modules and hooks are checked when the step is made: make a new
-    one after changing them. Raises InputError for inputs that the model refuses.
+    weights: "float32"; "bfloat16" or "int8" for a copy of the matrices in 16 bits, or in 8 bits with one scale per row
+    (its largest absolute value / 127). Few rows are bound by reading the weights, so they take a half and a quarter of
+    the bytes; sums, activations, norms, biases, embeddings and the state stay float32. Logits then differ from the
+    model's: see docs/streams.md for how much. Calls that the kernel does not compute use the model's own weights.
+
+    Weights may change in place, or move, between steps. A copy is made again after a change that PyTorch counts, so not
+    after one through `.data`. Modules and hooks are checked when the step is made: make a new one after changing them.
+    Raises InputError for inputs that the model refuses, and for other `weights`.
     """
-    return FusedStep(model)
+    return FusedStep(model, weights)
 
 
 class FusedStep:
     """See `fused_step`. fused: whether the kernel computes the step; why: if not, the reason in one line."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, weights: str = "float32") -> None:
+        if weights not in codes.WEIGHTS:
+            raise InputError(f"expected weights of {', '.join(codes.WEIGHTS)}, found {weights!r}")
+        self.model, self.weights = model, weights
         self.why = _why_not(model)
-        self._pointers: list[int] | None = None
+        self._pointers: list[Any] | None = None
         if not self.why:
             self._plan(model)
             self._locate()
 
     def __getstate__(self) -> dict[str, Any]:
         """The model: addresses of its weights are of use only here, so a copy finds its own."""
-        return {"model": self.model}
+        return {"model": self.model, "weights": self.weights}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the step of the copied model."""
-        self.__init__(state["model"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     @property
     def fused(self) -> bool:
@@ -80,7 +90,7 @@ class FusedStep:
     @torch.no_grad()
     def __call__(self, x: Tensor, state: TransformerState | None = None) -> Output:
         """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after it."""
-        if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= ROWS:
+        if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= self._most:
             self._locate()
             if not self.why and _takes(x) and not (self._drops and self.model.training):
                 found = self._step(x, state)
@@ -103,34 +113,55 @@ class FusedStep:
             affine += [block.mlp_norm, block.mlp.expand, block.mlp.contract]
         parts += [(module, name) for module in affine for name in ("weight", "bias")]
         self._where = [(parameters_of(module), name) for module, name in parts]
+        self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in parts]
+        self._most = ROWS if self.weights == "float32" else sys.maxsize
         self._shapes = [None if (p := found[name]) is None else p.shape for found, name in self._where]
         self._frequencies = frequencies(c.dim, "cpu")
         outputs = head[-1].out_features
         self._outputs = (outputs,) if c.head.classes else (1, outputs)
         kinds = (c.norm == "post", c.activation == "gelu", _map(attention), codes.POSITIONS[c.position])
         sizes = (c.layers, c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0, outputs)
-        self._sizes = (*sizes, *map(int, kinds), c.max_length)
+        self._sizes = (*sizes, *map(int, kinds), c.max_length, codes.WEIGHTS[self.weights])
 
     def _locate(self) -> None:
         """Read the addresses of the weights; check and store them again if one has changed."""
         # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
-        pointers = [
+        pointers: list[Any] = [
             0 if (p := found[name]) is None else p.data_ptr() if p.is_contiguous() else -1
             for found, name in self._where
         ]
-        if pointers == self._pointers:
+        if self.weights != "float32":  # copies of weights are old after a write
+            pointers += [
+                _writes(found[name])
+                for (found, name), is_matrix in zip(self._where, self._matrices, strict=True)
+                if is_matrix
+            ]
+        if pointers == self._pointers and None not in pointers:
             return
         # References keep the memory from reuse: another tensor at an old address would pass for the weight.
         self._held = [None if (p := found[name]) is None else p.detach() for found, name in self._where]
         self._pointers = pointers
         self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
-        rest = iter(pointers)
+        if self.why:
+            return
+        copies = [
+            _converted(p, self.weights) if is_matrix else (p, None)
+            for p, is_matrix in zip(self._held, self._matrices, strict=True)
+        ]
+        self._copies = copies
         learned, pre, deep = self._sizes[10] == codes.POSITIONS["learned"], not self._sizes[7], self._sizes[5] > 0
-        numbers = [*self._sizes, next(rest), next(rest) if learned else 0, self._frequencies.data_ptr()]
+        single, rest = copies[: 1 + learned], iter(copies[1 + learned :])
+        tables = [0 if p is None else p.data_ptr() for p, _ in single]
+        affine = [
+            [0 if p is None else p.data_ptr() for p in (weight, bias, scale)]
+            for (weight, scale), (bias, _) in zip(rest, rest, strict=True)
+        ]
+        parts = iter(affine)
+        numbers = [*self._sizes, tables[0], tables[1] if learned else 0, self._frequencies.data_ptr()]
         for there in (pre, deep, True):  # final norm, the head's hidden layer, the head
-            numbers += [next(rest), next(rest)] if there else [0, 0]
+            numbers += next(parts) if there else [0, 0, 0]
         self._stack = (ctypes.c_int64 * len(numbers))(*numbers)
-        layers = list(rest)
+        layers = [word for words in parts for word in words]
         self._layers = (ctypes.c_int64 * len(layers))(*layers)
 
     def _step(self, x: Tensor, state: TransformerState | None) -> Output | None:
@@ -159,6 +190,22 @@ class FusedStep:
             return None
         one = torch.ones(b, dtype=torch.int64, device="cpu")
         return logits, TransformerState(one if seen is None else seen + one, new)
+
+
+def _writes(p: Tensor | None) -> int | None:
+    """The number of writes to a weight; None if it is unknown, and a copy must be made again."""
+    return -1 if p is None else None if p.is_inference() else write_count(p)
+
+
+def _converted(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | None]:
+    """A matrix [out, in] in the kernel's numbers, and its scale per row [out] or None."""
+    if p is None or weights == "float32":
+        return p, None
+    if weights == "bfloat16":
+        return p.to(torch.bfloat16), None
+    scale = p.abs().amax(1) / 127
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (p / scale[:, None]).round().to(torch.int8), scale
 
 
 def _takes(x: Tensor) -> bool:

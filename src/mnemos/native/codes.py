@@ -7,4 +7,5 @@ import torch
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type in call.h
 FEATURE_MAPS = {"identity": 0, "elu": 1, "relu": 2}  # enum Map in call.h; identity: φ was applied before the call
+WEIGHTS = {"float32": 0, "bfloat16": 1, "int8": 2}  # enum Weights in decode.h
 POSITIONS = {"none": 0, "learned": 1, "sinusoidal": 2}  # enum Position in decode.h

@@ -37,7 +37,12 @@ class Decoding {
 
     bool ready() const { return memory != nullptr; }
 
-    static void run(void* self, i64 worker, i64 workers) { ((Decoding*)self)->work(worker, workers); }
+    static void run(void* self, i64 worker, i64 workers) {
+        Decoding& one = *(Decoding*)self;
+        if (one.m.weights == FULL) one.work<float>(worker, workers);
+        if (one.m.weights == HALVED) one.work<Bfloat16>(worker, workers);
+        if (one.m.weights == WHOLE) one.work<std::int8_t>(worker, workers);
+    }
 
    private:
     const Stack& m;
@@ -63,13 +68,14 @@ class Decoding {
         return {layer.contract, m.width, m.mlp, me, all};
     }
 
+    template <class T>
     void work(i64 me, i64 all) {
         Vectors mine{private_ + me * own, rounded(m.width, UNIT)};
         // y = w·x + bias (+ more) with the next matrix, each thread some rows of w.
         i64 i = 0;
         auto multiply_next = [&](Vectors x, Vectors y, const Vectors* more = nullptr, bool active = false) {
             Matrix w = matrix(i++, me, all), next = matrix(i, me, all);
-            multiply(w, c.rows, x, y, more, next.row(next.from));
+            multiply(w, c.rows, x, y, more, next.template row<T>(next.from));
             if (active)
                 for (i64 b = 0; b < c.rows; b++) activate(m.gelu, y[b] + w.from, w.to - w.from);
             barrier.wait(all);

@@ -7,9 +7,14 @@
 
 namespace mnemos {
 
-// y = weight·x + bias of a linear layer (weight [out, in], bias [out] or null), or the two vectors of a LayerNorm.
+// The numbers of a weight: float32, bfloat16, or whole numbers of 8 bits that a scale of their row multiplies.
+enum Weights : i64 { FULL = 0, HALVED = 1, WHOLE = 2 };
+
+// y = weight·x + bias of a linear layer (weight [out, in], bias [out] or null, scale [out] or null: 1), or the two
+// vectors of a LayerNorm, which are float32, as biases and scales are.
 struct Affine {
-    const float *weight, *bias;
+    const void* weight;
+    const float *bias, *scale;
 };
 
 struct Layer {
@@ -23,6 +28,7 @@ struct Stack {
     i64 hidden, outputs;  // of the head: width of its hidden layer (0: none), and of the logits
     i64 post, gelu, map;  // norm after the sum; gelu or relu; φ
     i64 position, limit;  // learned positions there are
+    i64 weights;          // of all matrices but the embedding, which is float32
     const float *embedding, *positions;  // [vocabulary, width], [limit, width]
     const double* frequencies;           // [(width + 1) / 2]
     Affine final_norm, before_head, head;

@@ -38,6 +38,18 @@ extern const Bidirectional avx2, avx512;
 
 namespace {
 
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+// A function of the OpenMP that this process has, or null. OWN_THREADS: always null, for the thread sanitizer, which does
+// not see how OpenMP's threads wait for each other.
+void* symbol([[maybe_unused]] const char* name) {
+#ifdef OWN_THREADS
+    return nullptr;
+#else
+    return dlsym(RTLD_DEFAULT, name);
+#endif
+}
+
 struct Team {
     std::atomic<i64> worker{0}, unit{0};
     i64 units;
@@ -73,10 +85,9 @@ struct Crew {
 
 void together(i64 threads, void (*work)(void*, i64, i64), void* context) {
     if (threads <= 1) return Crew::join(work, context, 0, 1);
-    using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-    static const Parallel openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    static const auto worker = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    static const auto workers = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+    static const auto openmp = (Parallel)symbol("GOMP_parallel");
+    static const auto worker = (int (*)())symbol("omp_get_thread_num");
+    static const auto workers = (int (*)())symbol("omp_get_num_threads");
     if (openmp && worker && workers) {
         Crew crew{work, context, worker, workers};
         return openmp(Crew::join, &crew, (unsigned)threads, 0);
@@ -107,8 +118,7 @@ void parallel(i64 threads, i64 units, void (*work)(void*, i64, i64), void* conte
     if (threads > units) threads = units;
     if (threads <= 1) return Team::join(&team);
     // The OpenMP that PyTorch brings has threads waiting. Linking one of our own would give the process a second pool.
-    using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-    static const Parallel openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    static const auto openmp = (Parallel)symbol("GOMP_parallel");
     if (openmp) return openmp(Team::join, &team, (unsigned)threads, 0);
     std::vector<std::thread> others;
     for (i64 i = 1; i < threads; i++) others.emplace_back(Team::join, &team);

@@ -17,7 +17,7 @@ constexpr i64 UNIT = 16;                   // rows of a matrix that a thread has
 constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;  // rows of a matrix by vectors at once: what the registers hold
 constexpr i64 COLUMNS = 4;
 constexpr i64 LINE = 16;     // numbers that come from memory together
-constexpr i64 AHEAD = 8192;  // numbers that weights are asked for ahead of their use, to come into the second cache
+constexpr i64 AHEAD = 8192;  // floats that weights are asked for ahead of their use, to come into the second cache
 
 // Both vectors hold sums of N lanes beginning at every 2·N-th lane: the sums of 2·N, a's and then b's.
 template <i64 N, i64... J>
@@ -38,24 +38,50 @@ ALWAYS void sums(V* x, float* to) {
     }
 }
 
+// Weights as they lie in memory, and W of them as floats.
+struct Bfloat16 {
+    std::uint16_t bits;
+};
+typedef std::int8_t Bytes __attribute__((vector_size(WIDTH)));
+ALWAYS V widened(const float* from) { return load<V>(from); }
+ALWAYS V widened(const Bfloat16* from) { return widen<BFLOAT16>(from); }
+ALWAYS V widened(const std::int8_t* from) {
+#if defined(__AVX512F__)  // GCC would convert one number after the other
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    return __builtin_convertvector(load<Bytes>(from), V);
+#endif
+}
+template <class T>
+ALWAYS V widened(const T* from, i64 n) {  // the first n, and zeros
+    T parts[W] = {};
+    std::memcpy(parts, from, n * sizeof(T));
+    return widened(parts);
+}
+
 // to[c, r] = Σ_k w[r, k]·x[c, k], and `ahead` [R, in] is asked for, if it is not null.
-template <i64 R, i64 C>
-ALWAYS void products(const float* w, i64 in, const float* x, i64 ldx, float* to, const float* ahead) {
+template <i64 R, i64 C, class T>
+ALWAYS void products(const T* w, i64 in, const float* x, i64 ldx, float* to, const char* ahead) {
+    constexpr i64 size = sizeof(T), line = LINE * sizeof(float) / size;
     V total[C * R];
     for (i64 i = 0; i < C * R; i++) total[i] = V{};
-    auto add = [&](auto read, i64 k) {
+    auto add = [&](auto read, auto read_weight, i64 k) {
         V a[R];
-        for (i64 r = 0; r < R; r++) a[r] = read(w + r * in + k);
-        if (ahead)
-            for (i64 r = 0; r < R; r++) __builtin_prefetch(ahead + r * in + k, 0, 2);
+        for (i64 r = 0; r < R; r++) a[r] = read_weight(w + r * in + k);
+        if (ahead && (line <= W || k % line == 0))
+            for (i64 r = 0; r < R; r++) __builtin_prefetch(ahead + (r * in + k) * size, 0, 2);
         for (i64 c = 0; c < C; c++) {
             V b = read(x + c * ldx + k);
             for (i64 r = 0; r < R; r++) total[c * R + r] += a[r] * b;
         }
     };
     i64 k = 0;
-    for (; k + W <= in; k += W) add([](const float* from) ALWAYS_LAMBDA { return load<V>(from); }, k);
-    if (k < in) add([&](const float* from) ALWAYS_LAMBDA { return first(from, in - k); }, k);
+    auto whole = [](auto* from) ALWAYS_LAMBDA { return widened(from); };
+    auto rest = [&](auto* from) ALWAYS_LAMBDA { return widened(from, in - k); };
+    for (; k + W <= in; k += W) add(whole, whole, k);
+    if (k < in) add(rest, rest, k);
     sums<C * R>(total, to);
 }
 
@@ -75,25 +101,31 @@ struct Matrix {
         i64 units = rounded(out, UNIT) / UNIT;
         from = least(units * me / all * UNIT, out), to = least(units * (me + 1) / all * UNIT, out);
     }
-    const float* row(i64 n) const { return m.weight + n * in; }
+    template <class T>
+    const T* row(i64 n) const {
+        return (const T*)m.weight + n * in;
+    }
 };
 
 // y[c, n] = x[c]·w[n] + bias[n] (+ more[c, n], which may be y) of R rows n of w, for all `count` vectors x. As many
 // weights from `ahead` on are asked for, a part in every pass over the rows: all at once would be waited for.
-template <i64 R>
-void strip(const Matrix& w, i64 n, i64 count, Vectors x, Vectors y, const Vectors* more, const float* ahead) {
-    float bias[R], found[COLUMNS * R];
+template <i64 R, class T>
+void strip(const Matrix& w, i64 n, i64 count, Vectors x, Vectors y, const Vectors* more, const char* ahead) {
+    float bias[R], scale[R], found[COLUMNS * R];
     for (i64 r = 0; r < R; r++) bias[r] = w.m.bias ? w.m.bias[n + r] : 0;
-    i64 passes = count / COLUMNS + count % COLUMNS, asked = 0, each = rounded(R * w.in / passes + 1, LINE);
+    for (i64 r = 0; r < R; r++) scale[r] = w.m.scale ? w.m.scale[n + r] : 1;
+    constexpr i64 line = LINE * sizeof(float);
+    i64 size = R * w.in * (i64)sizeof(T), passes = count / COLUMNS + count % COLUMNS, asked = 0;
+    i64 each = rounded(size / passes + 1, line);
     auto pass = [&](auto columns, i64 c) {
         constexpr i64 C = decltype(columns)::value;
         if (passes > 1)
-            for (i64 end = least(asked + each, R * w.in); asked < end; asked += LINE)
+            for (i64 end = least(asked + each, size); asked < end; asked += line)
                 __builtin_prefetch(ahead + asked, 0, 2);
-        products<R, C>(w.row(n), w.in, x[c], x.ld, found, passes == 1 ? ahead : nullptr);
+        products<R, C>(w.row<T>(n), w.in, x[c], x.ld, found, passes == 1 ? ahead : nullptr);
         for (i64 i = 0; i < C; i++)
             for (i64 r = 0; r < R; r++)
-                y[c + i][n + r] = found[i * R + r] + bias[r] + (more ? (*more)[c + i][n + r] : 0);
+                y[c + i][n + r] = found[i * R + r] * scale[r] + bias[r] + (more ? (*more)[c + i][n + r] : 0);
     };
     i64 c = 0;
     for (; c + COLUMNS <= count; c += COLUMNS) pass(std::integral_constant<i64, COLUMNS>{}, c);
@@ -101,16 +133,18 @@ void strip(const Matrix& w, i64 n, i64 count, Vectors x, Vectors y, const Vector
 }
 
 // This thread's rows, read once; what it reads after them begins at `next`.
-void multiply(const Matrix& w, i64 count, Vectors x, Vectors y, const Vectors* more, const float* next) {
+template <class T>
+void multiply(const Matrix& w, i64 count, Vectors x, Vectors y, const Vectors* more, const T* next) {
     auto ahead = [&](i64 n) {
-        i64 beyond = (n - w.to) * w.in + AHEAD;
-        return beyond < 0 ? w.row(n) + AHEAD : next + beyond;
+        constexpr i64 far = AHEAD * sizeof(float) / sizeof(T);
+        i64 beyond = (n - w.to) * w.in + far;
+        return (const char*)(beyond < 0 ? w.row<T>(n) + far : next + beyond);
     };
     i64 n = w.from;
     if (count < COLUMNS)
-        for (; n + COLUMNS <= w.to; n += COLUMNS) strip<COLUMNS>(w, n, count, x, y, more, ahead(n));
-    for (; n + ROWS <= w.to; n += ROWS) strip<ROWS>(w, n, count, x, y, more, ahead(n));
-    for (; n < w.to; n++) strip<1>(w, n, count, x, y, more, ahead(n));
+        for (; n + COLUMNS <= w.to; n += COLUMNS) strip<COLUMNS, T>(w, n, count, x, y, more, ahead(n));
+    for (; n + ROWS <= w.to; n += ROWS) strip<ROWS, T>(w, n, count, x, y, more, ahead(n));
+    for (; n < w.to; n++) strip<1, T>(w, n, count, x, y, more, ahead(n));
 }
 
 // (x − mean)/√(variance + eps)·weight + bias
@@ -125,9 +159,10 @@ void normalise(const Affine& m, i64 width, double eps, const float* x, float* y)
     float squares = sum(total);
     for (; i < width; i++) squares += (x[i] - mean) * (x[i] - mean);
     float scale = 1 / std::sqrt(squares / width + (float)eps);
+    const float* gain = (const float*)m.weight;
     for (i = 0; i + W <= width; i += W)
-        store(y + i, (load<V>(x + i) - mean) * scale * load<V>(m.weight + i) + load<V>(m.bias + i));
-    for (; i < width; i++) y[i] = (x[i] - mean) * scale * m.weight[i] + m.bias[i];
+        store(y + i, (load<V>(x + i) - mean) * scale * load<V>(gain + i) + load<V>(m.bias + i));
+    for (; i < width; i++) y[i] = (x[i] - mean) * scale * gain[i] + m.bias[i];
 }
 
 void activate(bool smooth, float* x, i64 n) {

@@ -3,7 +3,7 @@
 // Everything here is local to its file, which is compiled once for every processor: a function that files shared might
 // be kept in the variant that another processor cannot run.
 #pragma once
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 

@@ -1,0 +1,114 @@
+"""Fused steps with weights in bfloat16 and int8: equal to a model with the rounded weights, few bits from the model."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from native_kernels import needs_kernels
+from torch import nn
+
+import mnemos
+from mnemos import InputError, Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.models.transformer import HeadConfig
+
+pytestmark = needs_kernels
+KINDS = ("bfloat16", "int8")
+SIZES = {
+    "pre": {},
+    "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "norm": "post"},
+    "deep head": {"head": HeadConfig(classes=5, hidden=19, pool="last")},
+    "wide": {"dim": 128, "num_heads": 8, "mlp": 300, "vocab_size": 70},
+}
+
+
+def make(**fields):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "dim": 24, "layers": 2, "num_heads": 2, "mlp": 40, "max_length": 64}
+    return Transformer(**(sizes | {"attention": LinearConfig()} | fields)).eval()
+
+
+@torch.no_grad()
+def rounded(model, weights):
+    """A copy in float64 whose matrices hold what the kernel's hold."""
+    model = copy.deepcopy(model).double()
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            w = part.weight.float()
+            scale = w.abs().amax(1, keepdim=True) / 127
+            w = w.bfloat16().float() if weights == "bfloat16" else (w / scale).round() * scale
+            part.weight = nn.Parameter(w.double())
+    return model
+
+
+def outputs(step, x):
+    state, found = None, []
+    with torch.no_grad():
+        for i in range(x.shape[1]):
+            y, state = step(x[:, i : i + 1], state)
+            found.append(y)
+    return torch.stack(found, 1)
+
+
+def ids(model, rows, tokens=5):
+    return torch.randint(model.config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(rows))
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("rows", [1, 5, 17])
+@pytest.mark.parametrize("weights", KINDS)
+@pytest.mark.parametrize("name", SIZES)
+def test_equals_the_model_with_rounded_weights(name, weights, rows, variant, threads):
+    model = make(**SIZES[name])
+    threads(2)
+    found = outputs(mnemos.fused_step(model, weights=weights), ids(model, rows))
+    wanted = outputs(rounded(model, weights), ids(model, rows))
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6 * max(1.0, float(wanted.abs().max())))
+
+
+@pytest.mark.parametrize(("weights", "most"), [("bfloat16", 1e-4), ("int8", 1e-3)])
+def test_costs_few_bits(weights, most):
+    """KL divergence from the model's own next-token distribution, in bits per token: not zero, and small."""
+    model = make(dim=64, layers=4, mlp=256, vocab_size=50)
+    exact, found = (outputs(f, ids(model, 4, 32)).log_softmax(-1) for f in (model, mnemos.fused_step(model, weights)))
+    bits = ((exact.exp() * (exact - found)).sum(-1) / torch.log(torch.tensor(2.0))).mean()
+    assert 0 < bits < most
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_copies_follow_the_weights(weights):
+    model = make()
+    step, x = mnemos.fused_step(model, weights), ids(model, 2)
+    before = outputs(step, x)
+    with torch.no_grad():
+        model.blocks[0].mlp.expand.weight.mul_(2)
+    after = outputs(step, x)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, outputs(mnemos.fused_step(model, weights), x))
+    again = pickle.loads(pickle.dumps(step))
+    assert again.weights == weights
+    assert torch.equal(after, outputs(again, x))
+
+
+def test_a_row_of_zeros_stays_one():
+    """int8: its largest number gives no scale."""
+    model = make()
+    with torch.no_grad():
+        model.blocks[0].mlp.expand.weight[3].zero_()
+    assert outputs(mnemos.fused_step(model, "int8"), ids(model, 2)).isfinite().all()
+
+
+@pytest.mark.parametrize(("weights", "rows"), [("float32", 65), ("float32", 128), ("int8", 300)])
+def test_there_is_no_cliff_between_numbers_of_rows(weights, rows, monkeypatch):
+    """The kernel computes them: the model took 1.4 times as long for 65 rows as the kernel for 64."""
+    model = make()
+    step, x = mnemos.fused_step(model, weights), ids(model, rows, 1)
+    wanted = outputs(step, x[:40])
+    monkeypatch.setattr(Transformer, "forward", None)
+    assert torch.equal(outputs(step, x)[:40], wanted)
+
+
+def test_unknown_weights_are_refused():
+    with pytest.raises(InputError, match="expected weights of float32, bfloat16, int8, found 'int4'"):
+        mnemos.fused_step(make(), weights="int4")
