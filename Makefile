@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive mutants numbers clean
+.PHONY: help install demo test check exhaustive mutants sanitize numbers clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -13,6 +13,7 @@ help:
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
+	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
 install: $(READY)
@@ -41,6 +42,9 @@ N ?= 100
 SEED ?= 0
 mutants: $(READY)
 	nice $(BIN)/python tools/mutate.py --count $(N) --seed $(SEED)
+
+sanitize: $(READY)
+	nice $(BIN)/python tools/sanitize.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,124 @@
+"""Run the kernels' tests with sanitizers: `make sanitize` or `python tools/sanitize.py [address] [thread] [--set SET]`.
+
+The kernels are built twice into a temporary folder, for the processor's best instruction set (or the given one): with
+GCC's address and undefined-behaviour sanitizers, and with the thread sanitizer. The tests run in processes that have
+the sanitizer's library preloaded; a report of it ends them. For the thread sanitizer the kernels have threads of their
+own in place of OpenMP's, whose waiting it does not see. Needs g++ with its sanitizers, on Linux. Time: two minutes.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+from mnemos.native import build as building  # noqa: E402
+
+KINDS = {
+    "address": (["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ["libasan.so", "libubsan.so"]),
+    "thread": (["-fsanitize=thread", "-DOWN_THREADS"], ["libtsan.so"]),
+}
+OPTIONS = {
+    # Leaks of the interpreter are not the kernels'. The sanitizer must not stop torch's own libraries' odd allocations.
+    "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:alloc_dealloc_mismatch=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:ignore_noninstrumented_modules=1:report_signal_unsafe=0",
+}
+TESTS = [
+    "tests/ops/test_linear_attention_native.py",
+    "tests/ops/test_linear_attention_bidirectional.py",
+    "tests/ops/test_gated_cache_native.py",
+    "tests/generate/test_fused.py",
+    "tests/generate/test_fused_weights.py",
+]
+PART = "equals or number_of_threads or rows or masked or state or pass_unchanged or fork"
+TRIAL = """
+import sys, pathlib
+from mnemos.native import build
+build.LIBRARY = pathlib.Path(sys.argv[1])
+import mnemos.native
+mnemos.native.NAMES = ("baseline",)
+assert mnemos.native.library(), mnemos.native.why_not()
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+
+def build(kind: str, variant: tuple[str, int, list[str]], folder: Path) -> Path:
+    """Compile the kernels of one instruction set with a sanitizer, as the library's only variant."""
+    _, width, processor = variant
+    flags = [x for x in building.FLAGS if x != "-O3"] + ["-O1", "-g", "-fno-omit-frame-pointer", *KINDS[kind][0]]
+    jobs = [(name, [f"-DWIDTH={width}", "-DVARIANT=baseline", *processor]) for name in building.PER_PROCESSOR]
+    jobs.append(("library", [f'-DSOURCES="{building.fingerprint()}"']))
+
+    def compiled(job: tuple[str, list[str]]) -> str:
+        name, given = job
+        out = str(folder / f"{kind}_{name}.o")
+        source = str(building.HERE / f"{name}.cpp")
+        subprocess.run([*building.compiler(), *flags, *given, "-c", source, "-o", out], check=True)
+        return out
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, jobs))
+    library = folder / f"libmnemos_{kind}.so"
+    linked = [*building.compiler(), *KINDS[kind][0], "-shared", "-o", str(library), *objects, "-pthread", "-ldl"]
+    subprocess.run(linked, check=True)
+    return library
+
+
+def best() -> str:
+    """The name of the best instruction set of this processor that the kernels have, as mnemos_best in library.cpp."""
+    known = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
+    needed = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "fma"}}
+    return next((name for name, flags in needed.items() if flags <= set(known)), "baseline")
+
+
+def located(name: str) -> str:
+    """The path of one of the compiler's libraries."""
+    found = subprocess.run([*building.compiler(), f"-print-file-name={name}"], capture_output=True, text=True)
+    path = os.path.realpath(found.stdout.strip())
+    if not os.path.isabs(path) or not os.path.exists(path):
+        sys.exit(f"expected the compiler's {name}, found none; install the sanitizers of g++")
+    return path
+
+
+def run(kind: str, library: Path) -> int:
+    """Run the kernels' tests with a sanitizer's library preloaded; returns pytest's status."""
+    environment = dict(os.environ, **OPTIONS, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1")
+    environment["LD_PRELOAD"] = " ".join(located(name) for name in KINDS[kind][1])
+    quiet = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--cases", "2", "-k", PART]
+    fixed = [shutil.which("setarch") or "", "-R"] if shutil.which("setarch") else []  # addresses that the shadow covers
+    command = [*fixed, sys.executable, "-c", TRIAL, str(library), *quiet, *TESTS]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def main() -> None:
+    """Build and run what the command line names; exit with 1 if a sanitizer or a test found something."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default")
+    variants = (building.BASELINE, *building.X86)
+    parser.add_argument("--set", choices=[v[0] for v in variants], help="an instruction set")
+    given = parser.parse_args()
+    if unknown := set(given.kinds) - set(KINDS):
+        parser.error(f"expected sanitizers of {', '.join(KINDS)}, found {', '.join(sorted(unknown))}")
+    variant = next(v for v in variants if v[0] == (given.set or best()))
+    name = variant[0]
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in given.kinds or KINDS:
+            start = time.monotonic()
+            status = run(kind, build(kind, variant, Path(folder)))
+            result = "nothing found" if status == 0 else f"failed with status {status}"
+            print(f"{kind} sanitizer, {name}: {result} ({time.monotonic() - start:.0f} s)", flush=True)
+            failed += [kind] if status else []
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
