@@ -92,7 +92,8 @@ def run(kind: str, library: Path) -> int:
     """Run the kernels' tests with a sanitizer's library preloaded; returns pytest's status."""
     environment = dict(os.environ, **OPTIONS, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1")
     environment["LD_PRELOAD"] = " ".join(located(name) for name in KINDS[kind][1])
-    quiet = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--cases", "2", "-k", PART]
+    quiet = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not slow", "--cases", "2", "-k", PART]
+    # -s: pytest would keep the reports, and a report ends the process.
     fixed = [shutil.which("setarch") or "", "-R"] if shutil.which("setarch") else []  # addresses that the shadow covers
     command = [*fixed, sys.executable, "-c", TRIAL, str(library), *quiet, *TESTS]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
