@@ -16,7 +16,7 @@ pytestmark = [
 ]
 HALVES = {"fp32": ("tf32x3", "tf32x3"), "bf16": ("bf16", "bf16x2"), "fp16": ("tf32", "tf32x3")}
 UNUSED = {
-    "y": ("g", "y", "gamma"),
+    "y": ("g", "gamma"),
     "dq": ("x_end", "n_end"),
     "dk": ("y", "x_end"),
     "dv": ("y", "gamma", "n_end"),
@@ -24,7 +24,22 @@ UNUSED = {
     "r": ("y", "out", "x_start", "n_start"),
 }
 IN = ("q", "k", "v", "g", "y", "out")
-SUMS = ("den", "gamma", "x_start", "n_start", "x_end", "n_end", "s", "z", "s_end", "z_end", "totals", "start", "end")
+SUMS = (
+    "den",
+    "gamma",
+    "x_start",
+    "n_start",
+    "x_end",
+    "n_end",
+    "s",
+    "z",
+    "s_end",
+    "z_end",
+    "totals",
+    "start",
+    "end",
+    "exact",
+)
 
 
 def compiled(kernel, capability, dtype, unused=(), **constants):
@@ -32,6 +47,8 @@ def compiled(kernel, capability, dtype, unused=(), **constants):
     given = constants | dict.fromkeys(unused)
     types = dict.fromkeys(IN, f"*{dtype}") | dict.fromkeys(SUMS, "*fp32")
     types |= {"mask": "*u8", "offsets": "*i64", "eps": "fp32"}
+    if kernel is kernels.scan:
+        types["y"] = "*fp32"  # of which the result may be rounded to half precision
     signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(kernel, signature, {name: value for name, value in given.items() if name in signature})
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
@@ -41,9 +58,9 @@ def compiled(kernel, capability, dtype, unused=(), **constants):
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16"), (90, "fp16")])
 def test_scan(out, capability, dtype):
     packed = dtype == "fp16"
-    unused = [*UNUSED[out], "mask" if packed else "offsets"]
+    unused = [*UNUSED[out], "mask" if packed else "offsets"] + ["y"] * (out == "y" and dtype == "fp32")
     sizes = {"D": 20, "M": 32, "C": 32, "BD": 32, "BM": 32, "KIND": 2 if packed else 1}
-    flags = {"OUT": out, "MASKED": not packed, "PACKED": packed, "ENDS": out != "dq"}
+    flags = {"OUT": out, "MASKED": not packed, "PACKED": packed, "ENDS": out != "dq", "EXACT": dtype != "fp32"}
     reads, sums = HALVES[dtype]
     found = compiled(kernels.scan, capability, dtype, unused, **sizes, **flags, PRECISION=reads, SUMS=sums)
     assert "mma" in found.asm["ptx"]  # on tensor cores
@@ -51,6 +68,8 @@ def test_scan(out, capability, dtype):
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_others(capability):
-    compiled(kernels.step, capability, "bf16", D=20, M=32, KIND=1, MASKED=True, BD=32, BM=32)
-    compiled(kernels.step, capability, "fp32", ["mask"], D=20, M=32, KIND=1, MASKED=False, BD=32, BM=32)
+    compiled(kernels.step, capability, "bf16", D=20, M=32, KIND=1, MASKED=True, EXACT=True, BD=32, BM=32)
+    compiled(
+        kernels.step, capability, "fp32", ["mask", "exact"], D=20, M=32, KIND=1, MASKED=False, EXACT=False, BD=32, BM=32
+    )
     compiled(kernels.running, capability, "fp32", BACKWARDS=True, BLOCK=64)

@@ -12,7 +12,7 @@ from test_resume import result
 from train_standins import Toys, work
 
 from mnemos import InputError
-from mnemos.train import devices, loop
+from mnemos.train import devices, loop, opening
 from mnemos.train.recipe import TrainConfig
 
 NODES = Toys(False, STILL, train={"precision": "64-true", "num_nodes": 2, "keep_best": True})
@@ -22,8 +22,8 @@ def node(folder: str, toys: Toys, sees: bool = True) -> None:
     """Train on one of the machines; `sees`: whether it sees the first one's disk."""
     if not sees:
         loop._SHARED_SECONDS = 0.0
-        before = loop._visible
-        loop._visible = lambda path: os.environ["NODE_RANK"] == "0" and before(path)
+        before = opening._visible
+        opening._visible = lambda path: os.environ["NODE_RANK"] == "0" and before(path)
     work(folder, toys, quiet=False)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mnemos.generate.stream import Stream
+from mnemos.modes import evaluating
 from mnemos.types import RecurrentModel
 
 TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents, and bytes of each that are given and written
@@ -29,9 +30,10 @@ def written_texts(model: nn.Module, documents: Sequence[bytes]) -> list[dict[str
     count = min(TEXTS, len(long))
     chosen = [long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN] for i in range(count)]
     device = next(model.parameters()).device
-    stream = Stream(model).prefill(torch.tensor([[START, *text] for text in chosen], device=device))
     generator = torch.Generator(device).manual_seed(0)
-    tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
+    with evaluating(model):
+        stream = Stream(model).prefill(torch.tensor([[START, *text] for text in chosen], device=device))
+        tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
     return [_decoded(given, bytes(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
 
 

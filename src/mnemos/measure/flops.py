@@ -46,6 +46,16 @@ def _linear_attention_backward(q: torch.Size, k: torch.Size, v: torch.Size, *_: 
     return 2 * math.prod(q) * (4 * (v[-1] + 1) + 2 * v[-1])
 
 
+def _bidirectional(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """S = φ(k)ᵀ·v, and queries times S and z. q [B, T, H, D], k [B, N, H, D], v [B, N, H, M]."""
+    return 2 * (math.prod(k) * v[-1] + math.prod(q) * (v[-1] + 1))
+
+
+def _bidirectional_backward(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """The gradients of both factors of each product."""
+    return 2 * _bidirectional(q, k, v)
+
+
 def _lstm(x: torch.Size, w_in: torch.Size, w_hidden: torch.Size, *_: object, **__: object) -> int:
     """One direction of a layer: x [T, B, I] and the hidden state before each step, times the weights of four gates."""
     return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
@@ -68,6 +78,8 @@ COUNTED: dict[object, Callable[..., int]] = {
     torch.ops.mnemos.linear_attention: _linear_attention,
     torch.ops.mnemos.linear_attention_compensated: _linear_attention,
     torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
+    torch.ops.mnemos.linear_attention_bidirectional: _bidirectional,
+    torch.ops.mnemos.linear_attention_bidirectional_backward: _bidirectional_backward,
 }
 
 
