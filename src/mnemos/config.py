@@ -199,7 +199,10 @@ def check_fields(config: Any, where: str) -> None:
             name = value.__name__
             raise InputError(f"{where}.{f.name}: expected a value, found the class {name}; write {name}()")
         if not dataclasses.is_dataclass(value):
-            from_dict(hints[f.name], to_dict(value), f"{where}.{f.name}")
+            read = from_dict(hints[f.name], to_dict(value), f"{where}.{f.name}")
+            if dataclasses.is_dataclass(read):
+                name = type(read).__name__
+                raise InputError(f"{where}.{f.name}: expected a {name}, found {value!r:.80}; write {name}(...)")
 
 
 def unknown_field(name: str, known: Iterable[str], where: str) -> str:

@@ -289,7 +289,7 @@ def test_what_was_found_is_printed_with_the_reasons():
     assert line.strip() == "state: the model keeps no state"
     found = state_controls(built("sums"), given)
     head, carried, emptied, exchanged, frozen = control_lines(found, given)
-    assert "segment 2 of 1 rows at once:" in head
+    assert "segment 2 of 1 row:" in head
     before, after = (found["carried"]["scores"]["loss"], found["memories"][0]["emptied"]["scores"]["loss"])
     assert f"loss {before:.4f}" in carried
     assert f"sums emptied    loss {after:.4f} ({after - before:+.4f})" in emptied

@@ -9,6 +9,7 @@ import pytest
 from synthetic_runs import LAYERS, write_comparison, write_run
 
 from mnemos.figures import picture, report
+from mnemos.figures.summary_image import heading
 from mnemos.types import InputError
 
 
@@ -296,6 +297,23 @@ def test_picture_is_a_wide_png(comparison, tmp_path):
     written = picture(comparison, tmp_path / "deep" / "p.png").read_bytes()
     assert written[:8] == b"\x89PNG\r\n\x1a\n"
     assert [int.from_bytes(written[i : i + 4], "big") for i in (16, 20)] == [1600, 700]
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_a_picture_shows_its_title_and_legend(count):
+    from matplotlib.figure import Figure
+
+    shape = Figure(figsize=(10, 4.375), dpi=50)
+    axes = shape.add_axes((0.055, 0.13, 0.42, 0.65))
+    heading(
+        axes, "Validation accuracy", [("black", f"a-recipe-of-a-long-name-unwritten-{i}", "o") for i in range(count)]
+    )
+    shape.canvas.draw()
+    drawn = [axes.get_legend().get_window_extent(), axes.texts[0].get_window_extent()]
+    assert drawn[0].y1 < drawn[1].y0
+    assert all(part.y1 <= shape.bbox.y1 for part in drawn)
+    assert drawn[0].y0 > axes.get_window_extent().y1
+    assert axes.get_window_extent().height > 0.2 * shape.bbox.height
 
 
 def test_failed_report_leaves_the_old_one(tmp_path):

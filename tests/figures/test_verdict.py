@@ -129,7 +129,7 @@ def test_another_variants_baseline_is_not_this_ones():
     other = UNWRITTEN | {"cache": UNWRITTEN["cache"] | {"length": 16}}
     said = verdict(made(unwritten=other))
     assert "pays" not in said[0]
-    assert "west, another model with a memory" in said[1]
+    assert "west, another model with a memory that is never written" in said[1]
     assert "is missing" in said[1]
 
 

@@ -207,6 +207,9 @@ def test_bad_input(tmp_path):
     read.save(file)
     with pytest.raises(InputError, match="another configuration"):
         Stream.restore(model(dim=32), file)
+    elsewhere = model(attention=LinearConfig(backend="chunked"))
+    elsewhere.load_state_dict(network.state_dict())
+    assert torch.equal(Stream.restore(elsewhere, file).last, read.last)
     with pytest.raises(InputError, match="no such file"):
         Stream.restore(network, tmp_path / "none")
     file.write_bytes(file.read_bytes()[:50])

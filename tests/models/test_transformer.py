@@ -148,6 +148,10 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         (lambda: model(head=HeadConfig(classes=3)), 'head.pool: .* "cls"'),
         (lambda: model(causal=False), "set head.classes"),
         (
+            lambda: model(head={"classes": 3}),
+            r"model.head: expected a HeadConfig, found {'classes': 3}; write HeadConfig",
+        ),
+        (
             lambda: model(causal=False, attention=SoftmaxConfig(window=4), head=HeadConfig(classes=3, pool="mean")),
             "attention 'softmax': expected causal=True, its only mode",
         ),

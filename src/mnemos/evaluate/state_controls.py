@@ -96,7 +96,8 @@ def control_lines(found: JSONObject, task: Task) -> list[str]:
             text = entry.get("left") if value is None else f"{metric.text(value)} ({value - carried:+.4f})  {about}"
             rows.append((f"{memory['name']} {control}", text))
     width = max(len(name) for name, _ in rows)
-    head = f"  state, {where} of {found['rows']} rows at once:"
+    rows_read = "1 row" if found["rows"] == 1 else f"{found['rows']} rows at once"
+    head = f"  state, {where} of {rows_read}:"
     return [head, *(f"    {name:{width}}  {text}" for name, text in rows)]
 
 

@@ -1,6 +1,7 @@
 """A PNG of a comparison, for use in other pages such as the README."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ _TYPE = {
     "axes.linewidth": 0.8,
     "grid.linewidth": 0.7,
 }
+_TITLE = 0.15  # of the figure's height: the title and the spaces above and below it
 
 
 def picture(folder: Path, out_png: Path) -> Path:
@@ -42,7 +44,7 @@ def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)
     variants = [
-        (variant_colour(i), short(n), MARKERS[i % len(MARKERS)])
+        (variant_colour(i), short(n, 40), MARKERS[i % len(MARKERS)])
         for i, n in enumerate(comparison.variants)
         if comparison.runs.get(n)
     ]
@@ -68,8 +70,9 @@ def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | Non
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=5, label=name) for colour, name, marker in entries
     ]
-    height = 0.0
-    for columns in range(len(handles), 0, -1):  # as many names beside each other as the axes are wide
+    box, height = axes.get_position(), 0.0
+    most = 0.6 * (1 - box.y0)  # of the figure's height: the legend takes no more, if small letters can prevent it
+    for size, columns in product((12, 9, 6), range(len(handles), 0, -1)):  # as many names beside each other as fit
         keys = axes.legend(
             handles=handles,
             loc="lower left",
@@ -78,12 +81,14 @@ def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | Non
             borderpad=0,
             borderaxespad=0,
             frameon=False,
-            fontsize=12,
+            fontsize=size,
             handlelength=1.5,
             columnspacing=1.6,
         )
         space = keys.get_window_extent().transformed(axes.transAxes.inverted())
-        height = space.height
-        if space.width <= 1:
+        height = space.height * box.height
+        if space.width <= 1 and height + _TITLE <= most:
             break
-    axes.text(0, 1.1 + height, text, transform=axes.transAxes, fontsize=15, va="bottom")
+    axes.set_position((box.x0, box.y0, box.width, min(box.height, 1 - box.y0 - height - _TITLE)))
+    shown = axes.get_position().height
+    axes.text(0, 1 + (0.1 * box.height + height) / shown, text, transform=axes.transAxes, fontsize=15, va="bottom")

@@ -16,6 +16,8 @@ from .results import Comparison, spread
 from .style import INK, MUTED, RULE, VARIANTS, panel, variant_colour
 from .verdict import mean_and_spread
 
+_NAME = 36  # letters of a variant's name beside the marks of its seeds
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -90,12 +92,13 @@ def _seeds(comparison: Comparison) -> str:
     if not variants:
         return missing(f"No result.json gives a test {comparison.metric}, so single seeds cannot be drawn.")
     emptied = any(math.isfinite(r.tested(comparison.metric, "emptied")) for r in comparison.all_runs())
+    names = 0.1 + 0.075 * max(len(short(name, _NAME)) for name in variants)  # inches
     drawn = panel(
         "seeds",
         "",
         lambda axes: draw_seeds(axes, comparison, variants),
-        size=(4.1, 0.4 + 0.3 * len(variants)),
-        left=min(2.0, 0.1 + 0.075 * max(len(short(a)) for a in variants)),
+        size=(2.1 + max(2.0, names), 0.4 + 0.3 * len(variants)),
+        left=names,
         label=f"Test {comparison.metric} by variant and seed",
         x=f"test {comparison.metric}",
     )
@@ -111,7 +114,7 @@ def _seeds(comparison: Comparison) -> str:
 def draw_seeds(axes: "Axes", comparison: Comparison, variants: list[str]) -> None:
     """One row per variant: a dot per seed, a bar for the mean, a ring for the emptied cache."""
     axes.set_ylim(len(variants) - 0.5, -0.5)
-    axes.set_yticks(range(len(variants)), [short(name) for name in variants])
+    axes.set_yticks(range(len(variants)), [short(name, _NAME) for name in variants])
     axes.tick_params(axis="y", labelcolor=INK[0], pad=6)
     axes.margins(x=0.08)
     axes.spines["left"].set_visible(False)

@@ -109,6 +109,8 @@ def _against(c: Comparison, row: Row, others: list[Row]) -> list[str]:
     for other in others:
         d = difference(row, other, c.higher_is_better)
         what = _ROLES[role(c, row, other)].format(memory=_never(c, row))
+        if what == _ROLES["memory"] and memory(c, other.name) == "unwritten":
+            what += " that is never written"
         name = f"{other.name}, {what}, at {mean_and_spread(other)} ({_amount(c, d)})"
         sentences.append(
             {

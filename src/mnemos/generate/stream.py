@@ -262,6 +262,15 @@ def _integer(dtype: torch.dtype) -> bool:
 
 
 def _signature(model: nn.Module) -> str:
-    """What a stream's file records of its model: its configuration, or its class if it has none."""
+    """What a stream's file records of its model: its configuration, or its class if it has none.
+
+    The backend is left out: the state is the same for all, so a stream may go on where another backend runs.
+    """
     config: object = getattr(model, "config", None)
-    return json.dumps(to_dict(config)) if config is not None else type(model).__qualname__
+    return json.dumps(_without_backend(to_dict(config))) if config is not None else type(model).__qualname__
+
+
+def _without_backend(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_backend(part) for name, part in value.items() if name != "backend"}
+    return [_without_backend(part) for part in value] if isinstance(value, list) else value

@@ -295,7 +295,10 @@ def _check(c: TransformerConfig) -> None:
             "tokens and attends to none; change it"
         )
     if not c.head.classes and not c.causal:
-        raise InputError("causal: expected True in a language model, found False; set head.classes for a classifier")
+        raise InputError(
+            "causal: expected True in a language model, found False; set head.classes for a classifier "
+            "(head=HeadConfig(classes=...) of mnemos.models in Python)"
+        )
     if c.position == "rotary" and not c.attention.rotates:
         raise InputError(
             f"position: expected an attention that rotates, found {c.attention.name!r} with rotary positions; use "

@@ -64,9 +64,10 @@ def instruction_sets() -> list[str]:
 
 @contextlib.contextmanager
 def instruction_set(name: str) -> Iterator[None]:
-    """Inside, all kernels use this instruction set: for tests, measurements and exact repetition on other processors.
+    """A context in which all kernels use this instruction set: `with mnemos.native.instruction_set("avx2"): ...`.
 
-    It holds for all threads. Raises InputError for one that `instruction_sets()` does not have.
+    It serves tests, measurements and exact repetition on other processors, and holds for all threads. Raises
+    InputError for one that `instruction_sets()` does not have.
     """
     global _chosen
     if name not in instruction_sets():

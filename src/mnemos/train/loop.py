@@ -258,7 +258,7 @@ class _Session:
                 lines.append({"kind": "gates", "step": self.step, **measured})
         self._record(lines)
         metrics = metrics_text(self.task, self.valid)
-        self.display.message(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f} {metrics}".rstrip())
+        self.display.message(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f}  {metrics}".rstrip())
 
     def _scores(self, split: Literal["valid", "test"]) -> dict[str, float]:
         """Evaluate a split; each process evaluates its share of every batch's rows."""
