@@ -26,17 +26,23 @@ except KeyboardInterrupt:
 """
 
 
+def _heed() -> None:
+    """A shell starts programs in the background with Ctrl-C ignored; their children ignore it too, unless this runs."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_in_the_import_of_a_library_is_one_line(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(TORCH)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SOURCE])}
     command = [sys.executable, "-m", "mnemos", "show", "demo"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    given: dict = {"env": environment, "timeout": 60, "check": False, "preexec_fn": _heed}
+    ended = subprocess.run(command, capture_output=True, text=True, **given)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "mnemos: interrupted\n")
 
     terminal, end = pty.openpty()
     try:
-        assert subprocess.run(command, env=environment, stderr=end, timeout=60, check=False).returncode == 130
+        assert subprocess.run(command, stderr=end, **given).returncode == 130
         said = os.read(terminal, 1000).decode()
     finally:
         os.close(end)
