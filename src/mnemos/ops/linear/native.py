@@ -19,7 +19,18 @@ from mnemos.native.codes import TYPES
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
 from .native_bidirectional import everything
-from .native_calls import address, attend, check, dense, eager, eager_function, loaded_kernels, mask_address
+from .native_calls import (
+    address,
+    attend,
+    check,
+    dense,
+    eager,
+    eager_function,
+    loaded_kernels,
+    mask_address,
+    pointers,
+    results,
+)
 from .operators import STATE, Gradients, differentiated, given, keep, register
 
 __all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
@@ -91,20 +102,14 @@ def _kernel(
 ) -> tuple[Any, ...]:
     """y, the new s and z, the denominators if they are `kept`, and the new s_low and z_low if those are given."""
     q, k, v = dense(q), dense(k), dense(v)
-    b, t, h, d = q.shape
-    m, wide = v.shape[-1], torch.float32
-    y, s_end, z_end = v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide)
-    den = v.new_empty(b, t, h, dtype=wide) if kept else None
-    before = (0, 0)
-    if s is not None and z is not None:
-        s, z = s.contiguous(), z.contiguous()
-        before = s.data_ptr(), z.data_ptr()
+    y, s_end, z_end, den = results(q, v, kept)
+    s, z = (x if x is None else x.contiguous() for x in (s, z))
     lows = [x.contiguous() for x in low]
     ends = [torch.empty_like(x) for x in lows]
-    lower = [x.data_ptr() for x in (*lows, *ends)] or (0, 0, 0, 0)
+    lower = pointers(*lows, *ends) or (0, 0, 0, 0)
     call = CALL.pack(
-        *_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask), *before,
-        s_end.data_ptr(), z_end.data_ptr(), *lower, 0 if den is None else den.data_ptr(), *_NO_BACKWARD,
+        *_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask),
+        *pointers(s, z, s_end, z_end), *lower, *pointers(den), *_NO_BACKWARD,
     )  # fmt: skip
     loaded = loaded_kernels()
     check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
@@ -141,10 +146,10 @@ def _backward(
     dq, dk, dv = q.new_empty(b, t, h, d), k.new_empty(b, t, h, d), v.new_empty(b, t, h, m)
     ds, dz = (den.new_empty(b, h, d, m), den.new_empty(b, h, d)) if starts else (None, None)
     s, z, gs, gz = (x if x is None else x.contiguous() for x in (s, z, gs, gz))
-    before, above, found = ((0 if x is None else x.data_ptr() for x in pair) for pair in ((s, z), (gs, gz), (ds, dz)))
     call = CALL.pack(
-        *_sizes(q, v, kind), *address(q), *address(k), *address(v), *_NO_Y, *mask_address(mask), *before, *_NO_ENDS,
-        den.data_ptr(), *address(gy), *address(dq), *address(dk), *address(dv), *above, *found,
+        *_sizes(q, v, kind), *address(q), *address(k), *address(v), *_NO_Y, *mask_address(mask),
+        *pointers(s, z), *_NO_ENDS, den.data_ptr(), *address(gy), *address(dq), *address(dk), *address(dv),
+        *pointers(gs, gz, ds, dz),
     )  # fmt: skip
     loaded = loaded_kernels()
     check(loaded.mnemos_backward(kernels.variant(loaded), call))

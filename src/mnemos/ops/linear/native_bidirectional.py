@@ -14,7 +14,18 @@ from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 
 from .feature_maps import Pointwise
-from .native_calls import address, attend, check, dense, eager, eager_function, loaded_kernels, mask_address
+from .native_calls import (
+    address,
+    attend,
+    check,
+    dense,
+    eager,
+    eager_function,
+    loaded_kernels,
+    mask_address,
+    pointers,
+    results,
+)
 from .operators import Gradients, given, keep, register
 
 CALL = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
@@ -65,14 +76,9 @@ def _kernel(
 ) -> tuple[Any, ...]:
     """y, the new s and z, and the denominators if they are `kept`."""
     q, k, v = dense(q), dense(k), dense(v)
-    (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
-    y, s_end, z_end = v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide)
-    den = v.new_empty(b, t, h, dtype=wide) if kept else None
-    before = (0, 0)
-    if s is not None and z is not None:
-        s, z = s.contiguous(), z.contiguous()
-        before = s.data_ptr(), z.data_ptr()
-    sums = *before, s_end.data_ptr(), z_end.data_ptr(), 0 if den is None else den.data_ptr()
+    y, s_end, z_end, den = results(q, v, kept)
+    s, z = (x if x is None else x.contiguous() for x in (s, z))
+    sums = pointers(s, z, s_end, z_end, den)
     rows = *address(q), *address(k), *address(v), *address(y)
     _call(False, eps, *_sizes(q, k, v, kind), *rows, *mask_address(mask), *sums, *_NO_BACKWARD)
     return y, s_end, z_end, den
@@ -102,11 +108,10 @@ def _backward(
     dq, dk, dv = q.new_empty(*q.shape), k.new_empty(*k.shape), v.new_empty(*v.shape)
     ds, dz = (s_end.new_empty(*s_end.shape), z_end.new_empty(*z_end.shape)) if starts else (None, None)
     gs, gz = (x if x is None else x.contiguous() for x in (gs, gz))
-    above, found = ((0 if x is None else x.data_ptr() for x in pair) for pair in ((gs, gz), (ds, dz)))
-    sums = (s_end.data_ptr(), z_end.data_ptr(), 0, 0, den.data_ptr())
+    sums = pointers(s_end, z_end, None, None, den)
     rows = *address(q), *address(k), *address(v), *_NO_Y
-    results = *address(gy), *address(dq), *address(dk), *address(dv)
-    _call(True, 0.0, *_sizes(q, k, v, kind), *rows, *mask_address(mask), *sums, *results, *above, *found)
+    found = *address(gy), *address(dq), *address(dk), *address(dv)
+    _call(True, 0.0, *_sizes(q, k, v, kind), *rows, *mask_address(mask), *sums, *found, *pointers(gs, gz, ds, dz))
     return dq, dk, dv, ds, dz
 
 

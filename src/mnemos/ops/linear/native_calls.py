@@ -14,7 +14,18 @@ from torch import Tensor
 from mnemos._compat import dispatch_mode_active, literal, transformed
 from mnemos.native import library, why_not
 
-__all__ = ["address", "attend", "check", "dense", "eager", "eager_function", "loaded_kernels", "mask_address"]
+__all__ = [
+    "address",
+    "attend",
+    "check",
+    "dense",
+    "eager",
+    "eager_function",
+    "loaded_kernels",
+    "mask_address",
+    "pointers",
+    "results",
+]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # q, k, v, s, z, mask, kind, eps, and whether the denominators are wanted -> y, s_end, z_end and them (or None)
@@ -49,6 +60,18 @@ def address(x: Tensor) -> tuple[int, int, int, int]:
 def mask_address(mask: Tensor | None) -> tuple[int, ...]:
     """The address and the strides of a mask [B, T]; zeros for None."""
     return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
+
+
+def results(q: Tensor, v: Tensor, kept: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Empty y, s and z after the call, and the denominators if they are `kept`."""
+    (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
+    den = v.new_empty(b, t, h, dtype=wide) if kept else None
+    return v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide), den
+
+
+def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Addresses of contiguous tensors; 0 for None."""
+    return tuple([0 if x is None else x.data_ptr() for x in tensors])
 
 
 def eager(*tensors: Tensor | None) -> bool:
