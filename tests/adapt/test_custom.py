@@ -329,3 +329,22 @@ def test_a_module_of_a_causal_text_tower_is_refused():
         layer.mlp.dim = 24
     with pytest.raises(InputError, match=r"causal attention 'text_model\.encoder\.layers\.0\.self_attn' beside it"):
         mnemos.cache(clip, GRC(length=3), where="text_model.encoder.layers.*.mlp")
+
+
+class Map(nn.Module):
+    """Mixes a map [B, D, height, width]."""
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.mixing = nn.Conv2d(12, 12, 1)
+        if dim is not None:
+            self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixing(x)
+
+
+@pytest.mark.parametrize(("dim", "width"), [(None, 12), (12, 12), (12, 7)])
+def test_a_map_with_its_channels_first_is_refused(dim, width):
+    with pytest.raises(InputError, match="which may be a map"):
+        mnemos.cache(nn.Sequential(Map(dim)), GRC(length=4), where="0", example=torch.randn(2, 12, 7, width))

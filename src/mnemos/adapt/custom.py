@@ -44,7 +44,11 @@ class Reader:
     causal: tuple[Argument, ...] = ()
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
-        """The call's tokens and mask. Raises InputError for a causal call and for one with a second sequence."""
+        """The call's tokens and mask.
+
+        Raises InputError for a causal call, for one with a second sequence, and for four axes whose second one is as
+        long as the width: they may be a map with its channels first.
+        """
         kind = type(module).__name__
         x = tokens_of(args, kwargs)
         if x is None:
@@ -55,6 +59,11 @@ class Reader:
         if any(isinstance(other := one.of(args, kwargs), Tensor) and other is not x for one in self.others):
             raise InputError(
                 f"{kind}: expected self-attention, found a call with a second sequence; leave it out of where="
+            )
+        if x.dim() == 4 and x.shape[1] in (x.shape[-1], _declared_width(module)):
+            raise InputError(
+                f"{kind}: expected tokens [B, height, width, D], found {list(x.shape)}, which may be a map [B, D, "
+                'height, width]; write an adapter whose Call says layout="batch" or layout="channels" (mnemos.register_host)'
             )
         rows = x if x.dim() == 3 else x.flatten(1, 2)
         mask: Tensor | None = None
@@ -141,7 +150,7 @@ def custom_host(site: Site, width: int | None) -> Custom:
             f"{site.name}: expected an attention that is not causal, found a causal one; "
             "a shared cache would show it the future: leave it out of where="
         )
-    dim = width or next((n for name in _WIDTHS if (n := _integer(module, name))), None)
+    dim = width or _declared_width(module)
     if dim is None:
         raise InputError(
             f"{site.name}: expected a width D, found none of {', '.join(_WIDTHS)}; "
@@ -163,6 +172,10 @@ def reader(module: nn.Module) -> Reader:
         return tuple(Argument(declared.get(n, 10**6), n) for n in wanted if n in declared or open_ended)
 
     return Reader(among(_MASKS), among(_OTHERS), among(("is_causal",)))
+
+
+def _declared_width(module: object) -> int | None:
+    return next((n for name in _WIDTHS if (n := _integer(module, name))), None)
 
 
 def _integer(module: object, name: str) -> int | None:
