@@ -63,7 +63,8 @@ class Reader:
         if x.dim() == 4 and x.shape[1] in (x.shape[-1], _declared_width(module)):
             raise InputError(
                 f"{kind}: expected tokens [B, height, width, D], found {list(x.shape)}, which may be a map [B, D, "
-                'height, width]; write an adapter whose Call says layout="batch" or layout="channels" (mnemos.register_host)'
+                'height, width]; write an adapter whose Call says layout="batch" or layout="channels" '
+                "(mnemos.register_host)"
             )
         rows = x if x.dim() == 3 else x.flatten(1, 2)
         mask: Tensor | None = None
