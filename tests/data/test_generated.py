@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from mnemos import config, registry
+from mnemos.data.associative_retrieval import AssociativeRetrievalConfig
 from mnemos.data.batch import IGNORE
 from mnemos.data.copying import CopyConfig
+from mnemos.data.facts import FactsConfig
+from mnemos.data.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
+from mnemos.data.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
+from mnemos.data.mqar import MQARConfig
+from mnemos.data.needle import NeedleConfig
 from mnemos.data.recall import RecallConfig
 from mnemos.types import InputError
 
@@ -19,6 +25,19 @@ CONFIGS = [
     RecallConfig(rows=40),
     RecallConfig(3, 5, 2, 4, 40),
     RecallConfig(3, 5, 2, 1, 40, distance=30, shortest=2, distractors=4),
+    MQARConfig(32, 4, 64, rows=40),
+    MQARConfig(32, 4, 64, noise=True, rows=40),
+    AssociativeRetrievalConfig(5, vary=False, rows=40),
+    AssociativeRetrievalConfig(20, 1, 2, rewrite=True, vary=False, rows=40),
+    MADRecallConfig(32, examples=0, rows=40),
+    MADRecallConfig(32, noise=0.3, examples=0, rows=40),
+    MADFuzzyRecallConfig(40, examples=0, rows=40),
+    MADCopyingConfig(40, 8, 5, examples=0, rows=40),
+    MADCopyingConfig(40, 8, 5, selective=False, examples=0, rows=40),
+    MADCompressionConfig(examples=0, rows=40),
+    MADMemorisationConfig(examples=0, rows=40),
+    NeedleConfig(450, rows=40),
+    FactsConfig(rows=40, path=__file__),
 ]
 
 

@@ -1,6 +1,7 @@
-"""Language tasks with generated sequences: each training batch is drawn when it is needed, without end."""
+"""Language tasks with generated sequences: training batches are drawn when they are needed, or from a fixed set."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -10,19 +11,22 @@ from numpy.typing import NDArray
 from mnemos.types import InputError
 
 from .batch import IGNORE, Batch
-from .randomness import TEST, TRAIN, VALID, generator
+from .randomness import ORDER, TEST, TRAIN, VALID, generator
 from .token_task import AnsweringTask
 
-Draw = Callable[[np.random.Generator, int], tuple[NDArray[np.int64], NDArray[np.int64]]]
+Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # inputs and targets, [rows, T] each
+Draw = Callable[[np.random.Generator, int], Rows]
 
 
 class GeneratedTask(AnsweringTask):
     """A language `Task` whose rows come from `draw(random, rows)`: inputs [B, T] and targets [B, T].
 
     Training batch i depends on (the training seed, i) only. With `train`, it is drawn by `train(i)` instead of `draw`,
-    for example to begin with easier sequences; their vocabulary must be the same and their length no greater. The
-    validation and the test split have `rows` sequences each, drawn from `seed`, and do not depend on the batch size.
-    `size("train")` is 0, because the training set is endless. Raises InputError if `rows` is below 1.
+    for example to begin with easier sequences; their vocabulary must be the same and their length no greater. With
+    `examples` > 0, training has that many rows, drawn once from `seed` by `train(0)`, and each epoch reads all of them
+    in an order of its own. The validation and the test split have `rows` sequences each, drawn from `seed` by
+    `held_out[split]` if that is given, and do not depend on the batch size. `size("train")` is 0 without `examples`,
+    because the training set is endless. Raises InputError if `rows` is below 1 or `examples` below 0.
     """
 
     def __init__(
@@ -33,17 +37,34 @@ class GeneratedTask(AnsweringTask):
         rows: int,
         seed: int,
         train: Callable[[int], Draw] | None = None,
+        examples: int = 0,
+        held_out: Mapping[str, Draw] | None = None,
     ) -> None:
         if rows < 1:
             raise InputError(f"data.rows: expected at least 1 held-out sequence, found {rows}; raise it")
+        if examples < 0:
+            raise InputError(f"data.examples: expected at least 0, found {examples}; use 0 for an endless training set")
         self.vocab_size = vocab_size
         self.max_length = max_length
+        self.examples, self._seed = examples, seed
         self._train = train or (lambda _: draw)
-        self._held_out = {"valid": draw(generator(seed, VALID), rows), "test": draw(generator(seed, TEST), rows)}
+        draws = held_out or {"valid": draw, "test": draw}
+        places = {"valid": VALID, "test": TEST}
+        self._held_out = {split: draws[split](generator(seed, place), rows) for split, place in places.items()}
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Training batch `index`, a pure function of (index, batch_size, seed)."""
-        return _batch(*self._train(index)(generator(seed, TRAIN, index), batch_size))
+        if not self.examples:
+            return _batch(*self._train(index)(generator(seed, TRAIN, index), batch_size))
+        epoch, place = np.divmod(np.arange(index * batch_size, (index + 1) * batch_size), self.examples)
+        orders = {int(e): generator(seed, ORDER, int(e)).permutation(self.examples) for e in np.unique(epoch)}
+        rows = np.array([orders[int(e)][i] for e, i in zip(epoch, place, strict=True)])
+        inputs, targets = self._fixed
+        return _batch(inputs[rows], targets[rows])
+
+    @cached_property
+    def _fixed(self) -> Rows:
+        return self._train(0)(generator(self._seed, TRAIN), self.examples)
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
         """Batches that hold every sequence of a held-out split once."""
@@ -52,8 +73,27 @@ class GeneratedTask(AnsweringTask):
             yield _batch(inputs[first : first + batch_size], targets[first : first + batch_size])
 
     def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """The number of predicted tokens in a held-out split; 0 for the endless training split."""
-        return 0 if split == "train" else int((self._held_out[split][1] != IGNORE).sum())
+        """The number of predicted tokens in a split; 0 for an endless training split."""
+        if split == "train" and not self.examples:
+            return 0
+        targets = self._fixed[1] if split == "train" else self._held_out[split][1]
+        return int((targets != IGNORE).sum())
+
+    def epoch(self, batch_size: int) -> float:
+        """The number of updates per epoch; 0 for an endless training split."""
+        return self.examples / batch_size
+
+
+def distinct(random: np.random.Generator, rows: int, choices: int, count: int) -> NDArray[np.int64]:
+    """`count` different numbers of 0 … `choices` − 1 per row, in random order: [rows, count]. Cost: O(rows·choices)."""
+    return smallest(random.random((rows, choices)), count)
+
+
+def smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The places of the `count` smallest numbers of each row, the smallest first: [rows, N] -> [rows, count]."""
+    near = np.argpartition(values, count - 1, axis=1)[:, :count]
+    order = np.argsort(np.take_along_axis(values, near, 1), axis=1)
+    return np.take_along_axis(near, order, 1)
 
 
 def _batch(inputs: NDArray[np.int64], targets: NDArray[np.int64]) -> Batch:

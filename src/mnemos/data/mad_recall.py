@@ -1,0 +1,184 @@
+"""MAD's recall tasks (Poli et al. 2024): in-context, noisy and fuzzy recall, exact to their published definition."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mnemos.config import DataConfig
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .batch import IGNORE
+from .generated import Draw, GeneratedTask, Rows
+
+Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]  # whole rows, and which of their tokens are targets
+
+
+@register
+@dataclass(frozen=True)
+class MADRecallConfig(DataConfig):
+    """MAD's in-context recall: pairs of a key and a value; predict the value of each key that was seen before.
+
+    A row of N = `length` tokens is N/2 pairs without the last value. Keys are uniform over the lower half of
+    `vocabulary` tokens, values over the upper half. A key's first value of the row stays its value. The key of the last
+    pair is uniform over those before. Held-out targets are the values of keys that were seen before; training targets
+    are all next tokens, as in the published task. `noise` > 0 is MAD's noisy recall: each pair but one random place and
+    the last is replaced by two of `noise_vocabulary` further tokens with this probability.
+
+    MAD's settings: vocabulary 16, length 128, `examples` = 12,800 training rows (0: new rows for every update); noisy:
+    noise .2 and 16 noise tokens. The validation and the test split have `rows` sequences each, drawn from `seed`.
+    """
+
+    name: ClassVar[str] = "mad-recall"
+
+    length: int = 128
+    vocabulary: int = 16
+    noise: float = 0.0
+    noise_vocabulary: int = 16
+    examples: int = 12_800
+    rows: int = 1280
+    seed: int = 0
+
+    def files(self) -> tuple[()]:
+        """An empty result, because every sequence is generated."""
+        return ()
+
+    def build(self) -> GeneratedTask:
+        """The task: T = length − 1, and `vocabulary` tokens plus those of the noise. Raises InputError otherwise."""
+        if self.length < 4 or self.length % 2 or self.vocabulary < 2 or self.vocabulary % 2:
+            raise InputError(
+                f"mad-recall: expected an even data.length >= 4 and an even data.vocabulary >= 2, found {self.length} "
+                f"and {self.vocabulary}; change these"
+            )
+        if not 0 <= self.noise < 1 or self.noise_vocabulary < 1:
+            raise InputError(
+                f"mad-recall: expected 0 <= data.noise < 1 and data.noise_vocabulary >= 1, found {self.noise} and "
+                f"{self.noise_vocabulary}; change these"
+            )
+        tokens = self.vocabulary + (self.noise_vocabulary if self.noise else 0)
+        sizes = (tokens, self.length - 1, self.rows, self.seed)
+        return GeneratedTask(self.draw, *sizes, lambda _: all_next(self._drawn), self.examples)
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        """Draw inputs and targets, [rows, length − 1] each; targets are values of known keys."""
+        return split(*self._drawn(random, rows))
+
+    def _drawn(self, random: np.random.Generator, rows: int) -> Marked:
+        """Whole rows [rows, length], and which of their tokens are targets."""
+        n, half = self.length // 2, self.vocabulary // 2
+        keys = random.integers(0, half, (rows, n))
+        table = half + random.integers(0, half, (rows, half))  # each key's value in this row
+        hidden = np.zeros((rows, n), bool)
+        if self.noise:
+            hidden = random.random((rows, n)) < self.noise
+            hidden[np.arange(rows), random.integers(0, n - 1, rows)] = False
+            hidden[:, -1] = False
+        # The last key is one of those before: uniform over the different ones.
+        told = np.zeros((rows, half), bool)
+        row, place = (~hidden[:, :-1]).nonzero()
+        told[row, keys[row, place]] = True
+        keys[:, -1] = np.where(told, random.random((rows, half)), -1).argmax(1)
+        same = (keys[:, :, None] == keys[:, None, :]) & np.tril(np.ones((n, n), bool), -1)
+        known = (same & ~hidden[:, None, :]).any(2) & ~hidden
+        whole = np.empty((rows, n, 2), np.int64)
+        whole[:, :, 0], whole[:, :, 1] = keys, np.take_along_axis(table, keys, 1)
+        whole[hidden] = self.vocabulary + random.integers(0, self.noise_vocabulary, (int(hidden.sum()), 2))
+        asked = np.zeros((rows, n, 2), bool)
+        asked[:, :, 1] = known
+        return whole.reshape(rows, -1), asked.reshape(rows, -1)
+
+
+@register
+@dataclass(frozen=True)
+class MADFuzzyRecallConfig(DataConfig):
+    """MAD's fuzzy in-context recall: keys and values are motifs of up to `motif` tokens.
+
+    A key is a motif of different tokens of the lower half of `vocabulary` − 1 tokens, a value one of the upper half;
+    the last token is padding, on the left. Lengths are uniform over 1 … `motif`, but held-out keys have `motif` tokens.
+    Motifs of a length are uniform. A key's first value of the row stays its value. One pair, the probe, is put at a
+    random place and is the end of the row. (The published code leaves it out of some rows, whose last value is then a
+    guess; here every row has it.) Held-out targets are the tokens of the values of keys that were seen before;
+    training targets are all next tokens. MAD's settings are the defaults (`examples` = 0: new rows for every update).
+    The validation and the test split have `rows` sequences each, drawn from `seed`.
+    """
+
+    name: ClassVar[str] = "mad-fuzzy-recall"
+
+    length: int = 128
+    vocabulary: int = 16
+    motif: int = 3
+    examples: int = 12_800
+    rows: int = 1280
+    seed: int = 0
+
+    def files(self) -> tuple[()]:
+        """An empty result, because every sequence is generated."""
+        return ()
+
+    def build(self) -> GeneratedTask:
+        """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""
+        if self.motif < 1 or self.vocabulary < 2 * self.motif + 1 or self.length < 6 * self.motif:
+            raise InputError(
+                "mad-fuzzy-recall: expected data.motif >= 1, data.vocabulary > 2·motif and data.length >= 6·motif, "
+                f"found {self.motif}, {self.vocabulary} and {self.length}; change these"
+            )
+        sizes = (self.vocabulary, self.length, self.rows, self.seed)
+        train = all_next(lambda random, rows: self._drawn(random, rows, 1))
+        return GeneratedTask(self.draw, *sizes, lambda _: train, self.examples)
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        """Draw inputs and targets, [rows, length] each; targets are values of known keys, all keys of full length."""
+        return split(*self._drawn(random, rows, self.motif))
+
+    def _drawn(self, random: np.random.Generator, rows: int, shortest: int) -> Marked:
+        """Whole rows [rows, length + 1], and which tokens are targets. Keys have at least `shortest` tokens."""
+        whole = np.full((rows, self.length + 1), self.vocabulary - 1, np.int64)
+        asked = np.zeros(whole.shape, bool)
+        for i in range(rows):
+            tokens, marks = self._row(random, shortest)
+            whole[i, self.length + 1 - len(tokens) :], asked[i, self.length + 1 - len(marks) :] = tokens, marks
+        return whole, asked
+
+    def _row(self, random: np.random.Generator, shortest: int) -> tuple[list[int], list[bool]]:
+        half, motif = (self.vocabulary - 1) // 2, self.motif
+        end = self.vocabulary - 1
+
+        def drawn(least: int, first: int, last: int) -> tuple[int, ...]:
+            size = int(random.integers(least, motif, endpoint=True))
+            return tuple((first + random.permutation(last - first)[:size]).tolist())
+
+        probe, answer = drawn(shortest, 0, half), drawn(1, half, end)
+        values = {probe: answer}
+        size = len(probe) + len(answer)
+        last = self.length - size - 2 * motif  # no pair begins here or later
+        place = int(random.integers(last - 2 * motif, endpoint=True))
+        tokens: list[int] = []
+        marks: list[bool] = []
+        seen: set[tuple[int, ...]] = set()
+        while len(tokens) < last:
+            key = probe if len(tokens) >= place and probe not in seen else drawn(shortest, 0, half)
+            value = values.setdefault(key, drawn(1, half, end))
+            tokens += [*key, *value]
+            marks += [False] * len(key) + [key in seen] * len(value)
+            seen.add(key)
+        tokens += [*probe, *answer]
+        marks += [False] * len(probe) + [True] * len(answer)
+        return tokens, marks
+
+
+def split(whole: NDArray[np.int64], asked: NDArray[np.bool_]) -> Rows:
+    """Inputs and targets of whole rows: the next tokens that are `asked`."""
+    return whole[:, :-1].copy(), np.where(asked, whole, IGNORE)[:, 1:]
+
+
+def all_next(draw: Callable[[np.random.Generator, int], Marked]) -> Draw:
+    """The same rows with every next token as a target, as MAD trains."""
+
+    def drawn(random: np.random.Generator, rows: int) -> Rows:
+        whole, _ = draw(random, rows)
+        return whole[:, :-1].copy(), whole[:, 1:].copy()
+
+    return drawn
