@@ -14,7 +14,7 @@ import torch
 from pairwise import pairwise
 
 from mnemos import GRC, registry
-from mnemos.attention import GatedCacheAttention, RelativeConfig, SoftmaxConfig
+from mnemos.attention import CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
 from mnemos.types import leaves
 
 DIM, HEADS, ROWS, TOKENS, BANDS, VOCABULARY = 12, 2, 3, 11, 7, 13
@@ -35,6 +35,7 @@ VARIANTS = {
     "softmax-window": SoftmaxConfig(window=4),
     "relative-same": RelativeConfig(memory=4, same_length=True),
     "relative-live": RelativeConfig(memory=4, same_length=True, clamp=3, detached=False),
+    "compressive-live": CompressiveConfig(memory=4, compressed=2, ratio=2, detached=False),
 }
 ATTENTIONS = REGISTERED | VARIANTS
 

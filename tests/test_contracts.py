@@ -21,6 +21,7 @@ from mnemos.types import (
     InputError,
     Splits,
     StateKind,
+    collect_auxiliary_losses,
     is_future_free,
     leaves,
     map_state,
@@ -178,7 +179,10 @@ def test_selected_and_reset_rows(layer):
 
 @over_layers()
 def test_every_parameter_gets_a_gradient(layer):
-    layer(tokens())[0].square().sum().backward()
+    """Of the outputs or of the layer's auxiliary losses, in a sequence longer than a default memory of tokens."""
+    with collect_auxiliary_losses() as auxiliary:
+        y, _ = layer(tokens(t=80))
+    (y.square().sum() + sum(auxiliary)).backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None, name
         if "bias" not in name:  # a key's bias shifts all scores equally: its gradient is zero

@@ -1,6 +1,7 @@
 """Attention layers: (x, state) -> (y, state), one file each."""
 
 from .bucket_union import BucketUnionAttention, BucketUnionConfig
+from .compressive import CompressiveAttention, CompressiveConfig
 from .cross import CrossAttention
 from .gated import GatedCacheAttention
 from .linear import LinearAttention, LinearConfig
@@ -12,6 +13,8 @@ from .softmax import SoftmaxAttention, SoftmaxConfig
 __all__ = [
     "BucketUnionAttention",
     "BucketUnionConfig",
+    "CompressiveAttention",
+    "CompressiveConfig",
     "CrossAttention",
     "GatedCacheAttention",
     "LinearAttention",

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemos.config import AttentionConfig
 from mnemos.memory.segment_memory import Segments
-from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits
 
-from .multi_head import MultiHeadAttention
+from .relative_heads import RelativeHeads
 
 
 @register
@@ -38,7 +37,7 @@ class RelativeConfig(AttentionConfig):
         return RelativeAttention(dim, num_heads, causal, dropout, self)
 
 
-class RelativeAttention(MultiHeadAttention[Segments]):
+class RelativeAttention(RelativeHeads[Segments]):
     """Multi-head relative self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Positions enter as distances only, so the model around
@@ -53,7 +52,7 @@ class RelativeAttention(MultiHeadAttention[Segments]):
     no meaning.
 
     Cost of a call with N = memory + T: O(N·D² + T·N·D) time, or O(T·D² + T·N·D·H) for few tokens, which read the inputs
-    directly (see `_few`). The state has N·D numbers per row, half as many as keys and values.
+    directly (see `RelativeHeads`). The state has N·D numbers per row, half as many as keys and values.
     Raises InputError if D is not divisible by H, memory or clamp is below 0, or a state has another width.
     """
 
@@ -67,22 +66,9 @@ class RelativeAttention(MultiHeadAttention[Segments]):
     ) -> None:
         c = config or RelativeConfig()
         cuts: Splits = "anywhere" if c.same_length else "segments"
-        super().__init__(dim, num_heads, causal, dropout, splits=cuts, state_kind="constant")
+        window = c.memory + 1 if causal and c.same_length else None
+        super().__init__(dim, num_heads, causal, dropout, cuts, c.memory, c.clamp, c.detached, window)
         self.config = c
-        if c.memory < 0 or c.clamp < 0:
-            raise InputError(
-                f"expected memory and clamp of at least 0, found memory {c.memory}, clamp {c.clamp}; use 0 for none"
-            )
-        self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
-        self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.content_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
-        self.position_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
-        self._table: Tensor | None = None
-
-    @property
-    def state_gradient(self) -> bool:
-        """Whether gradient flows through the incoming and outgoing state."""
-        return not self.config.detached
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Segments:
         """No tokens."""
@@ -99,72 +85,13 @@ class RelativeAttention(MultiHeadAttention[Segments]):
     def attended(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         if not self.causal:
-            return self._many(x, x, mask), None
+            return self.read(x, x, mask), None
         valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None:
             context = Segments(x, valid)
         else:
             context = (state.detach() if self.config.detached else state).append(x, valid)
             mask = context.valid
-        t, n = x.shape[1], context.x.shape[1]
-        # Multiplications: N·2D² for all keys and values, or T·N·2D more per head.
-        few = t * n * (self.num_heads - 1) < (n - t) * self.dim
-        heads = (self._few if few else self._many)(x, context.x, mask)
+        heads = self.read(x, context.x, mask)
         kept = context.last(self.config.memory)
         return heads, kept.detach() if self.config.detached else kept
-
-    def _many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """Project keys, values and distances, and compare them with the queries."""
-        t, n = x.shape[1], context.shape[1]
-        q = self.query(x).unflatten(-1, (self.num_heads, -1))
-        if (
-            n > t and self.config.detached and torch.is_grad_enabled()
-        ):  # saves the products for a gradient that is not used
-            memory = context[:, : n - t].detach()
-            kv = torch.cat([self.key_value(memory), self.key_value(context[:, n - t :])], 1)
-        else:
-            kv = self.key_value(context)
-        k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
-        r = self.position(self._distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
-        dropout = self.dropout if self.training else 0.0
-        return relative_attention(
-            q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self._window, dropout
-        )
-
-    def _few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so the memory is not projected.
-
-        Each query is projected to the D channels of the inputs, per head, and compared with inputs and sinusoids; the
-        weighted sum of the inputs is projected to values.
-        """
-        b, t, _ = x.shape
-        n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
-        key, value = self.key_value.weight.view(2, h, d, -1)
-        q = self.query(x).view(b * t, h, d).transpose(0, 1)
-        content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
-        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, self.position.weight.view(h, d, -1))
-        r = self._distances(n, 0, x).to(place.dtype)
-        scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
-        scores = hidden(scores, seen_keys(t, n, True, mask, self._window, x.device))
-        content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
-        read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
-        read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
-        return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
-
-    @property
-    def _window(self) -> int | None:
-        return self.config.memory + 1 if self.causal and self.config.same_length else None
-
-    def _distances(self, n: int, last: int, x: Tensor) -> Tensor:
-        """R of the distances n − 1 … last, [n − last, D] like x, from a table that is kept between calls and grows."""
-        clamp, device, dtype = self.config.clamp, x.device, self.position.weight.dtype
-        if torch.compiler.is_compiling():
-            return sinusoids(n - 1, last, self.dim, clamp, device).to(dtype)
-        table = self._table
-        first = -1 if table is None else len(table) // (1 if self.causal else 2) - self.causal
-        if table is None or first < n - 1 or table.device != device or table.dtype != dtype:
-            first = max(n - 1, self.config.memory)
-            with torch.inference_mode(False):  # training must be able to use a table made during inference
-                table = sinusoids(first, 0 if self.causal else -first, self.dim, clamp, device).to(dtype)
-            self._table = table
-        return table[first - (n - 1) : first + 1 - last]

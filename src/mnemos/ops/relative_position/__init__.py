@@ -8,7 +8,15 @@ from mnemos.types import InputError
 
 from .distances import distance_scores, hidden, seen_keys, sinusoids
 
-__all__ = ["distance_scores", "hidden", "relative_attention", "seen_keys", "sinusoids", "weighted"]
+__all__ = [
+    "distance_scores",
+    "hidden",
+    "relative_attention",
+    "relative_weights",
+    "seen_keys",
+    "sinusoids",
+    "weighted",
+]
 
 
 def relative_attention(
@@ -36,20 +44,50 @@ def relative_attention(
     Raises InputError for shapes that do not fit.
     """
     _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
-    b, t, h, d = q.shape
-    n, scale = k.shape[1], d**-0.5
-    place = ((q + position_bias) * scale).permute(2, 0, 1, 3)  # heads first: one product for all rows
-    scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)  # [H, B, T, N]
-    scores = hidden(scores, seen_keys(t, n, causal, mask, window, q.device))
-    content, k, v = (x.permute(2, 0, 1, 3) for x in ((q + content_bias) * scale, k, v))
+    content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
+    k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
     if (
         torch.is_grad_enabled() or dropout
     ):  # dropout: always this path, so that activation checkpointing draws the same numbers twice
         content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
-        y = weighted(content, k, v, scores, dropout).view(h, b, t, v.shape[-1])
+        y = weighted(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
     else:
         y = F.scaled_dot_product_attention(content, k.to(content.dtype), v.to(content.dtype), scores, scale=1.0)
     return y.permute(1, 2, 0, 3)
+
+
+def relative_weights(
+    q: Tensor,
+    k: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """The weights of `relative_attention` before dropout, [H, B, T, N]; each query's weights sum to 1."""
+    _check(q, k, k, r, content_bias, position_bias, causal, mask, window)
+    content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
+    return torch.softmax(torch.matmul(content, k.permute(2, 0, 3, 1)) + scores, -1)
+
+
+def _content_and_scores(
+    q: Tensor,
+    k: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """(q + u)/√D, [H, B, T, D], and the scores of distances with hidden keys, [H, B, T, N]."""
+    t, n, scale = q.shape[1], k.shape[1], q.shape[3] ** -0.5
+    place = ((q + position_bias) * scale).permute(2, 0, 1, 3)  # heads first: one product for all rows
+    scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)
+    scores = hidden(scores, seen_keys(t, n, causal, mask, window, q.device))
+    return ((q + content_bias) * scale).permute(2, 0, 1, 3), scores
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:

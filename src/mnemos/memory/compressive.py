@@ -1,0 +1,128 @@
+"""The memory of the Compressive Transformer (Rae et al. 2019): a layer's latest inputs, and older ones compressed."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import exportable
+from mnemos.types import Device
+
+
+@exportable
+class CompressedSegments(NamedTuple):
+    """The inputs of a layer at the last tokens of every row, and slots for those before them; a row of zeros is new.
+
+    slots [B, K, D], slots_valid [B, K] bool: compressed inputs, the newest last. x [B, N, D], valid [B, N] bool: the
+    last N inputs; an input that is padding, or that has been compressed, is not valid. usage [B, N], or [B, 0] where
+    no compression needs it: the attention that each of them received, added over queries. seen [B] int64: tokens since
+    the row began. The size is constant: a new row has the space that a long one needs.
+    """
+
+    slots: Tensor
+    slots_valid: Tensor
+    x: Tensor
+    valid: Tensor
+    usage: Tensor
+    seen: Tensor
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "compressed segments"
+
+    @staticmethod
+    def empty(
+        batch: int, sizes: tuple[int, int, int], uses: bool, device: Device = None, dtype: torch.dtype | None = None
+    ) -> "CompressedSegments":
+        """The state before the first token of B rows; sizes: K slots, N inputs, width D. uses: with `usage`."""
+        slots, inputs, dim = sizes
+
+        def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
+            return torch.zeros(batch, *shape, device=device, dtype=dtype)
+
+        return CompressedSegments(
+            zeros(slots, dim, dtype=dtype),
+            zeros(slots, dtype=torch.bool),
+            zeros(inputs, dim, dtype=dtype),
+            zeros(inputs, dtype=torch.bool),
+            zeros(inputs if uses else 0, dtype=dtype),
+            zeros(dtype=torch.int64),
+        )
+
+    def detach(self) -> "CompressedSegments":
+        """The same values without the graph that computed them."""
+        return CompressedSegments(*(part.detach() for part in self))
+
+
+class Blocks(NamedTuple):
+    """The blocks that leave the inputs of each row in a call, M at most, of `block` inputs each, the newest last.
+
+    x [B, M·block, D]; valid [B, M·block] bool; usage [B, M·block]: the average attention per query that could attend,
+    or [B, 0]. moved [B]: how many of the M a row has; the others come first, and their inputs are not valid.
+    """
+
+    x: Tensor
+    valid: Tensor
+    usage: Tensor
+    moved: Tensor
+
+
+class CompressionGrid(NamedTuple):
+    """When inputs are compressed: in blocks of `block` tokens, counted from the beginning of a row.
+
+    A block is compressed as soon as one of its tokens is older than the last `memory` tokens at the end of a call. The
+    uncompressed inputs are then `memory` tokens, or up to block − 1 fewer, and none is lost. Rows may be at different
+    places, and the blocks are the same wherever a sequence is cut into calls.
+    """
+
+    memory: int
+    block: int
+
+    def passed(self, seen: Tensor) -> Tensor:
+        """The number of blocks that are compressed after `seen` tokens [B]."""
+        return ((seen - self.memory).clamp(min=0) + self.block - 1) // self.block
+
+    def leaving(self, x: Tensor, valid: Tensor, usage: Tensor, before: Tensor, t: int, most: int) -> Blocks | None:
+        """The blocks, `most` at most, that T tokens push out of the inputs x [B, memory + T, D], which end with them.
+
+        valid [B, memory + T] bool, usage [B, memory + T] or [B, 0], before [B]: tokens seen before these. None: no
+        block leaves in any row.
+        """
+        last = self.passed(before + t)
+        count = last - self.passed(before)
+        most = min(most, -(-t // self.block))
+        if reads_without_waiting(count):
+            most = min(most, int(count.max()) if count.numel() else 0)
+        if not most:
+            return None
+        n = x.shape[1]
+        places = torch.arange(most * self.block, device=x.device)
+        index = ((last - most) * self.block - (before + t) + n)[:, None] + places
+        # A row with fewer blocks than `most` finds compressed inputs, or the first one for those before it. That one is
+        # compressed too: a row whose first input is the first of a block moves as many blocks as any.
+        index, rows = index.clamp(min=0), torch.arange(len(x), device=x.device)[:, None]
+        if usage.shape[1]:
+            asked = valid.flip(1).cumsum(1).flip(1)  # queries at this token or later
+            usage = (usage / asked.clamp(min=1))[rows, index]
+        return Blocks(x[rows, index], valid[rows, index], usage, count.clamp(max=most))
+
+    def uncompressed(self, seen: Tensor) -> Tensor:
+        """Which of the last `memory` inputs are in no compressed block after `seen` tokens [B], [B, memory] bool."""
+        position = seen[:, None] + torch.arange(-self.memory, 0, device=seen.device)
+        return position >= (self.passed(seen) * self.block)[:, None]
+
+
+def pushed(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:
+    """The last K of `kept` [B, K, ..] followed by the last `count` [B] of `new` [B, M, ..]."""
+    k, m = kept.shape[1], new.shape[1]
+    place = torch.arange(k, device=kept.device)
+    index = place + count[:, None]
+    index = torch.where(index < k, index, place + m)
+    rows = torch.arange(len(kept), device=kept.device)[:, None]
+    return torch.cat([kept, new.to(kept.dtype)], 1)[rows, index]
+
+
+def reads_without_waiting(x: Tensor) -> bool:
+    """Whether code may depend on the values of x: a device would have to finish first, and a compiled graph breaks."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,0 +1,393 @@
+"""The Compressive Transformer's attention against its equations, a public implementation, and where gradient goes."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from mnemos import GRC, InputError, collect_auxiliary_losses
+from mnemos.attention import CompressiveAttention, CompressiveConfig, GatedCacheAttention
+from mnemos.memory import CompressedSegments
+from mnemos.memory.compression import compressor
+from mnemos.ops.relative_position.reference import reference_sinusoid
+from mnemos.types import leaves, reset, select
+
+DIM, HEADS = 6, 2
+COMPRESSIONS = ["convolution", "mean", "max", "most-used", "dilated"]
+sinusoid = functools.cache(lambda distance: reference_sinusoid(distance, DIM))
+SIZES = [4, 1, 9, 2, 12, 3]  # of calls: shorter and longer than a block and the memory
+
+
+def layer(**settings) -> CompressiveAttention:
+    torch.manual_seed(0)
+    settings = {"memory": 7, "compressed": 5, "ratio": 3} | settings
+    module = CompressiveConfig(**settings).build(DIM, HEADS).double()
+    for parameter in (module.content_bias, module.position_bias):
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def tokens(t: int = sum(SIZES), seed: int = 1, rows: int = 2) -> torch.Tensor:
+    return torch.randn(DIM, t, rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).permute(
+        2, 1, 0
+    )
+
+
+def padding(t: int = sum(SIZES)) -> torch.Tensor:
+    return torch.rand(2, t, generator=torch.Generator().manual_seed(3)) > 0.3
+
+
+def called(module, x, mask=None, sizes=SIZES, resets=()):
+    """Outputs, auxiliary losses and the last state of calls of these sizes. resets: calls before which row 1 is new."""
+    state, outputs, losses = None, [], []
+    masks = [None] * len(sizes) if mask is None else mask.split(sizes, 1)
+    for n, (part, valid) in enumerate(zip(x.split(sizes, 1), masks, strict=True)):
+        if n in resets:
+            state = reset(state, torch.tensor([False, True]))
+        with collect_auxiliary_losses() as found:
+            y, state = module(part, state, valid)
+        outputs.append(y)
+        losses += found
+    return torch.cat(outputs, 1), losses, state
+
+
+class Row:
+    """One row by the paper's algorithm 1: tokens and slots in lists, one query, head and key at a time."""
+
+    def __init__(self, module):
+        self.module, self.c = module, module.config
+        self.block = self.c.block or self.c.ratio
+        self.seen, self.slots = 0, []  # slots: (vector or None if all its tokens were padding)
+        self.tokens = []  # those that are not compressed: [vector, valid, usage, queries], oldest first
+
+    def call(self, x: list, valid: list[bool]):
+        """The outputs of a segment; then what is older than the memory is compressed. Returns them and the errors."""
+        c, m, start = self.c, self.module, self.seen
+        new = [[vector, bool(ok), 0.0, 0] for vector, ok in zip(x, valid, strict=True)]
+        everything = [*self.tokens, *new]
+        first = start - len(self.tokens)
+        slots = self.slots[-c.compressed :]
+        outputs = []
+        for i, (query, asks) in enumerate(zip(x, valid, strict=True)):
+            at = start + i
+            keys = [(s, start - c.memory - len(slots) + n) for n, s in enumerate(slots) if s is not None]
+            read = [(n, t) for n, t in enumerate(everything) if first + n <= at and (t[1] or first + n == at)]
+            keys += [(t[0], first + n) for n, t in read]
+            heads, weights = self.attend(query, [k for k, _ in keys], [at - place for _, place in keys])
+            outputs.append(m.output.weight @ heads)
+            for (_, token), weight in zip(read, weights[len(weights) - len(read) :], strict=True):
+                token[2] += float(weight) * bool(asks)
+                token[3] += bool(asks)
+        self.tokens, self.seen = everything, start + len(x)
+        return outputs, self.compress(x, valid)
+
+    def attend(self, query, keys, distances):
+        """Heads next to each other, and the weights of the keys, a mean over heads."""
+        m, d, heads, used = self.module, DIM // HEADS, [], 0.0
+        for h in range(HEADS):
+            part = slice(h * d, (h + 1) * d)
+            q, k = m.query.weight[part] @ query, torch.stack(keys) @ m.key_value.weight[:DIM][part].T
+            r = torch.stack([sinusoid(min(x, self.c.clamp or x)) for x in distances]) @ m.position.weight[part].T
+            scores = ((q + m.content_bias[h]) * k + (q + m.position_bias[h]) * r).sum(1) / math.sqrt(d)
+            weights = torch.softmax(scores, 0)
+            values = torch.stack(keys) @ m.key_value.weight[DIM:][part].T
+            heads.append((weights[:, None] * values).sum(0))
+            used = used + weights.detach() / HEADS
+        return torch.cat(heads), used
+
+    def compress(self, x, valid):
+        """Move the blocks that have a token older than the memory; the errors of the reconstruction, one per query."""
+        moved = []
+        while len(self.tokens) > self.c.memory:
+            moved.append(self.tokens[: self.block])
+            del self.tokens[: self.block]
+        most = -(-self.c.compressed * self.c.ratio // self.block)  # older ones would be dropped at once
+        new = [slot for block in moved for slot in self.compressed(block)]
+        self.slots += new
+        if not self.c.detached:  # the loss alone must not go on into the inputs
+            moved = [[[t[0].detach(), *t[1:]] for t in block] for block in moved]
+            new = [slot for block in moved for slot in self.compressed(block)]
+        new = [slot for slot in new[-most * self.block // self.c.ratio :] if slot is not None]
+        old = [t[0].detach() for block in moved[-most:] for t in block if t[1]]
+        if not old:
+            return []
+        return [self.error(q.detach(), old, new) for q, ok in zip(x, valid, strict=True) if ok]
+
+    def compressed(self, block):
+        ratio = self.c.ratio
+        if self.c.compression == "most-used":
+            order = sorted(range(len(block)), key=lambda n: -block[n][2] / max(1, block[n][3]) if block[n][1] else 1)
+            return [self.held(block[n]) for n in sorted(order[: self.block // ratio])]
+        return [self.slot(block[n : n + ratio]) for n in range(0, len(block), ratio)]
+
+    def held(self, token):
+        vector, valid = token[:2]
+        return None if not valid else vector.detach() if self.c.detached else vector
+
+    def slot(self, group):
+        kind, compressor = self.c.compression, self.module.compressor
+        found = [self.held(token) for token in group]
+        if all(vector is None for vector in found):
+            return None
+        if kind == "mean":
+            return sum(v for v in found if v is not None) / sum(v is not None for v in found)
+        if kind == "max":
+            return torch.stack([v for v in found if v is not None]).max(0).values
+        found = [torch.zeros(DIM, dtype=torch.float64) if v is None else v for v in found]
+        if kind == "convolution":
+            kernel = compressor.linear.weight.view(DIM, len(group), DIM)
+            return sum(kernel[:, n] @ v for n, v in enumerate(found)) + compressor.linear.bias
+        dilation = 1
+        line = [torch.zeros(DIM, dtype=torch.float64)] * (2 ** len(compressor.levels) - len(group)) + found
+        for n, level in enumerate(compressor.levels):
+            line = [v * (1 + torch.erf(v / math.sqrt(2))) / 2 for v in line] if n else line
+            older, newer = level.weight[:, :DIM], level.weight[:, DIM:]
+            line = [
+                older @ line[max(0, j - dilation)] + newer @ v + level.bias for j, v in enumerate(line)
+            ]  # the first ones, which would read what is before the line, reach no output
+            dilation *= 2
+        return line[-1]
+
+    def error(self, query, old, new):
+        """|attend(query, old) − attend(query, new)|² per channel, by contents only; only `new` has gradient."""
+        heads = [[], []]
+        d, m = DIM // HEADS, self.module
+        weight = m.key_value.weight.detach()
+        for h in range(HEADS):
+            part = slice(h * d, (h + 1) * d)
+            q = m.query.weight[part].detach() @ query
+            for read, keys in zip(heads, (old, new), strict=True):
+                scores = torch.stack(keys) @ weight[:DIM][part].T @ q / math.sqrt(d)
+                values = torch.stack(keys) @ weight[DIM:][part].T
+                read.append((torch.softmax(scores, 0)[:, None] * values).sum(0))
+        return (torch.cat(heads[0]).detach() - torch.cat(heads[1])).square().mean()
+
+
+def expected(module, x, mask, sizes=SIZES, resets=()):
+    """What `called` returns, without the state."""
+    rows, outputs, losses = [Row(module), Row(module)], [[], []], []
+    for n, (part, valid) in enumerate(zip(x.split(sizes, 1), mask.split(sizes, 1), strict=True)):
+        if n in resets:
+            rows[1] = Row(module)
+        errors = []
+        for row, found, segment, ok in zip(rows, outputs, part, valid, strict=True):
+            if module.config.detached:
+                row.tokens = [[t[0].detach(), *t[1:]] for t in row.tokens]
+                row.slots = [slot if slot is None else slot.detach() for slot in row.slots]
+            y, more = row.call(list(segment), ok.tolist())
+            found += y
+            errors += more
+        if errors and module.compressor.learned:
+            losses.append(sum(errors) / len(errors))
+    return torch.stack([torch.stack(found) for found in outputs]), losses
+
+
+def same(module, x, mask, **how):
+    """Values, losses, and gradients to x and every parameter, all at odd sizes."""
+    found, losses, _ = called(module, x, mask, **how)
+    wanted, others = expected(module, x, mask, **how)
+    torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-6, atol=1e-6)  # the sinusoids are float32
+    losses = [loss for loss in losses if loss != 0]
+    assert len(losses) == len(others)
+    sources = [x, *module.parameters()]
+    gradients = []
+    for y, more in ((found, losses), (wanted, others)):
+        total = y[mask].square().sum() + sum(10.0**n * loss for n, loss in enumerate(more))
+        gradients.append(torch.autograd.grad(total, sources, allow_unused=True, materialize_grads=True))
+    for loss, other in zip(losses, others, strict=True):
+        torch.testing.assert_close(loss, other, rtol=1e-6, atol=1e-6)
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_equals_the_equations(compression, detached):
+    x = tokens().requires_grad_()
+    same(layer(compression=compression, detached=detached), x, padding(), resets=(3,))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compression": "most-used", "block": 6, "memory": 6},
+        {"compression": "convolution", "block": 6, "memory": 8, "compressed": 3},
+        {"compression": "dilated", "ratio": 5, "clamp": 4},
+        {"compression": "mean", "ratio": 1},
+    ],
+    ids=str,
+)
+def test_equals_the_equations_with_other_sizes(settings):
+    x = tokens().requires_grad_()
+    same(layer(**settings), x, torch.ones(2, sum(SIZES), dtype=torch.bool), resets=(2,))
+
+
+@pytest.mark.parametrize("compression", [c for c in COMPRESSIONS if c != "most-used"])
+def test_slots_are_the_same_wherever_the_inputs_are_cut(compression):
+    """The memory is on an absolute grid: calls of one token lose none."""
+    module, x, mask = layer(compression=compression).eval(), tokens(), padding()
+    wanted = called(module, x, mask)[2]
+    for sizes in ([31], [1] * 31, [8, 7, 7, 9]):
+        for a, b in zip(leaves(called(module, x, mask, sizes)[2]), leaves(wanted), strict=True):
+            torch.testing.assert_close(a, b)
+    assert wanted.slots_valid.any(1).all()
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_rows_at_different_places_are_those_of_a_batch_of_one(compression):
+    module, x = layer(compression=compression).eval(), tokens()
+    wholes, states = [], []
+    for row, first in enumerate((19, 14)):
+        alone = x[row : row + 1]
+        states.append(module(alone[:, :first])[1])
+        wholes.append(called(module, alone[:, : first + 9], sizes=[first, 1, 1, 1, 6])[2])
+    state = CompressedSegments(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+    for size in (1, 1, 1, 6):
+        at = state.seen.tolist()
+        _, state = module(torch.stack([x[row, n : n + size] for row, n in enumerate(at)]), state)
+    for row, whole in enumerate(wholes):
+        for a, b in zip(leaves(select(state, torch.tensor([row]))), leaves(whole), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_loss_reaches_the_compression_alone_and_the_output_all_but_it():
+    module, x = layer(), tokens().requires_grad_()
+    y, losses, _ = called(module, x)
+    own = set(module.compressor.parameters())
+    for value, wanted in ((sum(losses), own), (y.square().sum(), set(module.parameters()) - own)):
+        found = torch.autograd.grad(value, [x, *module.parameters()], retain_graph=True, allow_unused=True)
+        reached = {p for p, g in zip(module.parameters(), found[1:], strict=True) if g is not None and g.any()}
+        assert reached == wanted
+        assert (found[0] is None) == (wanted is own)
+
+
+def test_projections_train_after_a_compression_and_read_the_slots():
+    """A public implementation cuts the gradient of keys and values for good when it compresses first."""
+    module = layer()
+    _, _, state = called(module, tokens())
+    y, _ = module(tokens(4, 5), state)
+    before = torch.autograd.grad(y.square().sum(), module.key_value.weight)[0]
+    emptied = state._replace(slots_valid=torch.zeros_like(state.slots_valid))
+    y, _ = module(tokens(4, 5), emptied)
+    after = torch.autograd.grad(y.square().sum(), module.key_value.weight)[0]
+    assert before.abs().min() > 0
+    assert not torch.allclose(before, after)
+
+
+def test_through_time_the_gradient_reaches_the_compression():
+    for detached in (True, False):
+        module, x = layer(detached=detached), tokens().requires_grad_()
+        y = called(module, x)[0]
+        found = torch.autograd.grad(y[:, -3:].square().sum(), [x, module.compressor.linear.weight], allow_unused=True)
+        assert (found[1] is None) == detached
+        assert bool(found[0][:, 10:13].any()) != detached
+        assert module.state_gradient != detached
+
+
+def test_only_training_calls_that_compress_add_a_loss():
+    module = layer()
+    for size, wanted in ((7, 0), (8, 1)):
+        for training in (True, False):
+            assert len(called(module.train(training), tokens(size), sizes=[size])[1]) == wanted * training
+    with torch.no_grad():
+        assert not called(module.train(), tokens(8), sizes=[8])[1]
+    assert not called(layer(compression="mean"), tokens(8), sizes=[8])[1]
+    assert not called(layer(detached=False, reconstruction=0.0), tokens(8), sizes=[8])[1]
+
+
+def test_the_most_used_inputs_keep_their_order_and_padding_is_kept_last():
+    x, usage = tokens(6)[:1], torch.tensor([[0.05, 0.2, 0.1, 0.0, 0.0, 0.3]])
+    keep = compressor("most-used", DIM, 3, 6)
+    for padded, wanted in (([], [1, 5]), ([1, 3, 5], [0, 2])):
+        valid = torch.ones(1, 6, dtype=torch.bool)
+        valid[0, padded] = False
+        slots, found = keep(x, valid, usage)
+        assert torch.equal(slots, x[:, wanted])
+        assert found.all()
+
+
+@pytest.mark.parametrize("t", [1, 3])
+def test_few_queries_read_the_memory_itself_and_find_the_same(t):
+    module = layer(memory=40, compressed=20).eval()
+    with torch.no_grad():
+        _, _, state = called(module, tokens(130), sizes=[130])
+        found = [module._few, module._many]
+        x, context = tokens(t, 5), torch.cat([state.slots, state.x, tokens(t, 5)], 1)
+        valid = torch.cat([state.slots_valid, state.valid, torch.ones(2, t, dtype=torch.bool)], 1)
+        torch.testing.assert_close(*(way(x, context, valid) for way in found))
+
+
+def test_a_cache_beside_the_memory():
+    inner = layer()
+    module = GatedCacheAttention(DIM, HEADS, inner, GRC(length=3, scope="stream", block=4), causal=True).double()
+    _, losses, state = called(module, tokens())
+    assert losses
+    assert isinstance(state.inner, CompressedSegments)
+    assert module.state_kind == "constant"
+    y, state = module(tokens(6, 2), state)
+    (y.square().sum() + sum(losses)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_equals_a_public_implementation_with_its_weights(training):
+    """lucidrains' layer: outputs, memories, slots and loss. It has learned distances, and no u, v."""
+    peer = pytest.importorskip("compressive_transformer_pytorch.compressive_transformer_pytorch")
+    t, slots, ratio = 8, 6, 4
+    ours = layer(memory=t, compressed=slots, ratio=ratio).train(training)
+    theirs = peer.SelfAttention(DIM, t, t, slots, ratio, HEADS).double().train(training)
+    with torch.no_grad():
+        for bias in (ours.content_bias, ours.position_bias):
+            bias.zero_()
+        theirs.to_q.weight.copy_(ours.query.weight)
+        theirs.to_kv.weight.copy_(ours.key_value.weight)
+        theirs.to_out.weight.copy_(ours.output.weight)
+        theirs.to_out.bias.zero_()
+        theirs.compress_mem_fn.conv.weight.copy_(ours.compressor.linear.weight.view(DIM, ratio, DIM).transpose(1, 2))
+        theirs.compress_mem_fn.conv.bias.copy_(ours.compressor.linear.bias)
+        r = ours.position(ours._distances(slots + 2 * t, 0, tokens(1))).unflatten(-1, (HEADS, -1)).transpose(0, 1)
+    state, memories, compressed = None, None, 0
+    for n, x in enumerate(tokens(7 * t).split(t, 1)):
+        with collect_auxiliary_losses() as losses:
+            y, state = ours(x, state)
+        wanted, memories, loss = theirs(x, memories, r)
+        torch.testing.assert_close(y, wanted)
+        memories = type(memories)(*(part.detach() for part in memories))
+        compressed = memories.compressed_mem.shape[1]
+        torch.testing.assert_close(state.x[state.valid], memories.mem.flatten(0, 1))
+        torch.testing.assert_close(state.slots[:, slots - compressed :], memories.compressed_mem)
+        if training and n:
+            torch.testing.assert_close(losses[0], loss.squeeze())
+            weights = ours.compressor.linear.weight, theirs.compress_mem_fn.conv.weight
+            a, b = (torch.autograd.grad(v, w)[0] for v, w in zip((losses[0], loss), weights, strict=True))
+            torch.testing.assert_close(a.view(DIM, ratio, DIM).transpose(1, 2), b)
+    assert compressed == slots
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ratio": 0}, "ratio of at least 1"),
+        ({"block": 4}, "a block that is a multiple"),
+        ({"memory": 2}, "memory of at least one block"),
+        ({"block": 6, "compressed": 1}, "2 compressed slots"),
+        ({"reconstruction": -1.0}, "reconstruction: expected"),
+        ({"reconstruction": 0.0}, "something that trains it"),
+        ({"clamp": -1}, "at least 0"),
+        ({"compression": "best"}, "compression"),
+    ],
+    ids=str,
+)
+def test_refuses_what_does_not_fit(settings, words):
+    with pytest.raises(InputError, match=words):
+        layer(**settings)
+
+
+def test_refuses_other_states_and_modes():
+    with pytest.raises(InputError, match="expected causal=True"):
+        CompressiveConfig().build(DIM, HEADS, causal=False)
+    module = layer()
+    for state in (layer(memory=8).initial_state(2), module.initial_state(3), torch.zeros(2, 1)):
+        with pytest.raises(InputError, match="expected a state of slots"):
+            module(tokens(3), state)
