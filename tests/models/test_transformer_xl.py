@@ -1,5 +1,6 @@
 """A whole Transformer-XL: two layers over three segments against its equations, with memories that are plain lists."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 import mnemos
 from mnemos import GRC, InputError, Stream, Transformer
-from mnemos.attention import RelativeConfig
+from mnemos.attention import CompressiveConfig, RelativeConfig
+from mnemos.memory import hold_caches
 from mnemos.types import detach, leaves, reset
 
 MEMORY, WIDTH, HEADS = 5, 8, 2
@@ -120,6 +122,82 @@ def test_with_a_gated_cache_beside_the_memory_or_instead_of_it(cache, memory):
     kept = [layer.inner if cache else layer for layer in state.layers]
     assert all(part.x.shape[1] == memory for part in kept)
     assert not any(leaf.requires_grad for part in kept for leaf in leaves(part))
+
+
+SEGMENT, SEGMENTS = 6, 3
+CACHES = [GRC(length=3, block=4, scope="stream"), GRC(length=3, block=2), GRC(length=3, block=2, preset="paper")]
+MEMORIES = [
+    RelativeConfig(memory=0),
+    RelativeConfig(memory=MEMORY),
+    CompressiveConfig(memory=4, compressed=3, ratio=2),
+]
+
+
+def logits_of(network, x):
+    """Of segments with the state carried between them; shared caches stay as they are."""
+    state, found = None, []
+    with hold_caches(network):
+        for segment in x.split(SEGMENT, 1):
+            y, state = network(segment, state)
+            found.append(y)
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("cache", CACHES, ids=["stream", "shared", "paper"])
+@pytest.mark.parametrize("attention", MEMORIES, ids=["no-memory", "memory", "compressive"])
+def test_with_a_cache_no_token_is_read_before_its_turn_and_every_gate_is_trained(attention, cache, training):
+    """Through the memory, the slots and the cache, within segments and across them."""
+    network = replaced(attention, cache).train(training)
+    x = ids(SEGMENT * SEGMENTS)
+    before = logits_of(network, x)
+    for j in range(0, SEGMENT * SEGMENTS, 2):
+        other = x.clone()
+        other[:, j] = (other[:, j] + 1) % 11
+        after = logits_of(network, other)
+        torch.testing.assert_close(after[:, :j], before[:, :j])
+        assert not torch.allclose(after[:, j], before[:, j])
+    if training:
+        before.log_softmax(-1)[..., 3].sum().backward()
+        for name, parameter in network.named_parameters():
+            if any(part in name for part in ("gate", "candidate", "mix")):
+                assert parameter.grad.abs().max() > 0, name
+
+
+def replaced(attention, cache) -> Transformer:
+    """The model with another attention."""
+    network = Transformer(dataclasses.replace(model(cache=cache).config, attention=attention)).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return network
+
+
+def test_a_cache_remembers_further_than_the_memory_it_replaces():
+    """Without either, the first segment is not read by the third."""
+    x = ids(SEGMENT * SEGMENTS)
+    other = x.clone()
+    other[:, 1] = (other[:, 1] + 1) % 11
+    for attention, cache, reads in (
+        (RelativeConfig(memory=0), None, False),
+        (RelativeConfig(memory=0), CACHES[0], True),
+        (CompressiveConfig(memory=2, compressed=1, ratio=2), None, False),  # two layers reach 2 · (2 + 2) tokens back
+        (CompressiveConfig(memory=2, compressed=6, ratio=2), None, True),
+    ):
+        network = replaced(attention, cache).eval()
+        same = torch.allclose(logits_of(network, x)[:, -1], logits_of(network, other)[:, -1], rtol=0, atol=1e-12)
+        assert same != reads
+
+
+def test_the_width_of_the_base_model_is_rounded_down_to_its_heads():
+    """410 channels, 10 heads: half of them are 205, and the cache has 200."""
+    sizes = {"vocab_size": 11, "dim": 410, "layers": 1, "num_heads": 10, "mlp": 4, "position": "none"}
+    for preset in ("mnemos", "paper", "official"):
+        grc = GRC(length=4, block=2, preset=preset)
+        network = Transformer(attention=RelativeConfig(memory=0), cache=grc, **sizes)
+        assert network.blocks[0].attention.cache.shape == (4, 200)
+        assert network(ids(5))[0].isfinite().all()
 
 
 def test_a_stream_of_same_length_reads_in_any_pieces_and_is_joined_saved_and_gone_on_with(tmp_path):

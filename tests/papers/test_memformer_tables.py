@@ -129,7 +129,16 @@ def test_the_papers_settings():
     for recipe in (found, text):
         resolved = recipe.model.resolved()
         assert (resolved.memory.radius, resolved.cls, resolved.decoder_reads) == (1, 2, False)
+    compressive = registry.load("recipe", "wikitext-compressive")()
+    found_sizes = compressive.model.attention
+    assert (found_sizes.memory, found_sizes.compressed, found_sizes.ratio, found_sizes.compression) == (
+        512,
+        512,
+        4,
+        "convolution",
+    )
     baseline = registry.load("recipe", "wikitext-xl")()
+    assert compressive.model == replace(baseline.model, attention=found_sizes)
     assert (text.train.rollout.segments, text.train.rollout.slide) == (8, 1)
     compare._check([text, baseline], Path("no such folder"))  # both read one new segment per update
     assert (baseline.model.layers, baseline.model.attention.memory, baseline.data) == (16, 1024, text.data)

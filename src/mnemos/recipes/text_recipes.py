@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mnemos.attention.compressive import CompressiveConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
@@ -16,6 +17,7 @@ from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConf
 _OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
 _CACHE = GRC(length=32, block=64, scope="stream")
 _MODEL = TransformerConfig(vocab_size=0, layers=4, max_length=0, attention=SoftmaxConfig(window=256))
+_XL = replace(_MODEL, position="none", attention=RelativeConfig(memory=256))
 
 
 @recipe
@@ -50,7 +52,32 @@ def text_cached_unwritten() -> Recipe:
 @recipe
 def text_xl() -> Recipe:
     """text with Transformer-XL: relative positions, and a memory of the 256 bytes before the segment."""
-    return replace(text(), model=replace(_MODEL, position="none", attention=RelativeConfig(memory=256)))
+    return replace(text(), model=_XL)
+
+
+@recipe
+def text_window() -> Recipe:
+    """text under a name that says what its memory is: softmax attention to a window of the last 256 bytes."""
+    return text()
+
+
+@recipe
+def text_xl_cached() -> Recipe:
+    """text-xl with a gated cache per stream beside its memory of 256 bytes."""
+    return replace(text(), model=replace(_XL, cache=_CACHE))
+
+
+@recipe
+def text_cached_xl_no_memory() -> Recipe:
+    """text-xl with a gated cache per stream in place of its memory: 32 slots, updated every 64 bytes."""
+    return replace(text(), model=replace(_XL, attention=RelativeConfig(memory=0), cache=_CACHE))
+
+
+@recipe
+def text_compressive() -> Recipe:
+    """text with a Compressive Transformer: 128 bytes before the segment, and 128 slots for the 512 before these."""
+    attention = CompressiveConfig(memory=128, compressed=128, ratio=4)
+    return replace(text(), model=replace(_XL, attention=attention))
 
 
 @recipe

@@ -47,6 +47,7 @@ MEMFORMER = Paper(
                 "Transformer-XL base memory=256": (58.0, 25.39),
                 "Transformer-XL base memory=128": (39.0, 25.60),
                 "Transformer-XL base memory=32": (26.0, 27.22),
+                "Compressive Transformer memory=512 compress=512": (172.0, 23.23),
                 "Memformer 4+16": (54.0, 22.74),
                 "Memformer 4+12": (48.0, 23.91),
                 "Memformer memory=512": (35.0, 23.30),

@@ -1,4 +1,4 @@
-"""Table 2: language modelling with Memformer and Transformer-XL, and the cost of inference."""
+"""Table 2: language modelling with Memformer, Transformer-XL and the Compressive Transformer; cost of inference."""
 
 import statistics
 from collections.abc import Callable
@@ -39,7 +39,10 @@ _COUNTED = (
     "GFLOP per segment of 128 tokens, with full memories; a multiply-add counts as 2. The vocabulary is 256 bytes. The "
     "paper uses words and seems to count the softmax over them too."
 )
-_COMMANDS = "At the paper's size: mnemos train wikitext-memformer (and wikitext-xl) --data.path FOLDER, as bytes."
+_COMMANDS = (
+    "At the paper's size: mnemos train wikitext-memformer (wikitext-xl, wikitext-compressive) --data.path FOLDER, as "
+    "bytes."
+)
 _TIMED = (
     "Batch size 1, not trained (weights do not change the time). Generated: 128 tokens one by one; the encoder runs "
     "once for them. Read: one segment per call. State: bytes per stream at the start of a segment, and the maximum; "
@@ -60,7 +63,9 @@ def _gflop(model: nn.Module) -> float:
     """GFLOP of one segment in the middle of a stream, computed from shapes without running the model."""
     segment = torch.zeros(1, PAPER.segment, dtype=torch.int64, device="meta")
     with torch.no_grad():
-        if memory := getattr(getattr(model.config, "attention", None), "memory", 0):
+        attention = getattr(model.config, "attention", None)
+        if memory := getattr(attention, "memory", 0):
+            memory += getattr(attention, "compressed", 0) * getattr(attention, "ratio", 0)  # tokens until it is full
             count = -(-memory // PAPER.segment)
             _, state = model(segment.repeat(1, count))
             return count_flops(partial(model, segment, state)) / 1e9

@@ -12,6 +12,7 @@ from mnemos.data.text import TextConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 
 from .table_models import (
+    COMPRESSIVE,
     PICTURES,
     SMALL,
     SMALL_LANGUAGE,
@@ -83,6 +84,12 @@ def wikitext_memformer() -> Recipe:
 def wikitext_xl() -> Recipe:
     """Bytes of --data.path FOLDER, Transformer-XL base memory=1024 at the paper's size (Memformer, Table 2)."""
     return _wikitext("Transformer-XL base memory=1024")
+
+
+@recipe
+def wikitext_compressive() -> Recipe:
+    """Bytes of --data.path FOLDER, Compressive Transformer at the paper's size (Memformer, Table 2)."""
+    return _wikitext(COMPRESSIVE)
 
 
 @recipe

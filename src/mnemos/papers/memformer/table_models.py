@@ -6,6 +6,7 @@ A variant is a row of a table, under the paper's name for it; the recipes that t
 from dataclasses import replace
 from typing import NamedTuple
 
+from mnemos.attention.compressive import CompressiveConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
 from mnemos.memory.slots import SlotsConfig
@@ -70,6 +71,7 @@ PICTURES = {
     "w/o multi-head": "memformer-one-head",
 }
 _XL = {f"Transformer-XL base memory={memory}": memory for memory in (1600, 1024, 512, 256, 128, 32)}
+COMPRESSIVE = "Compressive Transformer memory=512 compress=512"
 # The names of Table 2's rows: layers of encoder and decoder, and slots.
 _MEMFORMERS = {
     "Memformer 4+16": (4, 16, 1024),
@@ -77,7 +79,7 @@ _MEMFORMERS = {
     "Memformer memory=512": (4, 16, 512),
     "Memformer w/o memory": (4, 16, 0),
 }
-LANGUAGE = (*_XL, *_MEMFORMERS)
+LANGUAGE = (*_XL, COMPRESSIVE, *_MEMFORMERS)
 
 # Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
 SMALL = {
@@ -136,9 +138,11 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
 def language_variant(name: str, size: LanguageSizes) -> Variant:
     """The model of a row of Table 2, and how its updates read: `HORIZON` segments, with gradient through all of them.
 
-    Transformer-XL reads as much new text per update; its memory carries no gradient.
+    Transformer-XL and the Compressive Transformer read as much new text per update; their memory carries no gradient.
     """
-    if name in _XL:
+    if name in _XL or name == COMPRESSIVE:
+        reach = 512 // size.length_divisor
+        compressive = CompressiveConfig(memory=reach, compressed=reach, ratio=4)
         model = TransformerConfig(
             dim=size.dim,
             num_heads=size.num_heads,
@@ -147,7 +151,7 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
             max_length=size.segment,
             position="none",
             dropout=size.dropout,
-            attention=RelativeConfig(memory=_XL[name] // size.length_divisor),
+            attention=RelativeConfig(memory=_XL[name] // size.length_divisor) if name in _XL else compressive,
         )
         return model, RolloutConfig(segments=size.slide or HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[name]

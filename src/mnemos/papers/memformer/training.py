@@ -64,8 +64,9 @@ def shape(recipe: Recipe) -> str:
     model: Any = recipe.model
     if model.name == "memformer":
         return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
-    memory = getattr(getattr(model, "attention", None), "memory", None)
-    return f"{model.layers} layers" + ("" if memory is None else f", memory {memory}")
+    attention = getattr(model, "attention", None)
+    sizes = {name: getattr(attention, name, None) for name in ("memory", "compressed")}
+    return ", ".join([f"{model.layers} layers", *(f"{name} {n}" for name, n in sizes.items() if n is not None)])
 
 
 def _prepared(recipe: Recipe, options: Options) -> Recipe:
