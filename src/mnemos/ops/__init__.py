@@ -5,6 +5,7 @@ from typing import Any
 
 from mnemos.types import InputError
 
+from .associative import associative_read, associative_write, dpfp
 from .bucket_union import bucket_union_attention
 from .linear import linear_attention
 from .linear.varlen import linear_attention_varlen
@@ -13,9 +14,12 @@ from .relative_position import relative_attention
 from .slot_memory import biased_memory_norm, slot_attention, slot_write
 
 __all__ = [
+    "associative_read",
+    "associative_write",
     "backends",
     "biased_memory_norm",
     "bucket_union_attention",
+    "dpfp",
     "linear_attention",
     "linear_attention_varlen",
     "reformer_attention",

@@ -1,0 +1,94 @@
+"""An associative memory per row: a matrix from keys to values, written from memory tokens by a delta rule (ARMT)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos._compat import exportable
+from mnemos.config import check_fields
+from mnemos.ops.associative import associative_read, associative_write, dpfp
+from mnemos.types import Device, InputError
+
+
+@dataclass(frozen=True)
+class AssociationsConfig:
+    """The settings of a memory of associations.
+
+    tokens: m, the number of memory tokens that write it after each segment; 0: no memory. key_dim: d, the width of keys
+    and queries. nu: ν of the feature map DPFP-ν, which makes 2·ν·d features of them. causal: a memory token attends to
+    itself and earlier ones of its segment only; otherwise to all. write=False: nothing is written, and nothing read.
+    """
+
+    tokens: int = 16
+    key_dim: int = 32
+    nu: int = 3
+    causal: bool = False
+    write: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self, "memory")
+        for name, least in (("tokens", 0), ("key_dim", 1), ("nu", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"memory.{name}: expected at least {least}, found {getattr(self, name)}; raise it")
+
+
+@exportable
+class AssociationState(NamedTuple):
+    """A layer's matrix A [B, F, D] and normaliser z [B, F], at least float32; zeros are the empty memory."""
+
+    matrix: Tensor
+    normaliser: Tensor
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "associations"
+
+
+class AssociativeMemory(nn.Module):
+    """A layer's associations (Rodkin et al. 2024): each token reads them, and memory tokens write them.
+
+        read    x + Aᵀφ(W_Q·x)/zᵀφ(W_Q·x)
+        write   keys φ(W_K·m_i), values W_V·m_i, strengths β_i = σ(w·m_i + b) of the memory tokens m_i
+
+    See `mnemos.ops.associative`. φ: DPFP-ν, F = 2·ν·d features. W_V starts at 0, so that a new model reads nothing and
+    learns to. Cost: O(T·D·(d + F)) to read T tokens, O(m·D·(D + F)) to write m.
+    """
+
+    def __init__(self, dim: int, config: AssociationsConfig) -> None:
+        super().__init__()
+        self.nu, self.features = config.nu, 2 * config.nu * config.key_dim
+        self.query, self.key = (nn.Linear(dim, config.key_dim, bias=False) for _ in range(2))
+        self.value, self.strength = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W_V = 0."""
+        nn.init.zeros_(self.value.weight)
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> AssociationState:
+        """The state of `batch_size` new rows: empty."""
+        weight = self.value.weight
+        device = weight.device if device is None else device
+        wide = torch.promote_types(dtype or weight.dtype, torch.float32)
+        matrix = torch.zeros(batch_size, self.features, weight.shape[0], device=device, dtype=wide)
+        return AssociationState(matrix, matrix.new_zeros(batch_size, self.features))
+
+    def read(self, state: AssociationState, x: Tensor) -> Tensor:
+        """x [B, T, D] with what the memory holds for each token added."""
+        return x + associative_read(*state, dpfp(self.query(x), self.nu)).to(x.dtype)
+
+    def write(self, state: AssociationState, tokens: Tensor, active: Tensor | None) -> AssociationState:
+        """The state after a write from memory tokens [B, m, D] in the rows that are `active` [B] bool (None: all)."""
+        beta = torch.sigmoid(self.strength(tokens)).squeeze(-1)
+        new = AssociationState(*associative_write(*state, dpfp(self.key(tokens), self.nu), self.value(tokens), beta))
+        if active is None:
+            return new
+        return AssociationState(
+            torch.where(active[:, None, None], new.matrix, state.matrix),
+            torch.where(active[:, None], new.normaliser, state.normaliser),
+        )

@@ -1,0 +1,330 @@
+"""Language models that read in segments, each with memory tokens in front, behind or both: what they share."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos._compat import exportable, pytree
+from mnemos.attention.softmax import rotation
+from mnemos.config import ModelConfig, check_fields, unknown_field
+from mnemos.memory.grid import Stretch, stretches
+from mnemos.types import Device, InputError, Splits, State, StateKind, check_heads, leaves, map_state, select
+
+from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
+from .segment_blocks import Context, Layout, SegmentAttention, SegmentCache, visible
+from .transformer import check_tokens
+
+
+@dataclass(frozen=True)
+class SegmentConfig(ModelConfig):
+    """The sizes that the models of memory tokens share. Their blocks are those of `mnemos.Transformer`."""
+
+    classes: ClassVar[int] = 0  # it predicts the next token only
+    vocab_size: int = 256
+    dim: int = 128
+    layers: int = 2
+    num_heads: int = 4
+    mlp: int = 512  # hidden width of the MLP
+    segment: int = 64  # L, the number of tokens of a segment
+    norm: Norm = "pre"
+    position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"  # within a segment
+    activation: Activation = "gelu"
+    dropout: float = 0.0
+    tied: bool = False  # the head shares the embedding's weights
+
+
+@exportable
+class SegmentState(NamedTuple):
+    """The place of each row in its sequence; a row of zeros is a new row.
+
+    seen [B] int64: tokens since the row began. memory: what passes from segment to segment (see the model). layers: the
+    blocks' keys and values within the segment, which are empty at its start; within a segment each layer has 2·D
+    numbers for each memory token in front and each token so far.
+    """
+
+    seen: Tensor
+    memory: State
+    layers: tuple[SegmentCache, ...]
+
+
+class SegmentModel(nn.Module):
+    """A language model over segments with f memory tokens in front and b behind: the base of the three models.
+
+    A subclass sets `front` and `back`, builds its memory in `_build_memory`, and defines `new_memory`, `front_tokens`,
+    `back_tokens`, `recalled` and `written`. A segment is read as
+
+        [front ; x_1 … x_L ; back]     positions 0 … f + L + b − 1
+
+    in one pass if the call holds all of it; else the front is read with the first token, the back after the last one,
+    and keys and values are cached in between, with the same results. Padding occupies its place in a segment, and no
+    token attends to it. A segment that is all padding writes nothing.
+    """
+
+    splits: Splits = "anywhere"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
+    config: SegmentConfig
+    front = 0
+    back = 0
+    causal_memory = False
+
+    def __init__(self, config: SegmentConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        _check(c)
+        self._build_memory()
+        self.embedding = nn.Embedding(c.vocab_size, c.dim)
+        length = self.front + c.segment + self.back
+        self.positions = nn.Embedding(length, c.dim) if c.position == "learned" else None
+        self._table: Tensor | None = None  # of sinusoids or rotations, kept between calls
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = module_list(self._block() for _ in range(c.layers))
+        self.final_norm = nn.LayerNorm(c.dim) if c.norm == "pre" else nn.Identity()
+        self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
+        init_weights(self)
+        if c.tied:
+            self.head.weight = self.embedding.weight
+
+    def _block(self) -> Block:
+        c = self.config
+        attention = SegmentAttention(c.dim, c.num_heads, c.dropout, c.position == "rotary")
+        return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
+
+    def _build_memory(self) -> None:
+        """Create the memory's modules, and set `front`, `back` and `causal_memory`."""
+        raise NotImplementedError
+
+    def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> State:
+        """The memory of `batch_size` new rows; None: there is none."""
+        raise NotImplementedError
+
+    def front_tokens(self, memory: State, rows: int) -> Tensor:
+        """The memory tokens in front of a segment, [rows, f, D]."""
+        raise NotImplementedError
+
+    def back_tokens(self, memory: State, rows: int) -> Tensor:
+        """The memory tokens behind a segment, [rows, b, D]."""
+        raise NotImplementedError
+
+    def recalled(self, memory: State, layer: int, x: Tensor) -> Tensor:
+        """The inputs [B, n, D] of a layer with what the memory adds; by default as they are."""
+        return x
+
+    def written(self, memory: State, outputs: list[Tensor], active: Tensor | None) -> State:
+        """The memory after a segment, from each layer's outputs [B, b, D] behind it, in the rows that are `active`."""
+        raise NotImplementedError
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SegmentState:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
+        weight = self.embedding.weight
+        device, dtype = weight.device if device is None else device, dtype or weight.dtype
+        seen = torch.zeros(batch_size, device=device, dtype=torch.int64)
+        return SegmentState(seen, self.new_memory(batch_size, device, dtype), self._caches(batch_size, device, dtype))
+
+    def _caches(self, batch_size: int, device: Device, dtype: torch.dtype) -> tuple[SegmentCache, ...]:
+        heads = self.config.num_heads
+        return tuple(
+            SegmentCache.empty(batch_size, heads, self.config.dim // heads, device, dtype) for _ in self.blocks
+        )
+
+    def forward(
+        self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, SegmentState]:
+        """x [B, T] int64 token ids, mask [B, T] bool, True = valid -> logits [B, T, V] and the new state."""
+        y, state = self._read(x, state, mask)
+        return self.head(self.final_norm(y)), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def advance(self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None) -> SegmentState:
+        """The state that `forward` returns, without the logits: the last norm and the head do not run."""
+        return self._read(x, state, mask)[1]
+
+    def _read(self, x: Tensor, state: SegmentState | None, mask: Tensor | None) -> tuple[Tensor, SegmentState]:
+        """The last block's outputs [B, T, D] for the tokens, and the new state."""
+        check_tokens(x, self.config.vocab_size, mask)
+        b, t = x.shape
+        if state is None:
+            state, seen = self.initial_state(b), [0] * b
+        else:
+            self._check_state(state, b)
+            seen = state.seen.tolist()
+        length, memory, caches = self.config.segment, state.memory, state.layers
+        place, start, outputs = [n % length for n in seen], 0, []
+        if not self.back and not any(place) and t >= 2 * length:
+            start, caches = t - t % length, self._caches(b, x.device, self.embedding.weight.dtype)
+            outputs.append(self._side_by_side(x[:, :start], None if mask is None else mask[:, :start], memory))
+        for stretch in stretches(place, t - start, length):
+            span = slice(start + stretch.start, start + stretch.stop)
+            y, caches, memory = self._stretch(
+                stretch, x[:, span], None if mask is None else mask[:, span], caches, memory
+            )
+            outputs.append(y)
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        return y, SegmentState(state.seen + t, memory, caches)
+
+    def _side_by_side(self, x: Tensor, mask: Tensor | None, memory: State) -> Tensor:
+        """Whole segments [B, n·L] as rows of one batch, where no segment writes what the next one reads."""
+        length, n = self.config.segment, x.shape[1] // self.config.segment
+        rows = len(x) * n
+        whole = Stretch(0, length, [0] * rows, [True] * rows)
+        memory = map_state(lambda leaf: leaf.repeat_interleave(n, 0), memory)
+        mask = None if mask is None else mask.reshape(rows, length)
+        caches = self._caches(rows, x.device, self.embedding.weight.dtype)
+        return self._stretch(whole, x.reshape(rows, length), mask, caches, memory)[0].reshape(*x.shape, -1)
+
+    def _stretch(
+        self, stretch: Stretch, x: Tensor, mask: Tensor | None, caches: tuple[SegmentCache, ...], memory: State
+    ) -> tuple[Tensor, tuple[SegmentCache, ...], State]:
+        """Tokens [B, t] within one segment of each row: outputs, caches and memory after them."""
+        rows, t = x.shape
+        fresh, done = [place == 0 for place in stretch.place], stretch.done
+        if all(fresh):
+            caches = self._caches(rows, x.device, self.embedding.weight.dtype)
+        elif self.front and any(fresh):
+            caches = self._begun(caches, memory, _indices(fresh, x.device))
+        layout = Layout(self.front if all(fresh) else 0, t, self.back if all(done) else 0)
+        parts = [self.front_tokens(memory, rows)] if layout.front else []
+        parts += [self.embedding(x), *([self.back_tokens(memory, rows)] if layout.back else [])]
+        start = [self.front - layout.front + place for place in stretch.place]
+        y, new, behind = self._pass(torch.cat(parts, 1) if parts[1:] else parts[0], layout, start, mask, caches, memory)
+        heard = None if mask is None else mask.any(1) | caches[0].own.valid.any(1)
+        if all(done):
+            memory = self.written(memory, behind, heard) if layout.back else memory
+            caches = self._caches(rows, x.device, self.embedding.weight.dtype)
+        else:
+            valid = x.new_ones(rows, t, dtype=torch.bool) if mask is None else mask
+            caches = tuple(_kept(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
+            if any(done):
+                memory = self._ended(caches, memory, _indices(done, x.device), heard) if self.back else memory
+                after = [0 if d else place + t for place, d in zip(stretch.place, done, strict=True)]
+                caches = tuple(cache.closed(after, done) for cache in caches)
+        return y[:, layout.front : layout.front + t], caches, memory
+
+    def _begun(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
+        """The caches with the memory tokens in front of the segment that some `rows` (indices) begin."""
+        memory = map_state(lambda leaf: leaf[rows], memory)
+        tokens = self.front_tokens(memory, len(rows))
+        empty = self._caches(len(rows), rows.device, caches[0].own.k.dtype)
+        _, new, _ = self._pass(tokens, Layout(self.front, 0, 0), [0] * len(rows), None, empty, memory)
+        return tuple(cache.with_front(one.k, one.v, rows) for cache, one in zip(caches, new, strict=True))
+
+    def _ended(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor, heard: Tensor | None) -> State:
+        """The memory after the segment that some `rows` (indices) have completed."""
+        some = map_state(lambda leaf: leaf[rows], memory)
+        tokens, start = self.back_tokens(some, len(rows)), self.front + self.config.segment
+        of_rows = tuple(select(cache, rows) for cache in caches)
+        _, _, behind = self._pass(tokens, Layout(0, 0, self.back), [start] * len(rows), None, of_rows, some)
+        new = self.written(some, behind, None if heard is None else heard[rows])
+        return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), memory, new)
+
+    def _pass(
+        self,
+        y: Tensor,
+        layout: Layout,
+        start: list[int],
+        mask: Tensor | None,
+        caches: tuple[SegmentCache, ...],
+        memory: State,
+    ) -> tuple[Tensor, list[Context], list[Tensor]]:
+        """All blocks over embeddings [B, n, D] at the positions from `start`, after what is in the caches.
+
+        Returns the outputs [B, n, D], each block's new keys and values, and its outputs [B, b, D] behind the segment.
+        """
+        y, turn = self._placed(y, start)
+        y = self.dropout(y)
+        seen = visible(layout, self.causal_memory, caches[0].valid(), mask, y.device)
+        new: list[Context] = []
+        behind = []
+        for i, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
+            y, context = block(self.recalled(memory, i, y), Context(*cache.before(), seen, turn))
+            new.append(context)
+            behind.append(y[:, layout.front + layout.tokens :])
+        return y, new, behind
+
+    def _placed(self, y: Tensor, start: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Embeddings [B, n, D] with their positions from `start` of each row, and their rotations."""
+        if self.config.position == "none":
+            return y, None
+        table, n = self._positions(y), y.shape[1]
+        if len(set(start)) == 1:
+            found = table[None, start[0] : start[0] + n]
+        else:
+            found = table[torch.tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)]
+        return (y, found) if self.config.position == "rotary" else (y + found, None)
+
+    def _positions(self, like: Tensor) -> Tensor:
+        """What belongs to every position of a segment: a vector [n, D], or rotations [n, 1, D/2H]."""
+        if self.positions is not None:
+            return self.positions.weight
+        table, c = self._table, self.config
+        rotary, wide = c.position == "rotary", like.dtype == torch.float64
+        dtype = (torch.complex128 if wide else torch.complex64) if rotary else like.dtype
+        if table is None or table.device != like.device or table.dtype != dtype:
+            length = self.front + c.segment + self.back
+            if rotary:
+                table = rotation(length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
+            else:
+                table = sinusoids(length, c.dim, None, like.device)[0].to(dtype)
+            if not torch.compiler.is_compiling():
+                self._table = table
+        return table
+
+    def _check_state(self, state: object, rows: int) -> None:
+        if not isinstance(state, SegmentState):
+            raise InputError(
+                f"expected the state that this model returned, found {type(state).__name__}; start with state=None"
+            )
+        c, width = self.config, self.config.dim // self.config.num_heads
+        wanted = self.new_memory(0, self.embedding.weight.device, self.embedding.weight.dtype)
+        fits = len(state.layers) == c.layers
+        fits = fits and all(cache.own.k.shape[2:] == (c.num_heads, width) for cache in state.layers)
+        fits = fits and pytree.tree_structure(state.memory) == pytree.tree_structure(wanted)
+        fits = fits and [x.shape[1:] for x in leaves(state.memory)] == [x.shape[1:] for x in leaves(wanted)]
+        if not fits:
+            raise InputError(
+                "expected the state that this model returned, found one of a model of another configuration; start "
+                "with state=None"
+            )
+        if (found := {leaf.shape[0] for leaf in leaves(state)}) != {rows}:
+            counts = " and ".join(map(str, sorted(found)))
+            raise InputError(
+                f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
+            )
+
+
+def _indices(chosen: list[bool], device: Device) -> Tensor:
+    return torch.tensor([i for i, one in enumerate(chosen) if one], device=device)
+
+
+def _kept(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> SegmentCache:
+    """The cache with the keys and values of a pass's front, if it had one, and of its tokens."""
+    f, end = layout.front, layout.front + layout.tokens
+    if f:
+        cache = cache._replace(front_k=new.k[:, :f], front_v=new.v[:, :f])
+    return cache._replace(own=cache.own.append(new.k[:, f:end], new.v[:, f:end], valid))
+
+
+def with_fields(config: Any, fields: dict[str, Any], model: str) -> Any:
+    """A configuration with other values of some fields. Raises InputError for a field that it does not have."""
+    known = {f.name for f in dataclasses.fields(config)}
+    for name in fields:
+        if name not in known:
+            raise InputError(unknown_field(name, known, model))
+    return dataclasses.replace(config, **fields)
+
+
+def _check(c: SegmentConfig) -> None:
+    check_fields(c, "model")
+    check_heads(c.dim, c.num_heads)
+    for name in ("vocab_size", "layers", "mlp", "segment"):
+        if getattr(c, name) < 1:
+            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
+    if not 0 <= c.dropout < 1:
+        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")

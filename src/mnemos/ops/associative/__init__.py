@@ -1,0 +1,74 @@
+"""Associative memory (ARMT, Rodkin et al. 2024): a matrix a delta rule writes. See README.md and reference.py."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos.ops.precision import full_precision
+from mnemos.types import InputError
+
+__all__ = ["associative_read", "associative_write", "dpfp"]
+
+GUARD = 1e-5  # added to every zᵀφ, so that an empty memory reads as 0
+
+
+def dpfp(x: Tensor, nu: int = 3) -> Tensor:
+    """Deterministic parameter-free projection (Schlag et al. 2021), of length 1: x [.., d] to φ(x) [.., 2·nu·d].
+
+        r = [max(x, 0) ; max(−x, 0)]     φ_j = r ⊙ roll(r, j), j = 1 … nu     φ = [φ_1 ; … ; φ_nu]/‖·‖
+
+    roll(r, j)_i = r_(i−j), cyclically: each feature is the product of two entries, so that vectors of different
+    directions have nearly orthogonal features. φ is 0 where all products are. Computed in float32 at least.
+    Cost: O(nu·d) per row. Raises InputError for nu below 1.
+    """
+    if nu < 1:
+        raise InputError(f"dpfp: expected nu of at least 1, found {nu}; raise it")
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    both = torch.cat([F.relu(wide), F.relu(-wide)], -1)
+    return F.normalize(torch.cat([both * both.roll(j, -1) for j in range(1, nu + 1)], -1), dim=-1)
+
+
+def associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor) -> Tensor:
+    """What a memory A with normaliser z holds for features φ(q): y = Aᵀφ(q)/(zᵀφ(q) + 10⁻⁵).
+
+    matrix [B, F, M], normaliser [B, F], q [B, T, F], all φ of `dpfp` -> [B, T, M] in the matrix's dtype. An empty
+    memory (zeros) reads as 0. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
+    """
+    _check(matrix, normaliser, q)
+    with full_precision(matrix.device.type):
+        q = q.to(matrix.dtype)
+        return (q @ matrix) / (q @ normaliser[..., None] + GUARD)
+
+
+def associative_write(matrix: Tensor, normaliser: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The memory after a delta rule has written T pairs of features φ(k_i) and values v_i, all at once:
+
+        v̄_i = Aᵀφ_i/(zᵀφ_i + 10⁻⁵)        A ← A + Σ_i β_i·φ_i·(v_i − v̄_i)ᵀ
+        γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     z ← z + Σ_i γ_i·φ_i
+
+    matrix [B, F, M], normaliser [B, F], k [B, T, F] of length 1 or 0, v [B, T, M], beta [B, T] -> the new matrix and
+    normaliser. A key that the memory holds already has γ = 0: its value is replaced and the normaliser stays. Every
+    pair is compared with the memory before the call, not with the other pairs. Cost: O(B·T·F·M). Raises InputError for
+    shapes that do not fit.
+    """
+    _check(matrix, normaliser, k)
+    if v.shape != (*k.shape[:2], matrix.shape[2]) or beta.shape != k.shape[:2]:
+        raise InputError(
+            f"associative_write: expected values {(*k.shape[:2], matrix.shape[2])} and beta {tuple(k.shape[:2])}, "
+            f"found {tuple(v.shape)} and {tuple(beta.shape)}"
+        )
+    with full_precision(matrix.device.type):
+        k, v, beta = k.to(matrix.dtype), v.to(matrix.dtype), beta.to(matrix.dtype)
+        held = k @ normaliser[..., None]
+        change = beta[..., None] * (v - (k @ matrix) / (held + GUARD))
+        new = (1 - held).clamp(0, 1)  # ‖φ‖ is 1, or φ is 0 and adds nothing
+        return matrix + k.mT @ change, normaliser + (new * k).sum(1)
+
+
+def _check(matrix: Tensor, normaliser: Tensor, features: Tensor) -> None:
+    fits = matrix.dim() == features.dim() == 3 and matrix.is_floating_point()
+    if not fits or normaliser.shape != matrix.shape[:2] or features.shape[::2] != matrix.shape[:2]:
+        raise InputError(
+            f"expected a matrix [B, F, M], a normaliser [B, F] and features [B, T, F] of one B and F, found "
+            f"{tuple(matrix.shape)}, {tuple(normaliser.shape)} and {tuple(features.shape)}"
+        )
