@@ -59,6 +59,17 @@ def test_slots_have_baselines_too():
     assert with_baselines([recipe, never, wider]) == [recipe, never, wider]
 
 
+@pytest.mark.parametrize("name", ["text-rmt", "text-armt"])
+def test_memory_tokens_have_baselines_too(name):
+    recipe = registry.load("recipe", name)()
+    recipe = replace(recipe, model=replace(recipe.model, vocab_size=256))
+    _, never, wider = with_baselines([recipe])
+    assert (never.name, never.model.memory) == (f"{name}-unwritten", replace(recipe.model.memory, write=False))
+    assert (wider.name, wider.model.memory.tokens) == (f"{name}-wider", 0)
+    assert parameters(wider.model) == pytest.approx(parameters(recipe.model), rel=0.005)
+    assert with_baselines([recipe, never, wider]) == [recipe, never, wider]
+
+
 @dataclass(frozen=True)
 class NoMLP(ModelConfig):
     name = "no-mlp"

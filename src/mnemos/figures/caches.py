@@ -36,7 +36,7 @@ def section(comparison: Comparison) -> str:
 
 def _not_stored(runs: Sequence[RunRecord]) -> str:
     """Why a variant's model stores no content of a cache; "" if it stores one, or has no gated cache."""
-    grcs = [one for run in runs[:1] for one in writable(run.recipe.get("model")) if "slots" not in one]
+    grcs = [one for run in runs[:1] for one in writable(run.recipe.get("model")) if "preset" in one]
     if grcs and all(one.get("scope") == "stream" for one in grcs):
         return (
             "each stream has a cache of its own, which is part of the state that a stream carries; the model stores "

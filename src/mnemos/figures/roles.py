@@ -7,7 +7,7 @@ from typing import Literal
 
 from mnemos.config import from_dict, to_dict
 from mnemos.memory.grc import GRC
-from mnemos.memory.slots import SlotsConfig
+from mnemos.memory.written import SEGMENT_MEMORIES
 from mnemos.types import InputError, JSONObject
 
 from .results import Comparison, Row
@@ -33,10 +33,11 @@ def memory(comparison: Comparison, name: str) -> Memory:
 
 
 def noun(comparison: Comparison, name: str) -> str:
-    """What the memory of a variant is called: "a cache" or "slots"."""
+    """What the memory of a variant is called: "a cache", or the plural of a memory of segments, such as "slots"."""
     runs = comparison.runs.get(name)
     found = writable(runs[0].recipe.get("model")) if runs else []
-    return "slots" if found and "slots" in found[0] else "a cache"
+    kind = _segment_memory(found[0]) if found else None
+    return SEGMENT_MEMORIES[kind].noun if kind else "a cache"
 
 
 def role(comparison: Comparison, row: Row, other: Row) -> Role:
@@ -59,15 +60,21 @@ def role(comparison: Comparison, row: Row, other: Row) -> Role:
 
 
 def writable(value: object) -> list[JSONObject]:
-    """Every configuration of a gated cache (`mnemos.GRC`) or of slots (`mnemos.SlotsConfig`) within a recipe's JSON.
+    """Every configuration of a gated cache (`mnemos.GRC`), of slots or of memory tokens within a recipe's JSON.
 
-    A gated cache has a preset and a length; a memory of 0 slots is none.
+    A gated cache has a preset and a length; a memory of 0 slots or tokens is none.
     """
     if isinstance(value, dict):
-        if {"preset", "length"} <= set(value) or ({"slots", "temperature"} <= set(value) and value["slots"]):
+        kind = _segment_memory(value)
+        if {"preset", "length"} <= set(value) or (kind and value[SEGMENT_MEMORIES[kind].size]):
             return [value]
         return [one for part in value.values() for one in writable(part)]
     return [one for part in value for one in writable(part)] if isinstance(value, list) else []
+
+
+def _segment_memory(value: JSONObject) -> type | None:
+    """The class of the configuration that a part of a recipe's JSON is, if it is one with a switch `write`."""
+    return next((cls for cls, kind in SEGMENT_MEMORIES.items() if kind.names <= set(value)), None)
 
 
 def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str | None:
@@ -86,9 +93,9 @@ def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str |
         recipe["train"].pop("seed", None)
     for found in writable(recipe.get("model")):
         try:
-            if "slots" in found:
-                slots: SlotsConfig = from_dict(SlotsConfig, found)
-                complete = to_dict(replace(slots, write=slots.write and not unwritten))
+            if kind := _segment_memory(found):
+                memory = from_dict(kind, found)
+                complete = to_dict(replace(memory, write=memory.write and not unwritten))
             else:
                 cache: GRC = from_dict(GRC, found)
                 complete = to_dict((cache.unwritten() if unwritten else cache).resolved())

@@ -133,11 +133,11 @@ def _amount(c: Comparison, d: Difference) -> str:
 
 def _emptied(c: Comparison, row: Row) -> str:
     """What emptying the memory did: the cache on the whole test split, else that part of the state on some rows."""
-    slots = noun(c, row.name) == "slots"
-    name, hold = ("slots", "hold") if slots else ("cache", "holds")
+    segments = noun(c, row.name) != "a cache"
+    name, hold = (noun(c, row.name), "hold") if segments else ("cache", "holds")
     d = effect(c, row.name) or memory_effect(c, row.name, name, "emptied")
     if d is None:
-        return "" if slots else "The cache was not emptied at evaluation."
+        return "" if segments else "The cache was not emptied at evaluation."
     return {
         "worse": f"Emptying the {name} at evaluation hurts ({_amount(c, d)}). This shows that the trained model "
         f"depends on what its {name} {hold}, and not that the memory pays.",
@@ -220,7 +220,7 @@ def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:
         )
     without = [other for other in others if role(c, row, other) == "unwritten"]
     # Slots that are never written have no writer; a cache that is never written has the same parameters.
-    fewer = noun(c, row.name) == "slots" and any(other.parameters < row.parameters * (1 - EQUAL) for other in without)
+    fewer = noun(c, row.name) != "a cache" and any(other.parameters < row.parameters * (1 - EQUAL) for other in without)
     sizes = "which has fewer parameters, as it has no writer" if fewer else "of equal parameters"
     return (
         f"The memory itself pays in {row.name}: it is better than the same model with {_never(c, row)} never written, "
@@ -231,7 +231,7 @@ def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:
 def _never(c: Comparison, row: Row) -> str:
     """a cache that is, slots that are."""
     name = noun(c, row.name)
-    return f"{name} that {'are' if name == 'slots' else 'is'}"
+    return f"{name} that {'is' if name == 'a cache' else 'are'}"
 
 
 def _scale(c: Comparison, rows: list[Row]) -> list[str]:

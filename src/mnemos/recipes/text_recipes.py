@@ -9,8 +9,10 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.data.text import TextConfig
 from mnemos.memory.grc import GRC
 from mnemos.memory.slots import SlotsConfig
+from mnemos.models.armt import ARMTConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.memformer import MemformerConfig
+from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 
@@ -103,3 +105,29 @@ def text_memformer() -> Recipe:
         optim=_OPTIM,
         train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(segments=8)),
     )
+
+
+@recipe
+def text_memory_transformer() -> Recipe:
+    """text with a Memory Transformer: 16 learned tokens in front of each segment of 256 bytes, and no recurrence."""
+    return replace(text(), model=MemoryTransformerConfig(vocab_size=0, layers=4, segment=256))
+
+
+@recipe
+def text_rmt() -> Recipe:
+    """text with a Recurrent Memory Transformer: 16 tokens rewritten every 64 bytes, gradients through 8 segments.
+
+    --train.rollout.horizon K passes gradients through K segments only.
+    """
+    return Recipe(
+        model=RMTConfig(vocab_size=0, layers=4),
+        data=TextConfig(segment=64),
+        optim=_OPTIM,
+        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(segments=8)),
+    )
+
+
+@recipe
+def text_armt() -> Recipe:
+    """text-rmt with an associative memory in each layer: a matrix of 192 × 128, written by 16 tokens every 64 bytes."""
+    return replace(text_rmt(), model=ARMTConfig(vocab_size=0, layers=4))

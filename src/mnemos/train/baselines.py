@@ -8,8 +8,8 @@ from typing import Any
 
 from mnemos.config import ModelConfig, mapped
 from mnemos.memory.grc import GRC
-from mnemos.memory.slots import SlotsConfig
 from mnemos.memory.token_cache import AttentionCache
+from mnemos.memory.written import without
 from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError
 
@@ -21,7 +21,7 @@ _WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios")  # fields of models that set the wi
 
 
 def with_unwritten(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Insert after each recipe with a gated cache or slots its never-written baseline, unless it is in the list."""
+    """Insert after each recipe with a cache, slots or memory tokens its never-written baseline, unless it is there."""
     return _inserted(recipes, [never_written], "--unwritten", "a gated cache or slots that are written")
 
 
@@ -78,7 +78,7 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
     """
     plain: Any = mapped(recipe.model, GRC, lambda cache: _none() if cache.write else cache)
     plain = mapped(plain, AttentionCache, lambda _: _none())
-    plain = mapped(plain, SlotsConfig, lambda memory: replace(memory, slots=0) if memory.write else memory)
+    plain = without(plain)
     if plain == recipe.model:
         return None
     wanted = parameters(recipe.model)

@@ -99,7 +99,8 @@ def check_task(recipe: Recipe, task: Task) -> None:
     _check_rollout(recipe.train.rollout, task)
     for name, size in task.sizes.items():
         _check_size(model, name, size)
-    if task.carries_state and getattr(model, "position", None) == "learned":
+    # Positions of a model without max_length restart in every segment.
+    if task.carries_state and getattr(model, "position", None) == "learned" and hasattr(model, "max_length"):
         raise InputError(
             "model.position: expected sinusoidal or rotary, because the data's streams have no end, found learned; "
             "use rotary"

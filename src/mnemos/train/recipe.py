@@ -11,7 +11,7 @@ from typing import Literal, overload
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
 from mnemos.memory.grc import GRC
-from mnemos.memory.slots import SlotsConfig
+from mnemos.memory.written import never_written
 from mnemos.types import JSON, InputError
 
 OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
@@ -241,15 +241,16 @@ def _register(name: str, function: Made) -> Made:
 
 
 def unwritten(recipe: Recipe) -> Recipe | None:
-    """The never-written baseline of a recipe with a gated cache or slots, named NAME-unwritten.
+    """The never-written baseline of a recipe with a gated cache, slots or memory tokens, named NAME-unwritten.
 
     The baseline has the same parameters and the same reading branch, but never writes its cache (`GRC.unwritten`). Its
-    distance to the recipe is therefore the gain from the memory. Slots that are never written keep their start values;
-    that baseline has the same reading, but not the writer's parameters. A memory is found wherever the model's
-    configuration holds one. Returns None for a recipe without such a memory, or whose memories are never written.
+    distance to the recipe is therefore the gain from the memory. Slots and memory tokens that are never written keep
+    their start values, and associations stay empty; that baseline does not have the writer's parameters. A memory is
+    found wherever the model's configuration holds one. Returns None for a recipe without such a memory, or whose
+    memories are never written.
     """
     model = mapped(recipe.model, GRC, lambda cache: cache.unwritten() if cache.write else cache)
-    model = mapped(model, SlotsConfig, lambda memory: replace(memory, write=memory.write and not memory.slots))
+    model = never_written(model)
     if model == recipe.model:
         return None
     about = f"{recipe.name} with a memory that is never written: the same reading of nothing new"

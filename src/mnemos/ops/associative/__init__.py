@@ -1,4 +1,4 @@
-"""Associative memory (ARMT, Rodkin et al. 2024): a matrix a delta rule writes. See README.md and reference.py."""
+"""Associative memory (ARMT, Rodkin et al. 2024): a matrix, written by a delta rule. See README.md and reference.py."""
 
 import torch
 from torch import Tensor

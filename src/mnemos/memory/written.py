@@ -1,0 +1,51 @@
+"""The memories of segments that a model's configuration may hold: each has a switch `write` and a size."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from mnemos.config import mapped
+
+from .associations import AssociationsConfig
+from .memory_tokens import TokensConfig
+from .slots import SlotsConfig
+
+T = TypeVar("T")
+
+
+class SegmentMemory(NamedTuple):
+    """How such a configuration is found and its memory named.
+
+    size: the field that is the number of slots or tokens, 0 for no memory. names: two fields that tell the JSON of the
+    configuration from that of others. noun: what a part of the state and a report call the memory, in the plural.
+    """
+
+    size: str
+    names: frozenset[str]
+    noun: str
+
+
+SEGMENT_MEMORIES: dict[type, SegmentMemory] = {
+    SlotsConfig: SegmentMemory("slots", frozenset({"slots", "temperature"}), "slots"),
+    AssociationsConfig: SegmentMemory("tokens", frozenset({"tokens", "key_dim"}), "associations"),
+    TokensConfig: SegmentMemory("tokens", frozenset({"tokens", "causal"}), "memory tokens"),
+}
+
+
+def never_written(model: T) -> T:
+    """A model's configuration with every memory of segments never written; itself if there is none to switch."""
+    for cls, kind in SEGMENT_MEMORIES.items():
+        model = mapped(model, cls, partial(_changed, fields={"write": False}, size=kind.size))
+    return model
+
+
+def without(model: T) -> T:
+    """A model's configuration without its memories of segments that are written; itself if there is none."""
+    for cls, kind in SEGMENT_MEMORIES.items():
+        model = mapped(model, cls, partial(_changed, fields={kind.size: 0}, size=kind.size))
+    return model
+
+
+def _changed(memory: Any, fields: dict[str, Any], size: str) -> Any:
+    """A memory that is written, with other values; another one as it is."""
+    return replace(memory, **fields) if memory.write and getattr(memory, size) else memory
