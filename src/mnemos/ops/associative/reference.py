@@ -16,7 +16,7 @@ def reference_dpfp(x: Tensor, nu: int = 3) -> Tensor:
         zero = torch.zeros((), dtype=torch.float64)
         both = [torch.maximum(e, zero) for e in row] + [torch.maximum(-e, zero) for e in row]
         features = [both[i] * both[(i - j) % len(both)] for j in range(1, nu + 1) for i in range(len(both))]
-        square = sum(float(f) ** 2 for f in features)
+        square = sum(float(f.detach()) ** 2 for f in features)
         length = torch.sqrt(sum((f * f for f in features), zero)) if square else torch.ones((), dtype=torch.float64)
         rows.append(torch.stack([f / length for f in features]))
     return torch.stack(rows).reshape(*x.shape[:-1], -1)
@@ -41,7 +41,7 @@ def reference_associative_write(
         for phi, value, strength in zip(k[row].double(), v[row].double(), beta[row].double(), strict=True):
             new_a = new_a + strength * torch.outer(phi, value - _held(a, z, phi))
             square = sum((f * f for f in phi), torch.zeros((), dtype=torch.float64))
-            if float(square) > 0:
+            if float(square.detach()) > 0:
                 gamma = 1 - sum((z[i] * phi[i] for i in range(len(phi))), torch.zeros(())) / square
                 new_z = new_z + min(max(gamma, torch.zeros(())), torch.ones(())) * phi
         matrices.append(new_a)
