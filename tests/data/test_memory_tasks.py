@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mnemos.data import facts, needle
 from mnemos.data.associative_retrieval import END, QUESTION, SEPARATOR, AssociativeRetrievalConfig
@@ -15,9 +16,13 @@ from mnemos.data.facts import FactsConfig
 from mnemos.data.haystack import SENTENCE
 from mnemos.data.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
 from mnemos.data.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
+from mnemos.data.metrics import right_predictions
 from mnemos.data.mqar import MIXTURE, MQARConfig
 from mnemos.data.needle import NeedleConfig
-from mnemos.types import InputError
+from mnemos.data.task import Task
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.types import InputError, leaves
 
 
 def rows(settings, split="test"):
@@ -329,3 +334,28 @@ def test_files_are_recorded(tmp_path):
     assert FactsConfig(path=str(tmp_path)).files() == [tmp_path / "a.txt"]
     assert NeedleConfig().files() == []
     assert [Path(file).name for file in NeedleConfig(path=str(tmp_path)).files()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("model", [TransformerConfig(1024, 8, 1, 2, 0), LSTMConfig(1024, 8, 1)])
+def test_a_large_vocabulary_is_scored_where_targets_are(model):
+    task = MQARConfig(16, 2, 1024, rows=6).build()
+    torch.manual_seed(0)
+    built = model.build()
+    batch = next(task.batches("test", 6))
+    found = {}
+    for name, forward in (("few", task.forward), ("all", lambda *given: Task.forward(task, *given))):
+        built.zero_grad()
+        outputs, state = forward(built, batch, None)
+        loss = task.loss(built, outputs, batch)
+        loss.backward()
+        right = [x.item() for x in right_predictions(built, outputs, batch)]
+        found[name] = outputs.shape, right, loss, [p.grad for p in built.parameters()], leaves(state)
+    few, every = found["few"], found["all"]
+    assert few[0] == (12, 1024)
+    assert every[0] == (6, 16, 1024)
+    assert few[1] == every[1] == [few[1][0], 12]
+    torch.testing.assert_close(few[2:], every[2:])
+    assert not built.head._forward_pre_hooks
+    part = batch._replace(inputs=batch.inputs[:, :2], targets=batch.targets[:, :2])
+    outputs, _ = task.forward(built, part, None)
+    assert (outputs.shape, task.loss(built, outputs, part).item()) == ((0, 1024), 0), "a segment without targets"

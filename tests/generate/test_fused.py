@@ -270,6 +270,7 @@ REASONS = {
     "compensated": (lambda: make(attention=LinearConfig(compensated=True)), "its state is compensated"),
     "cache": (lambda: make(cache=GRC(length=3)), "found GatedCacheAttention"),
     "both ways": (lambda: make(causal=False, head=HeadConfig(classes=3)), "is not causal"),
+    "no MLP": (lambda: make(mlp=0), "its blocks have no MLP"),
     "float64": (lambda: make().double(), "found weights of torch.float64 on cpu"),
     "hook": (lambda: altered(lambda m: m.blocks[1].mlp.register_forward_hook(print)), "hook on blocks.1.mlp"),
     "another model": (lambda: Another(SMALL), "found Another"),

@@ -54,6 +54,19 @@ def test_post_norm_equals_torchs_encoder_layer():
     torch.testing.assert_close(block(x)[0], theirs(x, mask, is_causal=True), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_blocks_of_attention_alone(norm):
+    torch.manual_seed(0)
+    ours = Transformer(vocab_size=5, dim=16, layers=2, num_heads=2, mlp=0, norm=norm, position="none").eval()
+    assert not any("mlp" in name for name, _ in ours.named_parameters())
+    x = torch.randint(5, (2, 7))
+    y = ours.embedding(x)
+    for block in ours.blocks:
+        attended = block.attention(block.attention_norm(y) if norm == "pre" else y)[0]
+        y = y + attended if norm == "pre" else block.attention_norm(y + attended)
+    torch.testing.assert_close(ours(x)[0], ours.head(ours.final_norm(y)))
+
+
 def test_sinusoids_are_the_papers():
     table = sinusoids(4, 6)[0]
     for t in range(4):
@@ -136,6 +149,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     [
         (lambda: model(num_heads=3), "num_heads may be 1, 2, 4"),
         (lambda: model(layers=0), "layers: .* found 0"),
+        (lambda: model(mlp=-1), "mlp: expected at least 0, found -1"),
         (lambda: model(norm="sandwich"), "'pre' or 'post'"),
         (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean' or 'last'"),
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),

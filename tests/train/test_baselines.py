@@ -87,6 +87,8 @@ def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline
     narrow = TransformerConfig(vocab_size=16, max_length=9, dim=8, mlp=1, layers=1, cache=GRC(length=3, ratio=1.0))
     made = equal_parameters(replace(recipe, model=narrow))
     assert parameters(made.model) == pytest.approx(parameters(narrow), rel=0.02)
+    with pytest.raises(InputError, match="make it wider, found mlp 0"):
+        equal_parameters(replace(recipe, model=replace(narrow, mlp=0)))
 
 
 def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):

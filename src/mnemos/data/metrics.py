@@ -116,11 +116,20 @@ def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> 
     """
     if (own := likelihood_of(model)) is not None:
         return own.loss(outputs, batch.targets, batch.mask)
-    targets = batch.targets
+    targets = scored(outputs, batch.targets)
     if targets.is_floating_point():
         wide = torch.promote_types(outputs.dtype, targets.dtype)
         return F.cross_entropy(outputs.to(wide), targets.to(wide), reduction="sum")
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def scored(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The targets that outputs belong to: for logits [n, C] of the n counted positions of targets [B, T], these [n].
+
+    All targets for logits of all positions or rows, and for probabilities. See `AnsweringTask.forward`.
+    """
+    some = outputs.dim() == targets.dim() and not targets.is_floating_point()
+    return targets[targets != IGNORE] if some else targets
 
 
 def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -131,7 +140,7 @@ def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[
     """
     if (own := likelihood_of(model)) is not None:
         return own.right(outputs, batch.targets, batch.mask)
-    targets = batch.targets
+    targets = scored(outputs, batch.targets)
     if targets.is_floating_point():
         return (outputs.argmax(-1) == targets.argmax(-1)).sum(), counted(targets)
     return (outputs.argmax(-1) == targets).sum(), counted(targets)  # IGNORE is negative, so no prediction equals it

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.generate.stream import Stream
-from mnemos.types import InputError
+from mnemos.types import InputError, State, likelihood_of
 
 from .batch import IGNORE, Batch
 from .batch_checks import check_tokens
 from .metrics import ACCURACY, BITS, LOSS, PERPLEXITY, Metric
 from .task import Sampling, Task
+
+LARGE = 1024  # tokens of a vocabulary: from here on the logits are most of the work of a small model
 
 
 class TokenTask(Task):
@@ -73,6 +75,28 @@ class AnsweringTask(LanguageTask):
     """A language task whose counted targets have one right answer. The first metric is the accuracy."""
 
     metrics = (ACCURACY, BITS, PERPLEXITY)
+
+    def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Tensor, State]:
+        """Run the model on a batch: (logits, new state).
+
+        With a vocabulary of `LARGE` tokens or more, logits are [n, V], of the n positions that have a target, if the
+        model's last layer is `head`, a linear map of all positions: it is most of the work of a small model, and few
+        positions count. The state is the same.
+        """
+        head = getattr(model, "head", None)
+        compiled = hasattr(model, "_orig_mod")  # a compiled graph has the hooks of its first call
+        if self.vocab_size < LARGE or not isinstance(head, nn.Linear) or likelihood_of(model) is not None or compiled:
+            return super().forward(model, batch, state)
+        answered = batch.targets != IGNORE
+
+        def chosen(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+            return (given[0][answered],) if given[0].shape[:-1] == answered.shape else given
+
+        hook = head.register_forward_pre_hook(chosen)
+        try:
+            return super().forward(model, batch, state)
+        finally:
+            hook.remove()
 
 
 def sampling_options(sampling: Sampling) -> dict[str, Any]:

@@ -259,6 +259,8 @@ def _why_not(model: nn.Module) -> str:
     for name, part in model.named_modules():
         if has_forward_hooks(part):
             return f"there is a hook on {name or 'the model'}, which the kernel would skip"
+    if not model.config.mlp:
+        return "its blocks have no MLP, for which there is no kernel"
     return next((why for block in model.blocks if (why := _attends(block, model.blocks[0]))), "") or _differs(model)
 
 

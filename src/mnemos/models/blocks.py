@@ -38,15 +38,17 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each with a residual and a norm before it ("pre") or after the sum ("post").
 
-    x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state.
+    x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state. mlp None: attention alone.
     """
 
     attention: Attention
 
-    def __init__(self, attention: Attention, mlp: MLP, dim: int, norm: Norm = "pre", dropout: float = 0.0) -> None:
+    def __init__(
+        self, attention: Attention, mlp: MLP | None, dim: int, norm: Norm = "pre", dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.attention, self.mlp = attention, mlp
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim) if mlp else nn.Identity()
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
@@ -54,10 +56,10 @@ class Block(nn.Module):
         if self.norm == "pre":
             y, state = self.attention(self.attention_norm(x), state, mask)
             x = add(x, self.dropout(y))
-            return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+            return x if self.mlp is None else add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
         y, state = self.attention(x, state, mask)
         x = self.attention_norm(add(x, self.dropout(y)))
-        return self.mlp_norm(add(x, self.dropout(self.mlp(x)))), state
+        return x if self.mlp is None else self.mlp_norm(add(x, self.dropout(self.mlp(x)))), state
 
     if TYPE_CHECKING:
         __call__ = forward

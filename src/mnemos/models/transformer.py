@@ -52,7 +52,7 @@ class TransformerConfig(ModelConfig):
     dim: int = 128
     layers: int = 2
     num_heads: int = 4
-    mlp: int = 512  # hidden width of the MLP
+    mlp: int = 512  # hidden width of the MLP; 0: blocks of attention alone
     max_length: int = 512  # the longest sequence, which sizes learned positions and a cache of length "auto"
     causal: bool = True
     norm: Norm = "pre"
@@ -141,7 +141,8 @@ class Transformer(nn.Module):
             # A causal cache as long as the sequence would be updated once, at its end, and never read.
             length = max(1, c.max_length // 8) if c.causal else c.max_length
             attention = gated(attention, c.cache, length, prefix=self._prefix)
-        return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
+        mlp = MLP(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
+        return Block(attention, mlp, c.dim, c.norm, c.dropout)
 
     def _head(self) -> nn.Linear | nn.Sequential:
         c = self.config
@@ -284,9 +285,9 @@ def _check(c: TransformerConfig) -> None:
             f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}; change one"
         )
     check_heads(c.dim, c.num_heads)
-    for name in ("vocab_size", "layers", "mlp", "max_length"):
-        if getattr(c, name) < 1:
-            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
+    for name, least in (("vocab_size", 1), ("layers", 1), ("mlp", 0), ("max_length", 1)):
+        if getattr(c, name) < least:
+            raise InputError(f"{name}: expected at least {least}, found {getattr(c, name)}; raise it")
     if not 0 <= c.dropout < 1:
         raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
     if c.head.classes and c.head.pool == "cls" and c.causal:

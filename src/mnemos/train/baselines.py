@@ -115,6 +115,11 @@ def _widened(model: ModelConfig, wanted: int) -> ModelConfig:
     value: Any = getattr(model, name)
     if isinstance(value, tuple):
         return _widened_stages(model, name, value, wanted)
+    if not value:
+        raise InputError(
+            f"--baselines: expected a model with an MLP, to make it wider, found {name} 0; write the "
+            "baseline of equal parameters as a recipe"
+        )
     unit = 1 if isinstance(value, int) else 1 / model.dim  # type: ignore[attr-defined]  # one hidden channel
     start, channels = parameters(model), round(value / unit)
     slope = parameters(replace(model, **{name: _width(2 * channels, unit)})) - start
