@@ -79,6 +79,7 @@ VERBS_OPTIONS = {
     "train": "--resume RUN",
     "compare": "--seeds N",
     "reproduce": "--recipes-only",
+    "bench-memory": "--quick",
 }
 
 

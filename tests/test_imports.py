@@ -36,7 +36,19 @@ ROOMS = [
     "adapt",
     "models",
 ]
-ROOMS += ["generate", "data", "measure", "evaluate", "train", "recipes", "figures", "papers", "cli", "__main__"]
+ROOMS += [
+    "generate",
+    "data",
+    "measure",
+    "evaluate",
+    "train",
+    "recipes",
+    "figures",
+    "papers",
+    "benchmarks",
+    "cli",
+    "__main__",
+]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
 
 

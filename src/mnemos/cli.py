@@ -40,6 +40,9 @@ USAGE = """mnemos: memory for transformers
                                                train several recipes and compare them    [--seeds N] [--out DIR]
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
+  mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
+                                               [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
+                                               [--books PATH] [--jobs N] [--out DIR]
   mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
@@ -384,6 +387,14 @@ def _reproduce(arguments: list[str]) -> int:
     return _training(lambda: reproduce(options.target, wanted))
 
 
+def _bench_memory(arguments: list[str]) -> int:
+    from .benchmarks import bench_memory
+    from .benchmarks.arguments import ABOUT, read
+
+    options = read(_Parser("bench-memory", ABOUT), arguments)
+    return _training(lambda: bench_memory(options))
+
+
 def _training(work: Callable[[], object]) -> int:
     """Run work that may fail or be interrupted; prints a one-line message then. Returns the exit code."""
     from .train.stopping import Interrupted, TrainingFailed
@@ -427,6 +438,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "compare": _compare,
     "report": _report,
     "reproduce": _reproduce,
+    "bench-memory": _bench_memory,
 }
 
 if __name__ == "__main__":

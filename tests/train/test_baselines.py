@@ -101,7 +101,7 @@ def test_a_comparison_says_whose_baselines_it_adds(tmp_path, monkeypatch, capsys
     def stopped(*_: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("mnemos.train.compare._run", stopped)
+    monkeypatch.setattr("mnemos.train.compare.train_apart", stopped)
     recipes = variants(["demo-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
     with pytest.raises(Interrupted):
         compare(recipes, tmp_path / "run", baselines=True)

@@ -72,7 +72,7 @@ def compare(
         for recipe in recipes:
             seed = recipe.train.seed + offset
             place = folder / recipe.name / f"seed-{seed}"
-            _run(replace(recipe, train=replace(recipe.train, seed=seed)), place, quiet)
+            train_apart(replace(recipe, train=replace(recipe.train, seed=seed)), place, quiet)
             runs[recipe.name].append(place)
     comparison = summarise(runs, folder)
     write_json(folder / "comparison.json", comparison)
@@ -130,8 +130,12 @@ def _train(recipe: Recipe) -> TrainConfig:
     return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.stride))
 
 
-def _run(recipe: Recipe, place: Path, quiet: bool) -> None:
-    """Train one recipe in a separate process. A finished run is not repeated."""
+def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
+    """Train one recipe in a separate process, in the folder `place`, or continue it there. A finished run is read only.
+
+    Raises InputError if the folder has a run of another recipe or the run cannot start, TrainingFailed if it fails, and
+    `Interrupted` after Ctrl-C, when the run has saved. Only a call from the main thread handles signals.
+    """
     done = (place / "result.json").is_file() and "flops" in read_result(place)
     resume = (place / "recipe.json").is_file()
     if resume and as_written(read_object(place / "recipe.json")) != as_json(recipe):

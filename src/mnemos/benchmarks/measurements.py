@@ -1,0 +1,94 @@
+"""Measurements of a benchmark's trained runs: bytes of state, scores beyond training, and controls of the memory."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mnemos.atomic import write_json
+from mnemos.data.task import Task
+from mnemos.evaluate.scores import evaluate
+from mnemos.evaluate.state_controls import STATE_CONTROLS
+from mnemos.measure.gradients import state_bytes
+from mnemos.train.recipe_files import read_recipe
+from mnemos.train.session import trained_model
+from mnemos.types import JSONObject, State
+
+from .tasks import Benchmark
+
+FILE = "beyond.json"  # in the folder of a run
+ROWS = 200  # of a longer test
+
+
+def measured(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
+    """{"state_bytes", "beyond": [{"at", "mean", "std"}], "controls": {name: mean score} or {"left": reason}}.
+
+    "state_bytes" is the state of one row after a test row of the training length, at most within the row. The first
+    place of "beyond" is the training length. Controls: the whole state emptied, exchanged or frozen (`state_controls`),
+    from the runs' explain.json. What was measured before is read from the runs' folders.
+    """
+    found = [_run(run, benchmark) for run in runs]
+    beyond = []
+    for i, settings in enumerate([{}, *benchmark.beyond]):
+        values = [one["beyond"][i] for one in found]
+        std = statistics.stdev(values) if len(values) > 1 else None
+        beyond.append({"at": benchmark.at(settings), "mean": statistics.fmean(values), "std": std})
+    return {"state_bytes": found[0]["state_bytes"], "beyond": beyond, "controls": _controls(runs)}
+
+
+def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
+    """The measurements of one run, which are kept in its folder."""
+    path = folder / FILE
+    wanted = [list(settings.items()) for settings in benchmark.beyond]
+    if path.is_file():
+        kept: JSONObject = json.loads(path.read_text())
+        if kept["settings"] == json.loads(json.dumps(wanted)):
+            return kept
+    recipe = read_recipe(folder)
+    model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
+    scores, size = [], 0
+    for settings in ({}, *benchmark.beyond):
+        data: Any = benchmark.data
+        task = replace(data, **{**settings, "rows": min(data.rows, ROWS)} if settings else {}).build()
+        scores.append(evaluate(model, _segments(task, segment), task)[task.metrics[0].name])
+        size = size or _most_bytes(model, task, segment)
+    result = {"settings": wanted, "state_bytes": size, "beyond": scores}
+    write_json(path, result)
+    return result
+
+
+def _segments(task: Task, length: int) -> Any:
+    for batch in task.batches("test", 50):
+        yield from task.segments(batch, length)
+
+
+@torch.no_grad()
+def _most_bytes(model: torch.nn.Module, task: Task, length: int) -> int:
+    """The most bytes of state of one row, between the segments of a row and at its end."""
+    most = 0
+    state: State = None
+    for part in task.segments(next(iter(task.batches("test", 1))), length):
+        _, state = task.forward(model, part, state)
+        most = max(most, state_bytes(state))
+    return most
+
+
+def _controls(runs: Sequence[Path]) -> JSONObject:
+    """The mean over runs of the scored segments as carried and under each control of the whole state."""
+    found = [
+        json.loads((run / "explain.json").read_text())["memory"] for run in runs if (run / "explain.json").is_file()
+    ]
+    known = [one for one in found if one and one["left"] is None]
+    if not known:
+        return {"left": found[0]["left"] if found and found[0] else "not recorded"}
+    metric = known[0]["metric"]
+    parts = {"carried": [one["carried"]["scores"][metric] for one in known]}
+    for control in STATE_CONTROLS:
+        values = [one["memories"][0][control] for one in known]
+        if all("left" not in value for value in values):
+            parts[control] = [value["scores"][metric] for value in values]
+    return {name: statistics.fmean(values) for name, values in parts.items()}

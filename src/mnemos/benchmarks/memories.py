@@ -1,0 +1,111 @@
+"""The memories that are compared: one line each. A new memory is a function in this file and a line of `MEMORIES`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.relative import RelativeConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.config import ModelConfig
+from mnemos.memory.grc import GRC
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.memformer import MemformerConfig
+from mnemos.models.transformer import HeadConfig, TransformerConfig
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a benchmark fixes for every memory.
+
+    dim: the width. segment: tokens that a memory reads at a time, and that a window spans. layers, num_heads: of
+    Transformers. mlp: hidden width; 0: no MLPs. tied: the head shares the embedding's weights. The number of slots and
+    of memory tokens is that of a segment's tokens, but at most `MOST`.
+    """
+
+    dim: int = 64
+    segment: int = 32
+    layers: int = 2
+    num_heads: int = 4
+    mlp: int = 128
+    tied: bool = False
+
+    @property
+    def slots(self) -> int:
+        """The number of slots of a memory."""
+        return min(MOST, self.segment)
+
+
+MOST = 16
+
+
+class Memory(NamedTuple):
+    """A model, and the number of tokens that it reads per segment of a rollout (0: it reads a row in one call)."""
+
+    model: ModelConfig
+    segment_length: int = 0
+
+
+Builder = Callable[[Sizes], Memory]
+
+
+def _transformer(s: Sizes, **fields: Any) -> TransformerConfig:
+    """Two sublayers per block, or attention alone; the data give vocabulary and length."""
+    sizes = {"dim": s.dim, "layers": s.layers, "num_heads": s.num_heads, "mlp": s.mlp}
+    return TransformerConfig(vocab_size=0, max_length=0, head=HeadConfig(tied=s.tied), **{**sizes, **fields})
+
+
+def _softmax(s: Sizes) -> Memory:
+    return Memory(_transformer(s, position="rotary"))
+
+
+def _window(s: Sizes) -> Memory:
+    return Memory(_transformer(s, position="rotary", attention=SoftmaxConfig(window=s.segment)))
+
+
+def _linear(s: Sizes) -> Memory:
+    return Memory(_transformer(s, attention=LinearConfig()))
+
+
+def _transformer_xl(s: Sizes) -> Memory:
+    return Memory(_transformer(s, position="none", attention=RelativeConfig(memory=s.segment)), s.segment)
+
+
+def _gated_cache(s: Sizes, write: bool = True) -> Memory:
+    cache = GRC(length=s.slots, block=s.segment, scope="stream")
+    model = _transformer(s, position="rotary", attention=SoftmaxConfig(window=s.segment))
+    return Memory(replace(model, cache=cache if write else cache.unwritten()))
+
+
+def _memformer(s: Sizes) -> Memory:
+    model = MemformerConfig(
+        vocab_size=0,
+        dim=s.dim,
+        encoder_layers=max(1, s.layers // 2),
+        decoder_layers=max(1, s.layers // 2),
+        num_heads=s.num_heads,
+        mlp=s.mlp or 2 * s.dim,
+        segment=s.segment,
+        memory=SlotsConfig(slots=s.slots),
+        decoder_reads=True,
+        tied=s.tied,
+    )
+    return Memory(model, s.segment)
+
+
+def _lstm(s: Sizes) -> Memory:
+    return Memory(LSTMConfig(vocab_size=0, dim=s.dim, layers=s.layers, tied=s.tied))
+
+
+MEMORIES: dict[str, Builder] = {
+    "softmax": _softmax,
+    "window": _window,
+    "linear": _linear,
+    "transformer-xl": _transformer_xl,
+    "memformer": _memformer,
+    "gated-cache": _gated_cache,
+    "gated-cache-unwritten": lambda sizes: _gated_cache(sizes, write=False),
+    "lstm": _lstm,
+}
+QUICK = ("softmax", "window", "linear", "gated-cache", "lstm")

@@ -1,0 +1,185 @@
+"""The results of the benchmarks: a table for the terminal, and one HTML page with tables and figures."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mnemos.atomic import write_text
+from mnemos.figures.markup import (
+    count,
+    decimal,
+    duration,
+    escape,
+    figure,
+    legend,
+    listed,
+    memory,
+    missing,
+    operations,
+    paragraph,
+    table,
+)
+from mnemos.figures.style import MARKERS, MUTED, VARIANTS, panel, style_sheet, variant_colour
+from mnemos.types import JSONObject
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEAD = ("memory", "score", "rate", "state", "parameters", "FLOPs", "training", "emptied", "longest")
+
+
+def show(entry: JSONObject) -> None:
+    """Print the table of one benchmark."""
+    from rich.console import Console
+    from rich.table import Table
+
+    printed = Table(box=None, pad_edge=False, header_style="bold")
+    for column in HEAD:
+        printed.add_column(column, justify="left" if column == "memory" else "right")
+    for row in entry["rows"]:
+        printed.add_row(*_cells(row))
+    for name in entry["failed"]:
+        printed.add_row(name, "failed")
+    printed.add_row("guessing", decimal(entry["chance"]))
+    for name, value in entry["published"]:
+        printed.add_row(f"published: {name}", decimal(value))
+    Console(width=max(120, Console().width)).print(printed)
+    if entry["published"] and not entry["published_at_this_size"]:
+        print("published scores are of other sizes and other training")
+
+
+def _cells(row: JSONObject) -> list[str]:
+    emptied, beyond = row["controls"].get("emptied"), row["beyond"]
+    return [
+        row["name"],
+        _spread(row["mean"], row["std"]),
+        f"{row['rate']:.1e}",
+        memory(row["state_bytes"]),
+        count(row["parameters"]),
+        operations(row["flops"]),
+        duration(row["seconds"]),
+        "–" if emptied is None else decimal(emptied),
+        f"{decimal(beyond[-1]['mean'])} at {beyond[-1]['at']:g}" if beyond[1:] else "–",
+    ]
+
+
+def _spread(mean: float, std: float | None) -> str:
+    return decimal(mean) if std is None else f"{decimal(mean)} ± {decimal(std)}"
+
+
+def write_page(result: JSONObject, path: Path) -> None:
+    """Write the page of a benchmarks.json. The file is replaced atomically; the same input gives the same bytes."""
+    names = list(dict.fromkeys(row["name"] for entry in result["benchmarks"] for row in entry["rows"]))
+    style = style_sheet() + files("mnemos.figures").joinpath("page.css").read_text(encoding="utf-8")
+    body = "\n".join(_section(entry, names) for entry in result["benchmarks"])
+    title = f"Benchmarks of memory: {listed([entry['name'] for entry in result['benchmarks']])}"
+    seeds = f"{result['seeds']} seeds" if result["seeds"] > 1 else "one seed, so no spread is known"
+    lead = (
+        "Each memory is trained at several learning rates with one seed. The rate with the best score on the validation "
+        f"split is chosen, and only its runs are scored on the test split ({seeds}). All memories read the same data."
+    )
+    write_text(
+        path,
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head>\n<body><main>\n"
+        f"<header><h1>{escape(title)}</h1></header>\n{paragraph(lead, 'lead')}\n{body}\n</main></body></html>\n",
+    )
+
+
+def _section(entry: JSONObject, names: Sequence[str]) -> str:
+    parts = [
+        paragraph(f"{entry['about'][0].upper()}{entry['about'][1:]}."),
+        _table(entry, names),
+        _figures(entry, names),
+    ]
+    parts += [missing(f"{listed(entry['failed'])}: every run failed.")] if entry["failed"] else []
+    parts += [_published(entry)] if entry["published"] else []
+    return f'<section id="{escape(entry["name"])}"><h2>{escape(entry["name"])}</h2>\n' + "\n".join(parts) + "</section>"
+
+
+def _table(entry: JSONObject, names: Sequence[str]) -> str:
+    rows = []
+    for row in entry["rows"]:
+        index = names.index(row["name"]) % len(VARIANTS)
+        name, *cells = map(escape, _cells(row))
+        rows.append([f'<i class="dot" style="color:var(--variant-{index})"></i>{name}', *cells])
+    rates = listed([f"{rate:.1e}" for rate, _ in entry["rows"][0]["rates"]])
+    caption = (
+        f"{entry['metric'].capitalize()} on the test split after {entry['steps']:,} updates of {entry['batch']} rows; "
+        f"guessing: {decimal(entry['chance'])}. Mean and standard deviation over seeds. Rate: chosen among {rates}. "
+        "State: bytes of one row, at most within a test row. FLOPs: of a training forward of one row. Training: seconds "
+        "of the updates of one run with one thread, beside other runs. Emptied: the score of later segments of some rows "
+        "with the state replaced by that of a new row before each. Longest: the score on the longest rows."
+    )
+    return table(caption, HEAD, rows)
+
+
+def _published(entry: JSONObject) -> str:
+    where = "at this size of the data" if entry["published_at_this_size"] else "at other sizes and with other training"
+    caption = f"Published scores, {where}; models are wider or trained for longer where it is not said."
+    return table(caption, ["model", "score"], [[escape(name), decimal(value)] for name, value in entry["published"]])
+
+
+def _figures(entry: JSONObject, names: Sequence[str]) -> str:
+    metric = entry["metric"]
+    drawn: list[tuple[str, str, str, Callable[[Axes], None]]] = [
+        ("state", f"{metric} against state", "bytes of state per row", partial(_scatter, entry, names, "state_bytes")),
+        ("time", f"{metric} against time", "seconds of training", partial(_scatter, entry, names, "seconds")),
+    ]
+    if entry["rows"][0]["beyond"][1:]:
+        drawn.insert(1, ("beyond", f"{metric} beyond training", entry["axis"], partial(_beyond, entry, names)))
+    panels = [
+        panel(f"{entry['name']}-{slug}", title.capitalize(), draw, label=f"{entry['name']}: {title}", x=x)
+        for slug, title, x, draw in drawn
+    ]
+    keys = [(f"variant-{names.index(row['name']) % len(VARIANTS)}", row["name"]) for row in entry["rows"]]
+    caption = (
+        f"The dotted line is a guess. Beyond training: rows of {entry['axis']} {entry['trained_at']:g} are those of "
+        "training, and longer ones were never trained on. Bars and bands are standard deviations over seeds."
+    )
+    return figure(panels, caption, legend=legend(keys))
+
+
+def _scatter(entry: JSONObject, names: Sequence[str], key: str, axes: "Axes") -> None:
+    """Score against bytes of state or seconds, one mark per memory, with its name."""
+    for row in entry["rows"]:
+        look = _look(names, row)
+        axes.errorbar([row[key]], [row["mean"]], yerr=row["std"], markersize=5, **look)
+        axes.annotate(
+            row["name"], (row[key], row["mean"]), xytext=(4, 3), textcoords="offset points", fontsize=7, color=MUTED[0]
+        )
+    axes.set_xscale("log", base=2 if key == "state_bytes" else 10)
+    _chance(entry, axes)
+
+
+def _beyond(entry: JSONObject, names: Sequence[str], axes: "Axes") -> None:
+    """Score against the length of test rows."""
+    for row in entry["rows"]:
+        at, mean = [one["at"] for one in row["beyond"]], [one["mean"] for one in row["beyond"]]
+        look = _look(names, row)
+        axes.plot(at, mean, markersize=3.4, **look)
+        spread = [one["std"] or 0.0 for one in row["beyond"]]
+        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([one["at"] for one in entry["rows"][0]["beyond"]])
+    axes.set_xticklabels([f"{one['at']:g}" for one in entry["rows"][0]["beyond"]])
+    axes.minorticks_off()
+    _chance(entry, axes)
+
+
+def _look(names: Sequence[str], row: JSONObject) -> JSONObject:
+    index = names.index(row["name"])
+    return {"color": variant_colour(index), "marker": MARKERS[(index + index // len(VARIANTS)) % len(MARKERS)]}
+
+
+def _chance(entry: JSONObject, axes: "Axes") -> None:
+    axes.axhline(entry["chance"], color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    values = [one["mean"] for row in entry["rows"] for one in row["beyond"] if math.isfinite(one["mean"])]
+    axes.set_ylim(-0.03, max(1.03, *values) if values else 1.03)
+    axes.grid(axis="y")
