@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from mnemos.attention.compressive import CompressiveConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
@@ -41,10 +42,14 @@ MOST = 16
 
 
 class Memory(NamedTuple):
-    """A model, and the number of tokens that it reads per segment of a rollout (0: it reads a row in one call)."""
+    """A model, and how it reads a row: tokens per segment (0: the row in one call), and segments of gradient (0: all).
+
+    A memory that is detached between calls, as published, has a horizon of one segment.
+    """
 
     model: ModelConfig
     segment_length: int = 0
+    horizon: int = 0
 
 
 Builder = Callable[[Sizes], Memory]
@@ -69,7 +74,13 @@ def _linear(s: Sizes) -> Memory:
 
 
 def _transformer_xl(s: Sizes) -> Memory:
-    return Memory(_transformer(s, position="none", attention=RelativeConfig(memory=s.segment)), s.segment)
+    return Memory(_transformer(s, position="none", attention=RelativeConfig(memory=s.segment)), s.segment, 1)
+
+
+def _compressive(s: Sizes) -> Memory:
+    ratio = min(4, s.segment // 2)
+    attention = CompressiveConfig(memory=s.segment, compressed=s.slots, ratio=ratio)
+    return Memory(_transformer(s, position="none", attention=attention), s.segment, 1)
 
 
 def _gated_cache(s: Sizes, write: bool = True) -> Memory:
@@ -103,6 +114,7 @@ MEMORIES: dict[str, Builder] = {
     "window": _window,
     "linear": _linear,
     "transformer-xl": _transformer_xl,
+    "compressive": _compressive,
     "memformer": _memformer,
     "gated-cache": _gated_cache,
     "gated-cache-unwritten": lambda sizes: _gated_cache(sizes, write=False),

@@ -78,8 +78,9 @@ def write_page(result: JSONObject, path: Path) -> None:
     title = f"Benchmarks of memory: {listed([entry['name'] for entry in result['benchmarks']])}"
     seeds = f"{result['seeds']} seeds" if result["seeds"] > 1 else "one seed, so no spread is known"
     lead = (
-        "Each memory is trained at several learning rates with one seed. The rate with the best score on the validation "
-        f"split is chosen, and only its runs are scored on the test split ({seeds}). All memories read the same data."
+        "Each memory is trained at several learning rates with one seed. The rate with the best score on the "
+        "validation split is chosen, and only its runs are scored on the test split "
+        f"({seeds}). All memories read the same data."
     )
     write_text(
         path,
@@ -112,9 +113,9 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
     caption = (
         f"{entry['metric'].capitalize()} on the test split after {entry['steps']:,} updates of {entry['batch']} rows; "
         f"guessing: {decimal(entry['chance'])}. Mean and standard deviation over seeds. Rate: chosen among {rates}. "
-        "State: bytes of one row, at most within a test row. FLOPs: of a training forward of one row. Training: seconds "
-        "of the updates of one run with one thread, beside other runs. Emptied: the score of later segments of some rows "
-        "with the state replaced by that of a new row before each. Longest: the score on the longest rows."
+        "State: bytes of one row, at most within a test row. FLOPs: of a training forward of one row. Training: "
+        "seconds of the updates of one run with one thread, beside other runs. Emptied: the score of later segments of "
+        "some rows with the state replaced by that of a new row before each. Longest: the score on the longest rows."
     )
     return table(caption, HEAD, rows)
 

@@ -55,6 +55,8 @@ def bench_memory(options: Options) -> JSONObject:
     Raises InputError for unknown names and options out of range, and `Interrupted`.
     """
     found = chosen(options)
+    for benchmark in found.values():
+        benchmark.data.files()  # missing books are named before anything is trained
     count = sum(len(options.rates) + _seeds(options) - 1 for _ in found for _ in _memories(options))
     print(
         f"{len(found)} tasks × {len(_memories(options))} memories: {count} runs, {options.jobs} at a time", flush=True
@@ -114,7 +116,7 @@ def _seeds(options: Options) -> int:
 
 def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
     """The recipe of one run: all memories have the same data, updates, batches and schedule."""
-    model, segment_length = memories.MEMORIES[memory](benchmark.sizes)
+    model, segment_length, horizon = memories.MEMORIES[memory](benchmark.sizes)
     steps = benchmark.steps
     return Recipe(
         model,
@@ -129,7 +131,7 @@ def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
             checkpoint_every=max(1, steps // 2),
             keep=1,
             threads=1,
-            rollout=RolloutConfig(segment_length=segment_length),
+            rollout=RolloutConfig(segment_length=segment_length, horizon=horizon),
         ),
         name=memory,
         about=benchmark.about,

@@ -1,0 +1,184 @@
+"""`mnemos bench-memory`: its tables, the choice of learning rates, and its results."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mnemos.atomic import write_json
+from mnemos.benchmarks import Options, bench_memory, run
+from mnemos.benchmarks.arguments import read
+from mnemos.benchmarks.memories import MEMORIES, Sizes
+from mnemos.benchmarks.tasks import BENCHMARKS, DEFAULT, QUICK
+from mnemos.cli import _Parser, main
+from mnemos.data.mqar import MQARConfig
+from mnemos.train import session
+from mnemos.train.checks import complete
+from mnemos.train.stopping import Interrupted, TrainingFailed
+
+SMALL = replace(
+    BENCHMARKS["mqar"],
+    data=MQARConfig(16, 2, 16, rows=6),
+    beyond=({"length": 32},),
+    steps=2,
+    batch=4,
+    sizes=Sizes(8, 4, 1, 2, 8),
+)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("task", DEFAULT)
+def test_every_memory_reads_every_task_and_longer_rows(memory, task):
+    benchmark = BENCHMARKS[task].of_books(__file__)
+    data = replace(benchmark.data, rows=2)
+    made = run.recipe(memory, replace(benchmark, data=data, sizes=replace(benchmark.sizes, dim=16)), 1e-3, 0)
+    model = complete(made, data.build()).model.build().eval()
+    for settings in ({}, benchmark.beyond[0]):
+        opened, state = replace(data, **settings).build(), None
+        with torch.no_grad():
+            for part in opened.segments(next(opened.batches("test", 2)), made.train.rollout.segment_length):
+                outputs, state = opened.forward(model, part, state)
+        assert outputs.isfinite().all()
+
+
+def test_the_tables_are_whole():
+    assert {*QUICK} <= {*DEFAULT} <= {*BENCHMARKS}
+    for name, benchmark in BENCHMARKS.items():
+        assert 0 < benchmark.chance < 1
+        assert all(replace(benchmark.data, **settings).files() is not None for settings in benchmark.beyond), name
+        assert [benchmark.at(s) for s in benchmark.beyond] == sorted(benchmark.at(s) for s in benchmark.beyond)
+        assert benchmark.of_books("x").data == (
+            replace(benchmark.data, path="x") if benchmark.books else benchmark.data
+        )
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """Runs the small benchmark with training replaced: `trained(recipe, place)` writes or raises what a test gives."""
+    monkeypatch.setitem(BENCHMARKS, "mqar", SMALL)
+    seen: list[tuple[str, float, int]] = []
+
+    def called(trained, **options):
+        def apart(recipe, place, quiet):
+            if not (place / "result.json").exists():
+                seen.append((recipe.name, recipe.optim.lr, recipe.train.seed))
+                trained(recipe, place)
+
+        called.seen = seen
+        monkeypatch.setattr(run, "train_apart", apart)
+        given = {"tasks": ["mqar"], "memories": ["softmax", "lstm"], "jobs": 1, "rates": (1e-3, 1e-2)} | options
+        return bench_memory(Options(tmp_path / "out", **given)), seen
+
+    return called
+
+
+@pytest.mark.slow
+def test_a_benchmark_from_training_to_page(bench, tmp_path, capsys):
+    def trained(recipe, place):
+        session.run(recipe, place, quiet=True)
+
+    given = {"memories": ["softmax", "transformer-xl"], "rates": (1e-2,), "seeds": 1}
+    result, seen = bench(trained, **given)
+    assert len(seen) == 2
+    (entry,) = json.loads((tmp_path / "out" / "benchmarks.json").read_text())["benchmarks"]
+    assert entry == result["benchmarks"][0]
+    assert [row["name"] for row in entry["rows"]] == ["softmax", "transformer-xl"]
+    for row in entry["rows"]:
+        assert row["seeds"] == 1
+        assert [one["at"] for one in row["beyond"]] == [16, 32]
+        assert row["beyond"][0]["mean"] == row["mean"], "the test split at the training length"
+        assert "emptied" in row["controls"]
+    states = {row["name"]: row["state_bytes"] for row in entry["rows"]}
+    # Keys and values of 16 tokens, 8 channels in float32, with a mark for each token and two counts.
+    assert states["softmax"] == 2 * 16 * 8 * 4 + 16 + 2 * 8
+    assert states["transformer-xl"] < states["softmax"]
+    page = (tmp_path / "out" / "benchmarks.html").read_text()
+    assert page.count("<svg") == 3
+    assert "transformer-xl" in page
+    assert "Published scores, at other sizes" in page
+    said = capsys.readouterr().out
+    assert "published: RWKV" in said
+    assert (tmp_path / "out" / "mqar" / "comparison.json").is_file()
+    assert bench(trained, **given) == (result, seen), "nothing is trained again"
+
+
+def fake(scores):
+    """Training that writes validation scores by (memory, rate); a test score is 1 minus the seed's hundredth."""
+
+    def trained(recipe, place):
+        score = scores[recipe.name, recipe.optim.lr]
+        if score is None:
+            raise TrainingFailed("loss is not finite")
+        place.mkdir(parents=True)
+        write_json(place / "recipe.json", {})
+        write_json(place / "run.json", {})
+        test = {"loss": 0.1, "accuracy": 1 - recipe.train.seed / 100}
+        costs = {"seconds": 1.0, "peak_bytes": 1, "parameters": 1, "flops": 1, "majority": None}
+        write_json(place / "result.json", {"metric": "accuracy", "valid": {"accuracy": score}, "test": test, **costs})
+
+    return trained
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    empty = {"state_bytes": 1, "beyond": [{"at": 16, "mean": 0.5, "std": None}], "controls": {"left": "no state"}}
+    monkeypatch.setattr(run, "measured", lambda runs, benchmark: empty)
+
+
+def test_the_rate_is_chosen_on_the_validation_split_and_its_seeds_are_trained(bench, unmeasured):
+    scores = {("softmax", 1e-3): 0.4, ("softmax", 1e-2): 0.6, ("lstm", 1e-3): 0.5, ("lstm", 1e-2): None}
+    result, seen = bench(fake(scores), seeds=3)
+    assert {*seen} == {
+        *((memory, rate, 0) for memory, rate in scores),
+        *(("softmax", 1e-2, seed) for seed in (1, 2)),
+        *(("lstm", 1e-3, seed) for seed in (1, 2)),
+    }
+    softmax, lstm = result["benchmarks"][0]["rows"]
+    assert (softmax["rate"], lstm["rate"]) == (1e-2, 1e-3)
+    assert lstm["rates"] == [[1e-3, 0.5], [1e-2, None]]
+    assert softmax["mean"] == pytest.approx(0.99)
+    assert softmax["std"] == pytest.approx(0.01)
+
+
+def test_a_memory_whose_runs_all_fail_is_named(bench, unmeasured, capsys):
+    scores = {("softmax", 1e-3): 0.4, ("softmax", 1e-2): 0.6, ("lstm", 1e-3): None, ("lstm", 1e-2): None}
+    result, _ = bench(fake(scores), seeds=1)
+    assert result["benchmarks"][0]["failed"] == ["lstm"]
+    assert [row["name"] for row in result["benchmarks"][0]["rows"]] == ["softmax"]
+    assert "loss is not finite" in capsys.readouterr().out
+
+
+def test_an_interrupted_command_starts_no_other_run(bench):
+    def trained(recipe, place):
+        raise Interrupted("interrupted; the same command continues")
+
+    with pytest.raises(Interrupted):
+        bench(trained)
+    assert len(bench.seen) < 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mqr"], "expected the name of a task, found 'mqr'; did you mean 'mqar'?"),
+        (["--memories", "softmx"], "expected the name of a memory, found 'softmx'; did you mean 'softmax'?"),
+        (["--seeds", "0"], "--seeds: expected at least 1, found 0"),
+        (["--steps", "-1"], "--steps: expected at least 0, found -1"),
+        (["--rates", "a,b"], "--rates: expected numbers such as 1e-3,1e-2, found 'a,b'"),
+        (["--rates", "0"], "--rates: expected learning rates above 0"),
+        (["--rates", "1e-3,1.01e-3"], "--rates: expected rates that differ in two digits"),
+        (["facts", "--books", "/no/such/place"], "/no/such/place"),
+    ],
+)
+def test_bad_input_is_one_line(words, said, capsys, tmp_path):
+    assert main(["bench-memory", *words, "--out", str(tmp_path / "x")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_arguments():
+    options = read(_Parser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"])
+    assert options == Options(Path("x"), ["mqar"], ("lstm", "linear"), rates=(1e-3,))
