@@ -9,10 +9,14 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
+from mnemos.memory.associations import AssociationsConfig
 from mnemos.memory.grc import GRC
+from mnemos.memory.memory_tokens import TokensConfig
 from mnemos.memory.slots import SlotsConfig
+from mnemos.models.armt import ARMTConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.memformer import MemformerConfig
+from mnemos.models.memory_tokens import RMTConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
 
@@ -105,6 +109,20 @@ def _memformer(s: Sizes) -> Memory:
     return Memory(model, s.segment)
 
 
+def _tokens(s: Sizes) -> dict[str, Any]:
+    """The sizes that models of memory tokens share."""
+    sizes = {"dim": s.dim, "layers": s.layers, "num_heads": s.num_heads, "mlp": s.mlp}
+    return {"vocab_size": 0, "segment": s.segment, "tied": s.tied, **sizes}
+
+
+def _rmt(s: Sizes) -> Memory:
+    return Memory(RMTConfig(memory=TokensConfig(s.slots), **_tokens(s)), s.segment)
+
+
+def _armt(s: Sizes) -> Memory:
+    return Memory(ARMTConfig(memory=AssociationsConfig(s.slots), **_tokens(s)), s.segment)
+
+
 def _lstm(s: Sizes) -> Memory:
     return Memory(LSTMConfig(vocab_size=0, dim=s.dim, layers=s.layers, tied=s.tied))
 
@@ -115,6 +133,8 @@ MEMORIES: dict[str, Builder] = {
     "linear": _linear,
     "transformer-xl": _transformer_xl,
     "compressive": _compressive,
+    "rmt": _rmt,
+    "armt": _armt,
     "memformer": _memformer,
     "gated-cache": _gated_cache,
     "gated-cache-unwritten": lambda sizes: _gated_cache(sizes, write=False),

@@ -27,7 +27,7 @@ class SegmentConfig(ModelConfig):
     dim: int = 128
     layers: int = 2
     num_heads: int = 4
-    mlp: int = 512  # hidden width of the MLP
+    mlp: int = 512  # hidden width of the MLP; 0: blocks of attention alone
     segment: int = 64  # L, the number of tokens of a segment
     norm: Norm = "pre"
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"  # within a segment
@@ -93,7 +93,8 @@ class SegmentModel(nn.Module):
     def _block(self) -> Block:
         c = self.config
         attention = SegmentAttention(c.dim, c.num_heads, c.dropout, c.position == "rotary")
-        return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
+        mlp = MLP(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
+        return Block(attention, mlp, c.dim, c.norm, c.dropout)
 
     def _build_memory(self) -> None:
         """Create the memory's modules, and set `front`, `back` and `causal_memory`."""
@@ -323,8 +324,8 @@ def with_fields(config: Any, fields: dict[str, Any], model: str) -> Any:
 def _check(c: SegmentConfig) -> None:
     check_fields(c, "model")
     check_heads(c.dim, c.num_heads)
-    for name in ("vocab_size", "layers", "mlp", "segment"):
-        if getattr(c, name) < 1:
-            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
+    for name, least in (("vocab_size", 1), ("layers", 1), ("mlp", 0), ("segment", 1)):
+        if getattr(c, name) < least:
+            raise InputError(f"{name}: expected at least {least}, found {getattr(c, name)}; raise it")
     if not 0 <= c.dropout < 1:
         raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
