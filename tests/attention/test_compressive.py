@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from mnemos import GRC, InputError, collect_auxiliary_losses
+from mnemos import GRC, InputError, Stream, Transformer, collect_auxiliary_losses, replay
 from mnemos.attention import CompressiveAttention, CompressiveConfig, GatedCacheAttention
 from mnemos.memory import CompressedSegments
 from mnemos.memory.compression import compressor
@@ -231,7 +231,7 @@ def test_slots_are_the_same_wherever_the_inputs_are_cut(compression):
     for sizes in ([31], [1] * 31, [8, 7, 7, 9]):
         for a, b in zip(leaves(called(module, x, mask, sizes)[2]), leaves(wanted), strict=True):
             torch.testing.assert_close(a, b)
-    assert wanted.slots_valid.any(1).all()
+    assert wanted.filled.any(1).all()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -268,7 +268,7 @@ def test_projections_train_after_a_compression_and_read_the_slots():
     _, _, state = called(module, tokens())
     y, _ = module(tokens(4, 5), state)
     before = torch.autograd.grad(y.square().sum(), module.key_value.weight)[0]
-    emptied = state._replace(slots_valid=torch.zeros_like(state.slots_valid))
+    emptied = state._replace(filled=torch.zeros_like(state.filled))
     y, _ = module(tokens(4, 5), emptied)
     after = torch.autograd.grad(y.square().sum(), module.key_value.weight)[0]
     assert before.abs().min() > 0
@@ -285,13 +285,57 @@ def test_through_time_the_gradient_reaches_the_compression():
         assert module.state_gradient != detached
 
 
+@pytest.mark.parametrize("detached", [True, False])
+def test_replay_gives_the_gradients_of_the_loop(detached):
+    """Its first pass runs without gradient, and its losses, the auxiliary ones too, are compared with the second's."""
+    module, parts = layer(detached=detached), list(tokens(30).split(5, 1))
+
+    def step(x, state):
+        y, state = module(x, state)
+        return y.square().sum(), state
+
+    replay(step, parts, truncate_every=1 if detached else None)
+    found = [p.grad.clone() for p in module.parameters()]
+    y, losses, _ = called(module, tokens(30), sizes=[5] * 6)
+    wanted = torch.autograd.grad((y.square().sum() + sum(losses)) / 6, list(module.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def small_model() -> tuple[Transformer, torch.Tensor]:
+    torch.manual_seed(0)
+    attention = CompressiveConfig(memory=4, compressed=3, ratio=2)
+    sizes = {"vocab_size": 11, "dim": 8, "layers": 1, "num_heads": 2, "mlp": 12, "position": "none"}
+    return Transformer(attention=attention, **sizes).eval(), torch.randint(11, (1, 17))
+
+
+def test_a_model_with_slots_is_joined_saved_and_restored_as_a_stream(tmp_path):
+    model, x = small_model()
+    streams = Stream(model).prefill(x, 5), Stream(model).prefill(x[:, :3])
+    both = Stream.join(streams)
+    alone = torch.cat([stream.generate(6, temperature=0)[0] for stream in streams])
+    assert torch.equal(both.generate(6, temperature=0)[0], alone)
+    both.save(tmp_path / "stream.safetensors")
+    again = Stream.restore(model, tmp_path / "stream.safetensors")
+    assert torch.equal(again.generate(6, temperature=0)[0], alone)
+
+
+@pytest.mark.slow
+def test_a_model_with_slots_is_exported():
+    model, x = small_model()
+    given = x[:, :5], model(x)[1]
+    exported = torch.export.export(model, given).module()(*given)
+    for a, b in zip(leaves(exported), leaves(model(*given)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_only_training_calls_that_compress_add_a_loss():
     module = layer()
     for size, wanted in ((7, 0), (8, 1)):
         for training in (True, False):
             assert len(called(module.train(training), tokens(size), sizes=[size])[1]) == wanted * training
-    with torch.no_grad():
-        assert not called(module.train(), tokens(8), sizes=[8])[1]
+    with torch.no_grad():  # the first pass of replay
+        assert len(called(module.train(), tokens(8), sizes=[8])[1]) == 1
     assert not called(layer(compression="mean"), tokens(8), sizes=[8])[1]
     assert not called(layer(detached=False, reconstruction=0.0), tokens(8), sizes=[8])[1]
 
@@ -314,7 +358,7 @@ def test_few_queries_read_the_memory_itself_and_find_the_same(t):
         _, _, state = called(module, tokens(130), sizes=[130])
         found = [module._few, module._many]
         x, context = tokens(t, 5), torch.cat([state.slots, state.x, tokens(t, 5)], 1)
-        valid = torch.cat([state.slots_valid, state.valid, torch.ones(2, t, dtype=torch.bool)], 1)
+        valid = torch.cat([state.filled, state.valid, torch.ones(2, t, dtype=torch.bool)], 1)
         torch.testing.assert_close(*(way(x, context, valid) for way in found))
 
 

@@ -123,7 +123,10 @@ def test_model_and_task_fit(name, folder):
     "name",
     [
         *("text", "text-cached", "text-memformer", "recall", "digits", "copy"),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("text-linear", "text-xl", "text-lstm")),
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("text-linear", "text-xl", "text-compressive", "text-lstm")
+        ),
     ],
 )
 def test_a_starter_learns(name, tmp_path, folder):

@@ -120,7 +120,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         before = before.detach() if self.config.detached else before
         whole, usable = (
             torch.cat([before.slots, before.x, x], 1),
-            torch.cat([before.slots_valid, before.valid, valid], 1),
+            torch.cat([before.filled, before.valid, valid], 1),
         )
         first = whole.shape[1] - t if state is None else _unused(usable, t)
         context, seen = whole[:, first:], usable[:, first:] if mask is not None or state is not None else None
@@ -151,22 +151,22 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         inputs [B, memory + T, D], valid and used: memory and segment; asking [B, T] bool: the valid tokens of x.
         """
         c, t = self.config, x.shape[1]
-        slots, slots_valid, seen = before.slots, before.slots_valid, before.seen + t
+        slots, filled, seen = before.slots, before.filled, before.seen + t
         blocks = self.grid.leaving(inputs, valid, used, before.seen, t, most)
         if blocks is not None:
             new, new_valid = self._compressed(blocks, x, asking)
             count = blocks.moved * (self.grid.block // c.ratio)
-            slots, slots_valid = pushed(slots, new, count), pushed(slots_valid, new_valid, count)
+            slots, filled = pushed(slots, new, count), pushed(filled, new_valid, count)
         n = inputs.shape[1] - c.memory
         kept = valid[:, n:] & self.grid.uncompressed(seen)
         # A copy, because a view would keep the keys' inputs of the whole call alive.
-        return CompressedSegments(slots, slots_valid, inputs[:, n:].clone(), kept, used[:, n:], seen)
+        return CompressedSegments(slots, filled, inputs[:, n:].clone(), kept, used[:, n:], seen)
 
     def _compressed(self, blocks: Blocks, x: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
         """Slots and which are valid; adds the loss that trains a learned compression."""
         c, old = self.config, blocks.x.detach()
         slots, valid = self.compressor(old if c.detached else blocks.x, blocks.valid, blocks.usage)
-        if self.training and torch.is_grad_enabled() and self.compressor.learned and c.reconstruction:
+        if self.training and self.compressor.learned and c.reconstruction:  # without gradient too: replay compares
             # Through time the task's loss trains the compression too; this loss must not go on into the inputs.
             alone = slots if c.detached else self.compressor(old, blocks.valid, blocks.usage)[0]
             loss = self._reconstruction(x, asking, old, blocks.valid, alone, valid)

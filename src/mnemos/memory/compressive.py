@@ -13,14 +13,14 @@ from mnemos.types import Device
 class CompressedSegments(NamedTuple):
     """The inputs of a layer at the last tokens of every row, and slots for those before them; a row of zeros is new.
 
-    slots [B, K, D], slots_valid [B, K] bool: compressed inputs, the newest last. x [B, N, D], valid [B, N] bool: the
-    last N inputs; an input that is padding, or that has been compressed, is not valid. usage [B, N], or [B, 0] where
+    slots [B, K, D]: compressed inputs, the newest last; filled [B, K] bool: those that may be attended to. x [B, N, D]:
+    the last N inputs; valid [B, N] bool: those that are neither padding nor compressed. usage [B, N], or [B, 0] where
     no compression needs it: the attention that each of them received, added over queries. seen [B] int64: tokens since
     the row began. The size is constant: a new row has the space that a long one needs.
     """
 
     slots: Tensor
-    slots_valid: Tensor
+    filled: Tensor  # no field's name begins with another's: torch.export replaces them as text
     x: Tensor
     valid: Tensor
     usage: Tensor
