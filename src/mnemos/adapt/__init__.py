@@ -7,6 +7,7 @@ from .groups import parameter_groups
 from .host import Call, Host
 from .known_hosts import register_host
 from .pretrained import from_pretrained, load, save
+from .remember import Remembering, remember
 from .report import Report
 
 __all__ = [
@@ -14,12 +15,14 @@ __all__ = [
     "DecoderHost",
     "Host",
     "HostBranch",
+    "Remembering",
     "Report",
     "cache",
     "from_pretrained",
     "load",
     "parameter_groups",
     "register_host",
+    "remember",
     "save",
     "uncache",
 ]

@@ -1,0 +1,239 @@
+"""remember(model): memory tokens around a causal decoder that is not ours (RMT); the decoder itself is not changed."""
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos import generators
+from mnemos.memory.memory_tokens import TokenMemory, TokenState
+from mnemos.modes import evaluating
+from mnemos.types import Device, InputError, Splits, StateKind
+
+# Decoders of transformers whose logits are their head of their last hidden states: class, and where its decoder is.
+_LLAMAS = "Llama Mistral Mixtral Ministral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Phi3 Olmo Olmo2 SmolLM3 Glm4 Starcoder2"
+KNOWN = {"GPT2LMHeadModel": "transformer", "GPTNeoXForCausalLM": "gpt_neox", "OPTForCausalLM": "model"}
+KNOWN |= {f"{name}ForCausalLM": "model" for name in _LLAMAS.split()}
+_PARTS = "remember(model, embedding=..., decoder=..., head=...)"
+
+
+def remember(
+    model: nn.Module,
+    tokens: int = 16,
+    embedding: str | None = None,
+    decoder: str | None = None,
+    head: str | None = None,
+) -> "Remembering":
+    """A Recurrent Memory Transformer around a causal decoder: memory tokens are read and written with every segment.
+
+        remembering = mnemos.remember(model, tokens=16)         # a Hugging Face model: GPT-2, Llama, Qwen and others
+        logits, memory = remembering(ids, memory)               # ids [B, T]: a segment; memory None: new rows
+
+    The decoder is used as it is, without hooks or new modules: `remembering.model` is the given object, and dropping
+    the wrapper undoes everything. Both train: freeze what should not, for example
+    `remembering.model.requires_grad_(False)`. tokens: m, the number of memory tokens.
+
+    embedding, decoder, head: the names of these parts of a model whose layout is not known, all three: the embedding
+    [B, T] -> [B, T, D]; a causal module that is called with `inputs_embeds=` [B, n, D], and with `attention_mask=`
+    [B, n] and `position_ids=` [B, n] where a mask is given, and returns hidden states [B, n, D] (a tensor, a tuple that
+    starts with it, or an object with `last_hidden_state`); and the map from hidden states to logits. A decoder that is
+    named is called once, with random embeddings, to test that it is causal.
+    Raises InputError for a model of an unknown layout, parts that it does not have, and a decoder that is not causal.
+    """
+    if tokens < 1:
+        raise InputError(f"remember: expected at least 1 memory token, found {tokens}; raise tokens")
+    names = embedding, decoder, head
+    if all(name is None for name in names):
+        parts: Sequence[nn.Module] = _known_parts(model)
+    elif None in names:
+        missing = ", ".join(n for n, v in zip(("embedding", "decoder", "head"), names, strict=True) if v is None)
+        raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {_PARTS}")
+    else:
+        parts = [_named(model, str(name)) for name in names]
+    found = Remembering(model, tokens, *parts)
+    if decoder is not None:
+        found.check_causal(decoder)
+    return found
+
+
+class Remembering(nn.Module):
+    """`logits, memory = remembering(x, state=None, mask=None)`: what `remember` returns.
+
+        [M_{t−1} ; s_t ; M_{t−1}]  →  decoder  →  [· ; hidden states ; M_t]
+
+    x [B, T] int64 token ids: one segment, of any length; mask [B, T] bool, True = valid; logits [B, T, V] predict the
+    token after x[:, i], of the next segment where i is the last. The state is a `TokenState`: m·D numbers per row, in
+    new rows the learned start. The decoder's causal mask holds for all 2m + T tokens, so a memory token attends to
+    those before it. Positions start again with each call: the read tokens at 0, and padding takes no position, so that
+    a row's memory does not depend on it. A row that is all padding keeps its memory.
+
+    It is a model as those of `mnemos.models`: `mnemos.replay` trains it over segments, `mnemos.select`, `reset` and
+    `join` serve its state, and gradient flows through it. Where a sequence is cut is part of the computation
+    (splits = "segments"). Cost: the decoder's over 2m + T tokens, and the head's over T.
+    Raises InputError for ids, mask and memory that do not fit, and for more tokens than the decoder's positions or
+    its sliding window hold.
+    """
+
+    splits: Splits = "segments"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
+
+    def __init__(self, model: nn.Module, tokens: int, embedding: Any, decoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        # Not as modules: they are parts of `model` already.
+        self._parts: tuple[Any, Any, Any] = embedding, decoder, head
+        takes = inspect.signature(decoder.forward).parameters
+        if "inputs_embeds" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+            raise InputError(
+                f"remember: expected a decoder that takes inputs_embeds=, found {type(decoder).__name__}, which takes "
+                f"{', '.join(takes)}; name another decoder"
+            )
+        self._options = {"use_cache": False} if "use_cache" in takes else {}
+        weight = embedding.weight
+        self.memory = TokenMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
+        with torch.no_grad():  # as large as the embeddings of tokens
+            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * weight.float().std())
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> TokenState:
+        """The memory of `batch_size` new rows; passing None to `forward` means the same."""
+        return self.memory.initial_state(batch_size, device, dtype)
+
+    def forward(
+        self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, TokenState]:
+        """See the class."""
+        hidden, state = self._read(x, state, mask)
+        return self._parts[2](hidden), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def advance(self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None) -> TokenState:
+        """The memory that `forward` returns, without the head."""
+        return self._read(x, state, mask)[1]
+
+    @torch.no_grad()
+    def generate(self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None, **options: Any) -> Any:
+        """What the model's own `generate` returns after the memory and the tokens x [B, T]: the new tokens only.
+
+        options: its settings, such as max_new_tokens. mask [B, T] bool: padding is to be on the left. The memory is
+        read and not written: call the wrapper with the whole segment for that.
+        """
+        state = self._checked(x, state, mask)
+        embeds = torch.cat([self._tokens(state), self._parts[0](x)], 1)
+        valid = self._valid(x, mask, 0)
+        valid = embeds.new_ones(embeds.shape[:2], dtype=torch.int64) if valid is None else valid
+        generate: Any = self.model.generate
+        return generate(inputs_embeds=embeds, attention_mask=valid, **options)
+
+    def check_causal(self, name: str) -> None:
+        """Raise InputError unless outputs of the decoder are independent of later embeddings. It is called once."""
+        weight = self.memory.start
+        with torch.no_grad(), generators.kept(), evaluating(self):
+            x = torch.randn(1, 4, weight.shape[1], device=weight.device, dtype=torch.float32).to(weight.dtype)
+            other = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
+            before, after = self._hidden(torch.cat([x, other]), None)[:, :3].float()
+        if not torch.allclose(before, after, rtol=1e-3, atol=1e-4):
+            raise InputError(
+                f"decoder={name!r}: expected a causal module, found outputs that change with later embeddings; name "
+                "the causal decoder"
+            )
+
+    def _read(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> tuple[Tensor, TokenState]:
+        """The last hidden states [B, T, D] of the tokens, and the new state."""
+        state = self._checked(x, state, mask)
+        tokens = self._tokens(state)
+        m, t = tokens.shape[1], x.shape[1]
+        hidden = self._hidden(torch.cat([tokens, self._parts[0](x), tokens], 1), self._valid(x, mask, m))
+        active = None if mask is None else mask.any(1)
+        return hidden[:, m : m + t], TokenMemory.written(state, hidden[:, m + t :], active)
+
+    def _tokens(self, state: TokenState) -> Tensor:
+        """M [B, m, D] as the decoder's embeddings."""
+        return self.memory.contents(state).to(self._parts[0].weight.dtype)
+
+    def _valid(self, x: Tensor, mask: Tensor | None, back: int) -> Tensor | None:
+        """The decoder's attention mask of [M ; x ; `back` tokens of M], [B, n] int64; None: all are valid."""
+        if mask is None:
+            return None
+        ends = [mask.new_ones(len(x), n) for n in (self.memory.start.shape[0], back)]
+        return torch.cat([ends[0], mask, ends[1]], 1).long()
+
+    def _hidden(self, embeds: Tensor, valid: Tensor | None) -> Tensor:
+        """The decoder's last hidden states, [B, n, D]."""
+        options: dict[str, Any] = {}
+        if valid is not None:
+            options = {"attention_mask": valid, "position_ids": (valid.cumsum(1) - 1).clamp(min=0)}
+        options |= self._options
+        out = self._parts[1](inputs_embeds=embeds, **options)
+        hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
+        if not isinstance(hidden, Tensor) or hidden.shape != embeds.shape:
+            found = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+            raise InputError(
+                f"remember: expected a decoder that returns hidden states {tuple(embeds.shape)}, as its embeddings, "
+                f"found {found}; name another decoder"
+            )
+        return hidden
+
+    def _checked(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
+        """The state, of new rows if it is None, after a check of all three."""
+        if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
+            raise InputError(
+                f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
+            )
+        if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
+            raise InputError(
+                f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+            )
+        m, width = self.memory.start.shape
+        if state is None:
+            state = self.initial_state(len(x))
+        elif not isinstance(state, TokenState) or state.tokens.shape != (len(x), m, width):
+            found = tuple(state.tokens.shape) if isinstance(state, TokenState) else type(state).__name__
+            raise InputError(
+                f"expected the state that this wrapper returned, of shape {(len(x), m, width)}, found {found}; start "
+                "with None"
+            )
+        self._check_length(x.shape[1] + 2 * m, x.shape[1])
+        return state
+
+    def _check_length(self, n: int, t: int) -> None:
+        config = getattr(self.model, "config", None)
+        for field, what in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of its window")):
+            limit = getattr(config, field, None)
+            if isinstance(limit, int) and n > limit:
+                raise InputError(
+                    f"remember: expected at most the {limit} {what} of the decoder, found {n}: {t} tokens and {n - t} "
+                    "of memory; give shorter segments"
+                )
+
+
+def _known_parts(model: nn.Module) -> list[nn.Module]:
+    """The embedding, the decoder and the head of a known class. Raises InputError for another."""
+    for cls in type(model).__mro__:
+        if cls.__module__.startswith("transformers.") and cls.__name__ in KNOWN:
+            of_library: Any = model
+            return [
+                of_library.get_input_embeddings(),
+                model.get_submodule(KNOWN[cls.__name__]),
+                of_library.get_output_embeddings(),
+            ]
+    raise InputError(
+        f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(KNOWN))}), found "
+        f"{type(model).__name__}; name its parts: {_PARTS}"
+    )
+
+
+def _named(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        known = ", ".join(name for name, _ in model.named_children())
+        raise InputError(
+            f"remember: expected the name of a part of {type(model).__name__}, found {name!r}; it has {known}"
+        ) from None
