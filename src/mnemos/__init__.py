@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .adapt.attach import cache as cache
     from .adapt.attach import uncache as uncache
     from .adapt.known_hosts import register_host as register_host
-    from .adapt.remember import remember as remember
+    from .adapt.remembering import remember as remember
     from .config import AttentionConfig as AttentionConfig
     from .config import DataConfig as DataConfig
     from .config import ModelConfig as ModelConfig
@@ -94,7 +94,7 @@ _NAMES = {
     "recipe": "mnemos.train.recipe",
     "register": "mnemos.registry",
     "register_host": "mnemos.adapt.known_hosts",
-    "remember": "mnemos.adapt.remember",
+    "remember": "mnemos.adapt.remembering",
     "replay": "mnemos.memory_replay",
     "reset": "mnemos.types",
     "save": "mnemos.models.store",

@@ -7,7 +7,7 @@ from .groups import parameter_groups
 from .host import Call, Host
 from .known_hosts import register_host
 from .pretrained import from_pretrained, load, save
-from .remember import Remembering, remember
+from .remembering import Remembering, remember
 from .report import Report
 
 __all__ = [

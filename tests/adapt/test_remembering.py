@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import InputError
-from mnemos.adapt.remember import KNOWN, Remembering
+from mnemos.adapt.remembering import KNOWN, Remembering
 from mnemos.memory import TokensConfig, TokenState
 from mnemos.models import RMT
 from mnemos.types import Advances, RecurrentModel, reset
