@@ -8,7 +8,7 @@ READY = .venv/ready
 
 help:
 	@echo 'make install  .venv with every tested extra'
-	@echo 'make demo     trains a Transformer with a memory and its baselines without, about four minutes'
+	@echo 'make demo     which memory has a fact of real text 512 words later? four models, about four minutes'
 	@echo 'make test     the test suite, five minutes on two cores'
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and one case of each fast test'
@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/mnemos/na
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/mnemos compare demo demo-cached demo-wider --out runs/demo
+	$(BIN)/mnemos compare demo demo-linear demo-cached demo-memformer --out runs/demo
 	$(BIN)/mnemos report runs/demo
 
 # Two test processes share the cores: torch must not start threads of its own beside them. Each takes a stretch of the

@@ -2,7 +2,7 @@
 
     python benchmarks/cached_step.py [--models demo vit_s bert_base] [--pairs 9] [--threads 2] [--out FILE.json]
 
-demo: an update of the recipes demo, demo-cached and demo-cached-unwritten by the training loop itself, with its data,
+demo: an update of the recipes short-listops, -cached and -cached-unwritten by the training loop itself, with its data,
 gradient clipping and optimiser. vit_s (8 images of 224²) and bert_base (4 × 128 tokens): forward, backward and AdamW of
 a model of timm and transformers before and after `mnemos.cache`. Each variant is measured once per pair, right after
 the others and in an order that rotates; the ratio is the median over the pairs, with its smallest and largest value.
@@ -39,8 +39,8 @@ Step = Callable[[], object]
 def demo(threads: int) -> dict[str, Step]:
     """Updates of the training loop, by variant."""
     found = {}
-    for name, recipe in {"plain": "demo", "cached": "demo-cached", "unwritten": "demo-cached-unwritten"}.items():
-        made = registry.load("recipe", recipe)()
+    for name, ending in {"plain": "", "cached": "-cached", "unwritten": "-cached-unwritten"}.items():
+        made = registry.load("recipe", f"short-listops{ending}")()
         made = replace(made, train=replace(made.train, threads=threads))
         fabric = devices.connect(made.train)
         task = made.data.build()

@@ -17,7 +17,7 @@ from mnemos.memory.grc import GRC
 from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
 
-TASKS = {"listops": ("demo", "demo-wider", 3000), "mnist": ("mnist-vit", "mnist-vit-wider", 1200)}
+TASKS = {"listops": ("short-listops", "short-listops-wider", 3000), "mnist": ("mnist-vit", "mnist-vit-wider", 1200)}
 VARIANTS = {
     "mnemos": GRC(),
     "paper": GRC(preset="paper"),

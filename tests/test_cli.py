@@ -17,6 +17,7 @@ from processes import mnemos
 from mnemos import registry
 from mnemos.cli import main
 
+COSTS = ("seconds", "peak_bytes")
 QUICK = "--train.steps 20 --train.batch-size 8 --train.eval-every 10 --train.log-every 5 --train.checkpoint-every 10"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
 QUICK = QUICK.split()
@@ -47,8 +48,8 @@ def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(monkey
 
 def test_a_recipe_is_shown_without_the_parser_of_fields(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)  # importing it raises
-    assert main(["show", "demo"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "demo"
+    assert main(["show", "short-listops"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "short-listops"
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -98,7 +99,12 @@ def test_every_verb_has_help_of_its_own(verb, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["show", "demo"], ["train", "demo", "--out", "x"], ["compare", "demo", "demo-wider"]]
+    "words",
+    [
+        ["show", "short-listops"],
+        ["train", "short-listops", "--out", "x"],
+        ["compare", "short-listops", "short-listops-wider"],
+    ],
 )
 def test_after_a_recipe_help_is_of_its_fields(words, capsys):
     assert main([*words, "--help"]) == 0
@@ -161,40 +167,65 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["trian", "demo"], "known: list"),
+        (["trian", "short-listops"], "known: list"),
         (["train"], "name of a recipe"),
         (["train", "dmeo"], "did you mean 'demo'"),
-        (["train", "demo", "--modl.dim", "7"], "did you mean --model.dim"),
-        (["train", "demo", "--model.dim", "seven"], "--model.dim: expected an integer, found 'seven'"),
-        (["train", "demo", "--model.dim", "seven", "--train.steps", "5"], "expected an integer, found 'seven'"),
-        (["train", "demo", "--optim.betas", "0.5"], "--optim.betas: expected 2 numbers, found '0.5'"),
-        (["train", "demo", "--train.rollout.checkpoints", "x"], "'all', 'sqrt' or an integer, found 'x'"),
-        (["train", "demo", "--model.attention", "linaer"], "did you mean 'linear'"),
-        (["train", "demo", "--model.attention", "--model.dim", "8"], "name of an attention, found none"),
-        (["train", "demo", "--model.attention", "linear", "--model.attention.window", "8"], "--model.attention.window"),
-        (["train", "demo", "--optim.name", "sgd"], "'adamw'"),
-        (["train", "demo-cached", "--model.cache.preset", "papre"], "'paper'"),
+        (["train", "short-listops", "--modl.dim", "7"], "did you mean --model.dim"),
+        (["train", "short-listops", "--model.dim", "seven"], "--model.dim: expected an integer, found 'seven'"),
         (
-            ["show", "demo-cached", "--model.cache.ratio", "2"],
+            ["train", "short-listops", "--model.dim", "seven", "--train.steps", "5"],
+            "expected an integer, found 'seven'",
+        ),
+        (["train", "short-listops", "--optim.betas", "0.5"], "--optim.betas: expected 2 numbers, found '0.5'"),
+        (["train", "short-listops", "--train.rollout.checkpoints", "x"], "'all', 'sqrt' or an integer, found 'x'"),
+        (["train", "short-listops", "--model.attention", "linaer"], "did you mean 'linear'"),
+        (["train", "short-listops", "--model.attention", "--model.dim", "8"], "name of an attention, found none"),
+        (
+            ["train", "short-listops", "--model.attention", "linear", "--model.attention.window", "8"],
+            "--model.attention.window",
+        ),
+        (["train", "short-listops", "--optim.name", "sgd"], "'adamw'"),
+        (["train", "short-listops-cached", "--model.cache.preset", "papre"], "'paper'"),
+        (
+            ["show", "short-listops-cached", "--model.cache.ratio", "2"],
             "mnemos: --model.cache.ratio: expected above 0 and at most 1, found 2.0; change it\n",
         ),
         (
-            ["train", "demo-cached", "--model.cache.length", "0"],
+            ["train", "short-listops-cached", "--model.cache.length", "0"],
             ': --model.cache.length: expected "auto", "paper" or at',
         ),
         (["show", "text-memformer", "--model.memory.slots", "-1"], "mnemos: --model.memory.slots: expected at least 0"),
         (["show", "text-cached", "--model.cache.read", "mean"], "mnemos: --model.cache.read: scope="),
-        (["show", "demo", "--name", "a/b"], "mnemos: --name: expected a name without"),
-        (["show", "demo", "--model.cache.length", "8"], "demo has no cache: add --model.cache mnemos"),
-        (["show", "demo", "--model.cache", "papre"], "found 'papre'; known: paper, official, mnemos, none"),
+        (["show", "short-listops", "--name", "a/b"], "mnemos: --name: expected a name without"),
+        (
+            ["show", "short-listops", "--model.cache.length", "8"],
+            "short-listops has no cache: add --model.cache mnemos",
+        ),
+        (["show", "short-listops", "--model.cache", "papre"], "found 'papre'; known: paper, official, mnemos, none"),
         (["train", "nowhere.json"], "nowhere.json: expected a recipe as JSON, found no such file"),
-        (["compare", "demo", "--vary", "model.dim", "8"], "two recipes, found 1"),
-        (["compare", "demo", "--vary", "train.steps", "8,9"], "equal train settings"),
-        (["compare", "demo", "--vary", "model.dim", "8,9", "--vary", "model.dim", "7,8"], "model.dim twice"),
-        (["compare", "demo", "demo", "--vary", "optim.lr", "1,2,3,4,5,6", "--vary", "model.dim", "1,2,3,4,5,6"], "72"),
-        (["compare", "demo", "--vary", "optim.lr", "1,2", "--vary", "model.dmi", "8"], "did you mean --model.dim"),
+        (["compare", "short-listops", "--vary", "model.dim", "8"], "two recipes, found 1"),
+        (["compare", "short-listops", "--vary", "train.steps", "8,9"], "equal train settings"),
+        (["compare", "short-listops", "--vary", "model.dim", "8,9", "--vary", "model.dim", "7,8"], "model.dim twice"),
+        (
+            [
+                "compare",
+                "short-listops",
+                "short-listops",
+                "--vary",
+                "optim.lr",
+                "1,2,3,4,5,6",
+                "--vary",
+                "model.dim",
+                "1,2,3,4,5,6",
+            ],
+            "72",
+        ),
+        (
+            ["compare", "short-listops", "--vary", "optim.lr", "1,2", "--vary", "model.dmi", "8"],
+            "did you mean --model.dim",
+        ),
         (["train", "--resume", "nowhere"], "no recipe.json"),
-        (["train", "demo", "--resume", "nowhere"], "--resume RUN alone"),
+        (["train", "short-listops", "--resume", "nowhere"], "--resume RUN alone"),
         (["train", "--resume", __file__], "expected the folder of a run, found a file"),
         (["eval", "nowhere"], "no recipe.json"),
         (["eval", __file__], "expected the folder of a run, found a file"),
@@ -202,11 +233,14 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["sample"], "required: run"),
         (["sample", "nowhere"], "no recipe.json"),
         (["sample", "nowhere", "--count", "0"], "at least 1"),
-        (["compare", "demo"], "two recipes, found 1"),
-        (["compare", "demo", "demo"], "found demo, demo"),
-        (["compare", "demo", "listops"], "equal data settings"),
-        (["compare", "demo", "demo-wider", "--unwritten"], "found demo, demo-wider"),
-        (["compare", "demo", "demo-wider", "--seeds", "0"], "at least 1"),
+        (["compare", "short-listops"], "two recipes, found 1"),
+        (["compare", "short-listops", "short-listops"], "found short-listops, short-listops"),
+        (["compare", "short-listops", "listops"], "equal data settings"),
+        (
+            ["compare", "short-listops", "short-listops-wider", "--unwritten"],
+            "found short-listops, short-listops-wider",
+        ),
+        (["compare", "short-listops", "short-listops-wider", "--seeds", "0"], "at least 1"),
         (["report", "nowhere"], "nowhere"),
         (["reproduce", "cached_transformer"], "did you mean 'cached_transformers'"),
         (["reproduce", "cached_transformers/tabel1"], "did you mean cached_transformers/table1"),
@@ -220,14 +254,14 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_p
 
 def test_an_attention_is_chosen_by_name_and_has_its_own_settings(capsys):
     for name in registry.names("attention"):
-        assert main(["show", "demo", f"--model.attention={name}", "--model.dim", "32"]) == 0
+        assert main(["show", "short-listops", f"--model.attention={name}", "--model.dim", "32"]) == 0
         shown = json.loads(capsys.readouterr().out)["model"]
         assert (shown["attention"]["is"], shown["dim"]) == (name, 32)
     words = ["--model.attention.memory", "7", "--model.attention", "relative"]
-    assert main(["show", "demo", *words]) == 0
+    assert main(["show", "short-listops", *words]) == 0
     shown = json.loads(capsys.readouterr().out)["model"]["attention"]
     assert (shown["is"], shown["memory"], shown["clamp"]) == ("relative", 7, 0)
-    assert main(["train", "demo", "--help"]) == 0
+    assert main(["train", "short-listops", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--model.attention NAME" in said
     assert "--model.cache NAME" in said
@@ -238,7 +272,7 @@ def test_a_cache_is_added_changed_and_removed_by_name(capsys):
         assert main(["show", *words]) == 0
         return json.loads(capsys.readouterr().out)["model"]["cache"]
 
-    added = cache("demo", "--model.cache", "paper", "--model.cache.length", "8")
+    added = cache("short-listops", "--model.cache", "paper", "--model.cache.length", "8")
     assert (added["preset"], added["length"], added["gate_init"]) == ("paper", 8, None)
     changed = cache("text-cached", "--model.cache.ratio", "0.25", "--model.cache=official")
     assert (changed["preset"], changed["length"], changed["scope"], changed["ratio"]) == (
@@ -247,21 +281,21 @@ def test_a_cache_is_added_changed_and_removed_by_name(capsys):
         "stream",
         0.25,
     )
-    assert cache("demo-cached", "--model.cache", "none") is None
+    assert cache("short-listops-cached", "--model.cache", "none") is None
     assert cache("mnist-vit", "--model.cache", "mnemos")["preset"] == "mnemos"
 
 
 @pytest.mark.slow
 def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
-    assert main(["show", "demo-cached", "--train.steps", "7"]) == 0
+    assert main(["show", "short-listops-cached", "--train.steps", "7"]) == 0
     file = tmp_path / "mine.json"
     shown = json.loads(capsys.readouterr().out)
     file.write_text(json.dumps(shown))
     assert main(["show", str(file), "--model.dim", "32"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again == {**shown, "model": {**shown["model"], "dim": 32}}
-    said = refused(capsys, "compare", "demo-cached", str(file), "--out", str(tmp_path / "run"))
-    assert "two called 'demo-cached', which differ in train.steps (6000, not 7); change" in said
+    said = refused(capsys, "compare", "short-listops-cached", str(file), "--out", str(tmp_path / "run"))
+    assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); change" in said
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
     assert main(["show", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"
@@ -279,24 +313,24 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
 def test_values_of_a_field_are_compared(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("mnemos.train.compare.compare", lambda recipes, *rest, **switches: seen.append(recipes))
-    words = ["demo-cached", "--vary", "model.cache.length", "8,32", "--baselines", "--train.steps", "5"]
+    words = ["short-listops-cached", "--vary", "model.cache.length", "8,32", "--baselines", "--train.steps", "5"]
     assert main(["compare", *words, "--out", str(tmp_path)]) == 0
-    assert main(["compare", "demo", "--vary", "model.cache", "none,paper", "--out", str(tmp_path)]) == 0
+    assert main(["compare", "short-listops", "--vary", "model.cache", "none,paper", "--out", str(tmp_path)]) == 0
     found = [(recipe.name, getattr(recipe.model.cache, "length", None)) for recipes in seen for recipe in recipes]
-    assert found[:2] == [("demo-cached-length-8", 8), ("demo-cached-length-32", 32)]
-    assert found[2:] == [("demo-cache-none", None), ("demo-cache-paper", "auto")]
+    assert found[:2] == [("short-listops-cached-length-8", 8), ("short-listops-cached-length-32", 32)]
+    assert found[2:] == [("short-listops-cache-none", None), ("short-listops-cache-paper", "auto")]
     assert seen[0][1].train.steps == 5
-    words = ["demo", "demo-cached", "--vary", "model.dim", "8,16", "--vary", "optim.lr", "1e-3,2e-3"]
+    words = ["short-listops", "short-listops-cached", "--vary", "model.dim", "8,16", "--vary", "optim.lr", "1e-3,2e-3"]
     assert main(["compare", *words, "--out", str(tmp_path)]) == 0
     names = [recipe.name for recipe in seen[2]]
-    assert names[:4] == [f"demo-dim-{dim}-lr-{lr}" for dim in (8, 16) for lr in ("1e-3", "2e-3")]
-    assert [name[:11] for name in names[4:]] == ["demo-cached"] * 4
+    assert names[:4] == [f"short-listops-dim-{dim}-lr-{lr}" for dim in (8, 16) for lr in ("1e-3", "2e-3")]
+    assert [name[:20] for name in names[4:]] == ["short-listops-cached"] * 4
     assert [(recipe.model.dim, recipe.optim.lr) for recipe in seen[2][5:7]] == [(8, 0.002), (16, 0.001)]
 
 
 def test_help_of_a_recipe_explains_each_field_once(capsys):
     """tyro takes a field's help from the docstring's section Attributes, and leaves it out of the description."""
-    assert main(["train", "demo-cached", "--help"]) == 0
+    assert main(["train", "short-listops-cached", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "====" not in said
     for field in ("steps between two evaluations on the validation split", "Dm/D, the width of a slot"):
@@ -317,14 +351,24 @@ def test_help_of_a_recipe_explains_each_field_once(capsys):
     ],
 )
 def test_settings_that_do_not_fit_are_refused(fields, words, capsys, tmp_path):
-    assert words in refused(capsys, "train", "demo", "--out", str(tmp_path / "run"), *QUICK, *fields)
+    assert words in refused(capsys, "train", "short-listops", "--out", str(tmp_path / "run"), *QUICK, *fields)
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory, forked_comparisons) -> Path:
     folder = tmp_path_factory.mktemp("compare") / "run"
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        arguments = ["compare", "demo", "demo-cached", "--unwritten", "--seeds", "2", "--out", str(folder), *QUICK]
+        arguments = [
+            "compare",
+            "short-listops",
+            "short-listops-cached",
+            "--unwritten",
+            "--seeds",
+            "2",
+            "--out",
+            str(folder),
+            *QUICK,
+        ]
         assert main(arguments) == 0
     assert said.getvalue().startswith("3 recipes × 2 seeds: 6 runs\n")
     assert "majority class" in said.getvalue()
@@ -338,20 +382,26 @@ def test_compare_writes_what_it_promises(comparison):
     assert found["metric"] == "accuracy"
     assert found["higher_is_better"] is True
     assert 0 < found["majority"] < 1
-    assert [row["name"] for row in found["rows"]] == ["demo", "demo-cached", "demo-cached-unwritten"]
+    assert [row["name"] for row in found["rows"]] == [
+        "short-listops",
+        "short-listops-cached",
+        "short-listops-cached-unwritten",
+    ]
     cached, unwritten = found["rows"][1:]
     assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
-        assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "seconds", "peak_bytes", "runs"}
+        assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "state_bytes", *COSTS, "runs"}
         assert [run["folder"] for run in row["runs"]] == found["runs"][row["name"]]
         assert [run["seed"] for run in row["runs"]] == [0, 1]
         assert row["seeds"] == 2
         assert row["std"] >= 0
-        assert min(row[key] for key in ("mean", "parameters", "flops", "seconds", "peak_bytes")) > 0
+        assert (
+            min(row[key] for key in ("mean", "parameters", "flops", *COSTS)) > 0 == row["state_bytes"]
+        )  # a classifier
     controls = {(c["name"], c["control"]) for c in found["controls"]}
     assert controls == {
-        *(("demo-cached", c) for c in ("emptied", "exchanged", "closed")),
-        ("demo-cached-unwritten", "closed"),
+        *(("short-listops-cached", c) for c in ("emptied", "exchanged", "closed")),
+        ("short-listops-cached-unwritten", "closed"),
     }
     for places in found["runs"].values():
         for place in places:
@@ -362,10 +412,20 @@ def test_compare_writes_what_it_promises(comparison):
 
 @pytest.mark.slow
 def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, capsys):
-    before = (comparison / "demo/seed-0/metrics.jsonl").stat().st_mtime_ns
-    arguments = ["compare", "demo", "demo-cached", "--unwritten", "--seeds", "2", "--out", str(comparison), *QUICK]
+    before = (comparison / "short-listops/seed-0/metrics.jsonl").stat().st_mtime_ns
+    arguments = [
+        "compare",
+        "short-listops",
+        "short-listops-cached",
+        "--unwritten",
+        "--seeds",
+        "2",
+        "--out",
+        str(comparison),
+        *QUICK,
+    ]
     assert main(arguments) == 0
-    assert (comparison / "demo/seed-0/metrics.jsonl").stat().st_mtime_ns == before
+    assert (comparison / "short-listops/seed-0/metrics.jsonl").stat().st_mtime_ns == before
     capsys.readouterr()
     assert "another recipe" in refused(capsys, *arguments, "--train.steps", "30")
 
@@ -375,8 +435,8 @@ def test_report_and_eval_of_the_comparison(comparison, capsys):
     assert main(["report", str(comparison)]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page.parent == comparison
-    assert "demo-cached" in page.read_text()
-    assert main(["eval", str(comparison / "demo-cached/seed-0")]) == 0
+    assert "short-listops-cached" in page.read_text()
+    assert main(["eval", str(comparison / "short-listops-cached/seed-0")]) == 0
     said = capsys.readouterr().out
     for name in ("as trained", "emptied", "exchanged", "closed", "majority"):
         assert name in said
@@ -386,8 +446,8 @@ def test_report_and_eval_of_the_comparison(comparison, capsys):
 def test_an_interrupted_run_exits_130_and_goes_on_exactly(tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     fields = [*QUICK, *RARELY, "--train.steps", "100", "--train.log-every", "1"]
-    assert main(["train", "demo-cached", "--out", str(whole), *fields]) == 0
-    process = mnemos("train", "demo-cached", "--out", str(stopped), *fields)
+    assert main(["train", "short-listops-cached", "--out", str(whole), *fields]) == 0
+    process = mnemos("train", "short-listops-cached", "--out", str(stopped), *fields)
     metrics = stopped / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 15):
@@ -440,9 +500,9 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
 ):
     folder = tmp_path / "run"
     fields = [*QUICK, *RARELY, "--train.steps", "100"]
-    command = ["compare", "demo", "demo-wider", "--out", str(folder), *fields]
+    command = ["compare", "short-listops", "short-listops-wider", "--out", str(folder), *fields]
     process = mnemos(*command)
-    metrics = folder / "demo/seed-0/metrics.jsonl"
+    metrics = folder / "short-listops/seed-0/metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (folder.exists() if moment == "starting" else metrics.exists() and "train" in metrics.read_text()):
         assert time.monotonic() < deadline
@@ -459,7 +519,7 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
 
 def test_a_model_that_cannot_be_leaves_no_folder(capsys, tmp_path):
     assert "num_heads may be" in refused(
-        capsys, "train", "demo", "--out", str(tmp_path / "run"), *QUICK, "--model.num-heads", "3"
+        capsys, "train", "short-listops", "--out", str(tmp_path / "run"), *QUICK, "--model.num-heads", "3"
     )
     assert not (tmp_path / "run").exists()
 
@@ -470,6 +530,6 @@ def test_a_run_keeps_its_model_and_a_comparison_is_no_run(comparison, capsys):
 
     from mnemos import load
 
-    model = load(comparison / "demo-cached/seed-0/model")
+    model = load(comparison / "short-listops-cached/seed-0/model")
     assert model(torch.ones(1, 5, dtype=torch.int64))[0].shape == (1, 10)
     assert "found a comparison" in refused(capsys, "eval", str(comparison))

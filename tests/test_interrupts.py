@@ -35,7 +35,7 @@ def test_ctrl_c_in_the_import_of_a_library_is_one_line(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(TORCH)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SOURCE])}
-    command = [sys.executable, "-m", "mnemos", "show", "demo"]
+    command = [sys.executable, "-m", "mnemos", "show", "short-listops"]
     given: dict = {"env": environment, "timeout": 60, "check": False, "preexec_fn": _heed}
     ended = subprocess.run(command, capture_output=True, text=True, **given)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "mnemos: interrupted\n")
@@ -54,7 +54,7 @@ def test_ctrl_c_in_the_import_of_a_library_is_one_line(tmp_path):
 def _train(folder: str) -> None:
     few = ["--data.train-size", "20", "--data.valid-size", "10", "--data.test-size", "10", "--train.accelerator", "cpu"]
     long = ["--train.devices", "2", "--train.steps", "100000", "--train.log-every", "1"]
-    raise SystemExit(main(["train", "demo", *few, *long, "--out", folder]))
+    raise SystemExit(main(["train", "short-listops", *few, *long, "--out", folder]))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.recipe_tasks import recipe_tasks
-from mnemos.recipes.demo import demo
+from mnemos.recipes.short_listops import short_listops
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
 
 # Recipes that users and results name: new ones need not be added, old ones stay.
@@ -68,7 +68,7 @@ def test_a_cache_is_found_wherever_the_model_holds_it():
         name: ClassVar[str] = "staged"
         stages: tuple[Stage, ...] = ()
 
-    base = replace(demo(), model=Staged((Stage(), Stage(GRC(length=4)), Stage(GRC().unwritten()))))
+    base = replace(short_listops(), model=Staged((Stage(), Stage(GRC(length=4)), Stage(GRC().unwritten()))))
     made = unwritten(base)
     assert made.model.stages == (Stage(), Stage(GRC(length=4).unwritten()), Stage(GRC().unwritten()))
     assert unwritten(made) is None
@@ -119,10 +119,10 @@ def test_a_name_is_given_once(decay):
 
     def mine() -> Recipe:
         """Mine."""
-        return demo()
+        return short_listops()
 
-    with pytest.raises(InputError, match=r"mine.*'demo'.*mnemos\.recipes\.demo:demo"):
-        recipe("demo")(mine)
+    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.recipes\.short_listops:short_listops"):
+        recipe("short-listops")(mine)
 
 
 def test_a_name_of_ours_is_taken_before_it_is_imported(monkeypatch):
@@ -134,27 +134,27 @@ def test_a_name_of_ours_is_taken_before_it_is_imported(monkeypatch):
 
 def test_a_recipe_from_outside():
     @recipe
-    def my_demo(steps: int = 7) -> Recipe:
-        """The demo, shorter."""
-        return replace(demo(), train=replace(demo().train, steps=steps))
+    def my_listops(steps: int = 7) -> Recipe:
+        """Short ListOps, shorter."""
+        return replace(short_listops(), train=replace(short_listops().train, steps=steps))
 
     try:
-        found = registry.load("recipe", "my-demo")()
+        found = registry.load("recipe", "my-listops")()
         assert (found.name, found.about, found.train.steps, found.model) == (
-            "my-demo",
-            "The demo, shorter",
+            "my-listops",
+            "Short ListOps, shorter",
             7,
-            demo().model,
+            short_listops().model,
         )
     finally:
-        registry.remove("recipe", "my-demo")
-    with pytest.raises(InputError, match="'my-demo'"):
-        registry.load("recipe", "my-demo")
+        registry.remove("recipe", "my-listops")
+    with pytest.raises(InputError, match="'my-listops'"):
+        registry.load("recipe", "my-listops")
 
 
 def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
-    model = replace(demo().model, vocab_size=0, max_length=7, layers=0)
-    assert replace(demo(), model=model).from_data() == ["vocab_size"]
+    model = replace(short_listops().model, vocab_size=0, max_length=7, layers=0)
+    assert replace(short_listops(), model=model).from_data() == ["vocab_size"]
     assert registry.load("recipe", "recall")().from_data() == ["vocab_size", "max_length"]
     assert sorted(registry.load("recipe", "cifar-pvt-cached")().from_data()) == ["channels", "classes", "image"]
 
@@ -162,15 +162,15 @@ def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
 def test_what_cannot_be_registered_is_refused():
     def needs(steps: int) -> Recipe:
         """With an argument."""
-        return demo()
+        return short_listops()
 
     def silent() -> Recipe:
-        return demo()
+        return short_listops()
 
     for function, found in ((needs, "steps"), (silent, "no docstring")):
         with pytest.raises(InputError, match=found):
             recipe(function)
-    for wrong in (int, demo, type("Nameless", (AttentionConfig,), {})):
+    for wrong in (int, short_listops, type("Nameless", (AttentionConfig,), {})):
         with pytest.raises(InputError, match="class variable `name`"):
             registry.register(wrong)
     for name in ("demo", "nothing"):  # ours stays; there is no such

@@ -14,7 +14,7 @@ from mnemos.train.variants import variants
 from mnemos.types import InputError
 
 SIZES = {
-    "demo-cached": {"vocab_size": 16, "max_length": 25},
+    "short-listops-cached": {"vocab_size": 16, "max_length": 25},
     "mnist-vit-cached": {"image": 28, "channels": 1, "classes": 10},
     "cifar-pvt-cached": {"image": 32, "channels": 3, "classes": 10},
     "cifar-swin-cached": {"image": 32, "channels": 3, "classes": 10},
@@ -33,19 +33,26 @@ def test_a_baseline_of_equal_parameters_has_no_cache(name):
 
 
 def test_baselines_follow_each_recipe_with_a_cache():
-    demo, cached = (registry.load("recipe", name)() for name in ("demo", "demo-cached"))
+    demo, cached = (registry.load("recipe", name)() for name in ("short-listops", "short-listops-cached"))
     cached = replace(cached, model=replace(cached.model, vocab_size=16, max_length=25))
     names = [recipe.name for recipe in with_baselines([demo, cached])]
-    assert names == ["demo", "demo-cached", "demo-cached-unwritten", "demo-cached-wider"]
-    named = replace(demo, name="demo-cached-wider")  # the user's own
+    assert names == [
+        "short-listops",
+        "short-listops-cached",
+        "short-listops-cached-unwritten",
+        "short-listops-cached-wider",
+    ]
+    named = replace(demo, name="short-listops-cached-wider")  # the user's own
     assert [recipe.name for recipe in with_baselines([named, cached])] == [names[3], *names[1:3]]
     longer = replace(cached, name="longer", model=replace(cached.model, cache=GRC(length=50)))
     made = with_baselines([cached, longer])
     assert [recipe.name for recipe in made] == [*names[1:], "longer", "longer-unwritten"]
     ends = [recipe.about.endswith("with it; also the baseline of longer") for recipe in made]
-    assert ends == [recipe.name == "demo-cached-wider" for recipe in made]
+    assert ends == [recipe.name == "short-listops-cached-wider" for recipe in made]
     assert with_baselines([named, cached])[0] == named, "the user's own recipe keeps its description"
-    with pytest.raises(InputError, match="--baselines: expected a recipe with a cache or slots, found demo; leave"):
+    with pytest.raises(
+        InputError, match="--baselines: expected a recipe with a cache or slots, found short-listops; leave"
+    ):
         with_baselines([demo])
 
 
@@ -80,7 +87,7 @@ class NoMLP(ModelConfig):
 
 
 def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline():
-    recipe = registry.load("recipe", "demo-cached")()
+    recipe = registry.load("recipe", "short-listops-cached")()
     with pytest.raises(InputError, match="one of the fields mlp, mlp_ratio, mlp_ratios, found no-mlp; write"):
         equal_parameters(replace(recipe, model=NoMLP()))
     assert equal_parameters(replace(recipe, model=NoMLP(None))) is None
@@ -92,8 +99,10 @@ def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline
 
 
 def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):
-    recipes = [registry.load("recipe", name)() for name in ("demo-cached", "digits-vit-cached")]
-    with pytest.raises(InputError, match="equal data settings, found that demo-cached and digits-vit-cached differ"):
+    recipes = [registry.load("recipe", name)() for name in ("short-listops-cached", "digits-vit-cached")]
+    with pytest.raises(
+        InputError, match="equal data settings, found that short-listops-cached and digits-vit-cached differ"
+    ):
         compare(recipes, tmp_path / "run", baselines=True)
 
 
@@ -102,9 +111,11 @@ def test_a_comparison_says_whose_baselines_it_adds(tmp_path, monkeypatch, capsys
         raise Interrupted
 
     monkeypatch.setattr("mnemos.train.compare.train_apart", stopped)
-    recipes = variants(["demo-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
+    recipes = variants(["short-listops-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
     with pytest.raises(Interrupted):
         compare(recipes, tmp_path / "run", baselines=True)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "wider MLPs" in line)
-    assert line.startswith("demo-cached-length-8-wider: demo-cached-length-8 without its memory and with wider MLPs: ")
-    assert line.endswith("with it; also the baseline of demo-cached-length-32")
+    assert line.startswith(
+        "short-listops-cached-length-8-wider: short-listops-cached-length-8 without its memory and with wider MLPs: "
+    )
+    assert line.endswith("with it; also the baseline of short-listops-cached-length-32")

@@ -228,7 +228,7 @@ def test_a_model_that_does_not_fit_is_one_line_and_leaves_no_folder(fields, word
         "--train.accelerator",
         "cpu",
     ]
-    assert main(["train", "demo", *small, *fields, "--out", str(tmp_path / "run")]) == 2
+    assert main(["train", "short-listops", *small, *fields, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
@@ -255,7 +255,7 @@ def complete_run(tmp_path_factory):
     """A finished run of the command line, with every file that reports and resumed runs read."""
     folder = tmp_path_factory.mktemp("complete") / "run"
     few = ["--data.train-size", "20", "--data.valid-size", "10", "--data.test-size", "10", "--train.accelerator", "cpu"]
-    assert main(["train", "demo", *few, "--train.steps", "1", "--out", str(folder)]) == 0
+    assert main(["train", "short-listops", *few, "--train.steps", "1", "--out", str(folder)]) == 0
     return folder
 
 
@@ -313,7 +313,9 @@ def test_a_report_of_odd_values_is_written(complete_run, tmp_path, name, field, 
 
 def test_a_batch_that_cannot_fit_is_one_line(tmp_path, capsys):
     few = ["--data.train-size", "20", "--data.valid-size", "10", "--data.test-size", "10", "--train.accelerator", "cpu"]
-    assert main(["train", "demo", *few, "--train.batch-size", str(10**12), "--out", str(tmp_path / "run")]) == 2
+    assert (
+        main(["train", "short-listops", *few, "--train.batch-size", str(10**12), "--out", str(tmp_path / "run")]) == 2
+    )
     said = capsys.readouterr().err
     assert said.startswith("mnemos: train.batch_size: expected rows that fit into the free memory")
     assert said.count("\n") == 1

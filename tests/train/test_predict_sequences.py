@@ -112,7 +112,7 @@ def test_a_recogniser_writes_down_recordings(tmp_path, capsys):
 
 def test_a_task_that_reads_no_files_says_so(tmp_path, capsys):
     small = {"dim": 16, "layers": 1, "num_heads": 2}
-    folder = trained("demo", tmp_path / "run", small, {"train_size": 100, "valid_size": 20, "test_size": 20})
+    folder = trained("short-listops", tmp_path / "run", small, {"train_size": 100, "valid_size": 20, "test_size": 20})
     assert main(["predict", str(folder), "prompt.txt"]) == 2
     said = capsys.readouterr().err
     assert "expected a model that reads files (images, recordings, text), found one whose task does not" in said

@@ -8,6 +8,7 @@ from typing import Any
 from mnemos.atomic import write_text
 
 from . import (
+    along,
     attention_maps,
     cache_slots,
     caches,
@@ -31,6 +32,7 @@ from .verdict import verdict
 
 SECTIONS = (
     ("results", "Results", table.section),
+    ("along", "How far it reaches", along.section),
     ("curves", "Learning curves", curves.section),
     ("memory", "Was the memory used?", memory_use.section),
     ("pictures", "Generated images", image_grids.section),

@@ -20,7 +20,7 @@ from .read_write_attention import read_write_attention
 from .results import Comparison, Control, Row, RunRecord, spread
 from .tasks import TaskKey, differences, grouped, task_key
 
-COSTS = ("parameters", "flops", "seconds", "peak_bytes")
+COSTS = ("parameters", "flops", "state_bytes", "seconds", "peak_bytes")
 
 
 def read(folders: Sequence[Path]) -> Comparison:

@@ -170,6 +170,7 @@ class Row:
     seeds: int
     parameters: float = math.nan
     flops: float = math.nan
+    state_bytes: float = math.nan
     seconds: float = math.nan
     peak_bytes: float = math.nan
 

@@ -1,18 +1,20 @@
 """A PNG of a comparison, for use in other pages such as the README."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mnemos.atomic import write_bytes
 
+from . import along
 from .curves import draw, recorded, title
 from .gates import draw_mix
-from .markup import short
+from .markup import memory, short
 from .read import read
 from .results import Comparison
-from .style import MARKERS, layer, nothing, raster, variant_colour
+from .style import MARKERS, MUTED, layer, nothing, raster, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +32,7 @@ _TITLE = 0.15  # of the figure's height: the title and the spaces above and belo
 def picture(folder: Path, out_png: Path) -> Path:
     """A PNG of 1600 × 700: validation curves of all variants, and σ(λ) by head of the first cached one.
 
+    Of a task that measures its metric along an axis (`along`): that curve, and the metric at its end by bytes of state.
     folder: a comparison folder or a run folder. The file is replaced atomically. Raises InputError as `report` does.
     """
     comparison = read([Path(folder)])
@@ -41,15 +44,13 @@ def picture(folder: Path, out_png: Path) -> Path:
 
 def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.65))
+    right = figure.add_axes((0.565, 0.13, 0.42, 0.65))
+    if (reach := along.read_along(comparison)) is not None:
+        _lay_out_along(left, right, comparison, reach)
+        return
     name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)
-    variants = [
-        (variant_colour(i), short(n, 40), MARKERS[i % len(MARKERS)])
-        for i, n in enumerate(comparison.variants)
-        if comparison.runs.get(n)
-    ]
-    heading(left, title("valid", name), variants)
-    right = figure.add_axes((0.565, 0.13, 0.42, 0.65))
+    heading(left, title("valid", name), _keys(comparison, [n for n in comparison.variants if comparison.runs.get(n)]))
     for label in comparison.variants:
         gated = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
         if gated:
@@ -62,11 +63,33 @@ def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     nothing(right, "no variant recorded gates")
 
 
-def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]]) -> None:
-    """Put the title and the legend, if any, above the axes, where they do not cover the curves."""
+def _keys(comparison: Comparison, shown: Collection[str]) -> list[tuple[str, str, str]]:
+    """The entries of a legend of the variants that are shown: colour, name and marker."""
+    numbered = enumerate(comparison.variants)
+    return [(variant_colour(i), short(n, 40), MARKERS[i % len(MARKERS)]) for i, n in numbered if n in shown]
+
+
+def _lay_out_along(left: "Axes", right: "Axes", comparison: Comparison, reach: along.Along) -> None:
+    """The curve along the axis, and its last value by the bytes of state of a stream."""
+    along.draw(left, comparison, reach)
+    heading(left, f"Test {reach.metric}", _keys(comparison, reach.values), reach.x)
+    last = reach.places[-1]
+    for i, row in enumerate(comparison.rows):
+        for value in reach.values.get(row.name, {}).get(last, []):
+            right.plot(row.state_bytes, value, MARKERS[i % len(MARKERS)], color=variant_colour(i), markersize=7)
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter(lambda value, _: memory(value))
+    right.set_ylim(left.get_ylim())
+    if math.isfinite(reach.chance):
+        right.axhline(reach.chance, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    heading(right, f"Test {reach.metric} at {last:g}", [], "state per stream")
+
+
+def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | None]], x: str = "updates") -> None:
+    """Put the title and the legend, if any, above the axes, where they do not cover the curves, and name the x axis."""
     from matplotlib.lines import Line2D
 
-    axes.set_xlabel("updates")
+    axes.set_xlabel(x)
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=5, label=name) for colour, name, marker in entries
     ]

@@ -34,7 +34,17 @@ def section(comparison: Comparison) -> str:
 
 
 def _variants(comparison: Comparison) -> str:
-    head = ["variant", f"test {comparison.metric}", "seeds", "parameters", "FLOPs", "time", "per epoch", "peak memory"]
+    head = [
+        "variant",
+        f"test {comparison.metric}",
+        "seeds",
+        "parameters",
+        "FLOPs",
+        "state",
+        "time",
+        "per epoch",
+        "peak memory",
+    ]
     rows = [
         [
             f'<i class="dot" style="color:var(--variant-{i % len(VARIANTS)})"></i>{escape(row.name)}',
@@ -42,6 +52,7 @@ def _variants(comparison: Comparison) -> str:
             str(row.seeds),
             count(row.parameters),
             operations(row.flops),
+            memory(row.state_bytes),
             duration(row.seconds),
             duration(_epoch(comparison, row.name)),
             memory(row.peak_bytes),
@@ -49,12 +60,12 @@ def _variants(comparison: Comparison) -> str:
         for i, row in enumerate(comparison.rows)
     ]
     if comparison.majority is not None:
-        rows.append(["most frequent class", decimal(comparison.majority), *[""] * 6])
+        rows.append(["most frequent class", decimal(comparison.majority), *[""] * 7])
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
         f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
-        "cost of a run; an epoch is the number of updates that reads the training split once. From "
-        f"{comparison.source}."
+        "cost of a run; state: bytes per stream after the longest row; an epoch is the number of updates that reads "
+        f"the training split once. From {comparison.source}."
     )
     return table(caption, head, rows)
 

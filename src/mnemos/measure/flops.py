@@ -23,6 +23,8 @@ from mnemos._compat import operators
 from mnemos.data.batch import Batch, to_model
 from mnemos.data.task import SUPERVISED, Task
 
+from .gradients import state_bytes
+
 
 def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
     """x + a·b: a [.., n, k], b [.., k, m]."""
@@ -152,6 +154,18 @@ def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) 
 
     with torch.no_grad(), generators.kept():
         return count_flops(forward)
+
+
+def task_state_bytes(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
+    """Bytes of a model's state after the rows of `example`, read as for `task_flops`; 0 for a model without one.
+
+    A copy of the model runs without gradient, and the random generators are restored.
+    """
+    copied, state = copy.deepcopy(model), None
+    with torch.no_grad(), generators.kept():
+        for part in task.segments(to_model(example, model), segment):
+            state = task.forward(copied, part, state)[1]
+    return state_bytes(state)
 
 
 def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:

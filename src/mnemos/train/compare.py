@@ -36,13 +36,13 @@ def compare(
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
     Result: {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for
-    one seed), "seeds", "parameters", "flops", "seconds", "peak_bytes", "runs"}], "controls": [{"name", "control",
-    "mean", "std", "seeds"}], "runs": {name: [folders]}, "provenance" (`provenance.shared`)}. The metric is the task's
-    first, on the test split; "about" explains it. "seconds" (of updates) and "peak_bytes" are means over seeds. A row's
-    "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was finished
-    earlier keeps its commit. unwritten: add the never-written baseline after each recipe with a gated cache or slots.
-    baselines: add it, and one of equal parameters without the memory (`baselines.with_baselines`). A line for each
-    says whose baseline it is.
+    one seed), "seeds", "parameters", "flops", "state_bytes" (null in results of older versions), "seconds",
+    "peak_bytes", "runs"}], "controls": [{"name", "control", "mean", "std", "seeds"}], "runs": {name: [folders]},
+    "provenance" (`provenance.shared`)}. The metric is the task's first, on the test split; "about" explains it.
+    "seconds" (of updates) and "peak_bytes" are means over seeds. A row's "runs" give the commit that trained each run:
+    [{"folder", "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit.
+    unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
+    of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
@@ -224,7 +224,7 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
     for name, places in runs.items():
         results = [read_result(place, COMPARED) for place in places]
         spread = _spread([result["test"][metric] for result in results])
-        cost = {key: results[0][key] for key in ("parameters", "flops")}
+        cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
         commits = [trained(place, str(place.relative_to(folder))) for place in places]
         rows.append({"name": name, **spread, **cost, "runs": commits})
@@ -258,10 +258,11 @@ def show(comparison: JSONObject) -> None:
         return f"{row['mean']:.4f}{spread}"
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", comparison["metric"], "seeds", "parameters", "MFLOP/sample", "seconds", "peak MiB"):
+    for column in ("", comparison["metric"], "seeds", "parameters", "MFLOP/sample", "state KiB", "seconds", "peak MiB"):
         table.add_column(column, justify="left" if not column else "right")
     for row in comparison["rows"]:
-        costs = (f"{row['flops'] / 1e6:.2f}", f"{row['seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}")
+        state = "–" if row["state_bytes"] is None else f"{row['state_bytes'] / 2**10:,.1f}"
+        costs = (f"{row['flops'] / 1e6:.2f}", state, f"{row['seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}")
         table.add_row(row["name"], score(row), str(row["seeds"]), f"{row['parameters']:,}", *costs)
         for control in comparison["controls"]:
             if control["name"] == row["name"]:

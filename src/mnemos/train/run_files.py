@@ -11,7 +11,10 @@ WRITTEN: Fields = {"resumed": list, "threads": int, "versions": dict}  # of run.
 FINISHED: Fields = {"recipe": str}  # of result.json, what resuming a finished run prints beside the scores
 # Of result.json, what a comparison reads. Results of before "metrics" are among them.
 COMPARED: Fields = {"metric": str, "seconds": (int, float), "peak_bytes": (int, float)}
-_COSTS = ("steps", "parameters", "flops", "seconds", "peak_bytes", "tokens", "epoch_seconds", "best_step", "majority")
+_COSTS = (
+    *("steps", "parameters", "flops", "state_bytes", "seconds", "peak_bytes", "tokens", "epoch_seconds", "best_step"),
+    "majority",
+)
 _NUMBER = (int, float, type(None))
 
 

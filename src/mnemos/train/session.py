@@ -21,7 +21,7 @@ from mnemos.evaluate.probe import probe
 from mnemos.evaluate.scores import evaluate, metrics_text
 from mnemos.evaluate.state_controls import control_lines, state_controls
 from mnemos.evaluate.write_attention import record_write_attention
-from mnemos.measure.flops import task_flops
+from mnemos.measure.flops import task_flops, task_state_bytes
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
 from mnemos.types import JSONObject
@@ -56,8 +56,9 @@ def run(
     resume: continue the folder's run with its own recipe (`recipe` is ignored); steps: the number of steps up to which
     it is trained (`continuing.extend`), by default its own number; accept_changed_data: see `train`.
 
-    To the result of `train` this adds "flops" (of a training forward of one sample of the greatest length), "controls"
-    (for models with gated caches) and the entries of `Task.artifacts`. The model is saved in folder/model, for
+    To the result of `train` this adds "flops" (of a training forward of one sample of the greatest length),
+    "state_bytes" (of the state of one stream after that sample), "controls" (for models with gated caches) and the
+    entries of `Task.artifacts`. The model is saved in folder/model, for
     `mnemos.load`, and the stored caches in caches.safetensors. The data are opened once.
     """
     folder = Path(folder)
@@ -120,15 +121,16 @@ def _leave_process_group() -> bool:
 def assess(
     folder: Path, result: JSONObject, recipe: Recipe, task: Task, model: nn.Module, quiet: bool = True
 ) -> JSONObject:
-    """Measure a finished run's model: FLOPs, controls of its caches, artifacts and explanations.
+    """Measure a finished run's model: FLOPs, bytes of its state, controls of its caches, artifacts, explanations.
 
     Adds them to result.json and returns the complete result; the model is saved in folder/model.
     """
     model.train()
     with hold_caches(model):
         flops = task_flops(model, task, task.example(), recipe.train.rollout.segment_length)
-    result = {**result, "flops": flops}
     model.eval()
+    state = task_state_bytes(model, task, task.example(), recipe.train.rollout.segment_length)
+    result = {**result, "flops": flops, "state_bytes": state}
     with progress(quiet, recipe.name, 0, 0) as display:
         found = controls(model, partial(_batches, recipe, task, "test", display), task)
     if found:

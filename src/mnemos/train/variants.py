@@ -16,7 +16,7 @@ MOST = 64  # recipes: a table of more rows is not read, and a mistyped list of v
 
 
 def variants(names: Sequence[str], words: Sequence[str], vary: Sequence[tuple[str, str]]) -> list[Recipe]:
-    """Each recipe with each combination of values, named for them: demo-cached-length-8-dim-64.
+    """Each recipe with each combination of values, named for them: short-listops-cached-length-8-dim-64.
 
     names: of recipes, or JSON files (`find_recipe`). words: settings of all recipes (`with_fields`). vary: pairs of a
     field and its values, such as ("model.cache.length", "8,32"); the values of the last field change fastest. Raises

@@ -1,0 +1,204 @@
+"""Facts that are told in real text and asked for many words later: what does a memory hold, and for how long?"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from pydoc_data import topics
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mnemos.config import DataConfig
+from mnemos.modes import evaluating
+from mnemos.registry import register
+from mnemos.types import InputError, JSONObject
+
+from .batch import IGNORE
+from .generated import GeneratedTask, Rows, distinct
+from .task import Split
+from .text import split_documents
+from .text_files import find_text
+
+PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas")
+PLACES = ("attic", "bakery", "cellar", "dairy", "forest", "garden", "harbour", "kitchen", "library", "museum")
+TOLD, STOP, ASKED, MARK = "is in the", ".", "Where is", "?"
+OTHER = "…"  # a word of the text that is none of the commonest ones
+FACT, QUESTION = 4, 3  # tokens of "Anna | is in the | garden | ." and of "Where is | Anna | ?"
+HELD_OUT = 0.1  # of the text, per held-out split
+NEAREST = 4  # words between a fact and the question, the least in training
+SHOWN, ROWS = 12, 64  # questions in reports; rows that are answered at once
+_WORD = re.compile(rb"[a-z]+")
+_ORDER: tuple[Split, ...] = ("train", "valid", "test")
+
+
+@register
+@dataclass(frozen=True)
+class ToldConfig(DataConfig):
+    """Facts told in real text and asked for at the end of the row, as words: "Anna is in the garden. … Where is Anna?".
+
+    A row is a piece of real text with `people` facts in a row, each about another person, and a question about one of
+    them at the end. The only target is the place, one of ten. Between the last fact and the question are as many words
+    as one of the `distances` says; in a held-out split each distance is equally frequent, and the row is long enough
+    for the greatest one, so only the place of the facts tells the distances apart. Tokens are the `words` commonest
+    words of the training text, one token for all others, and the parts of facts and questions.
+
+    path: a file or folder of text, whose documents are divided as in `TextConfig`. None: the reference of the Python
+    language, which is part of the standard library (65,000 words; the text depends on the version of Python), divided
+    by its words. `rows` is the number of rows of a held-out split, drawn from `seed`.
+    grow: in the first `grow` updates the greatest distance grows from the least to the greatest of `distances`, by the
+    same factor per update, and rows are only as long as it needs: near facts are learned first, in short rows. The
+    distance of a training row is log-uniform from 4 up to the greatest one.
+    """
+
+    name: ClassVar[str] = "told"
+
+    distances: tuple[int, ...] = (32, 64, 128, 256, 512)
+    people: int = 1
+    words: int = 500
+    path: str | None = None
+    rows: int = 1000
+    seed: int = 0
+    grow: int = 0
+
+    def files(self) -> list[Path]:
+        """The files of the text; of the reference of the Python language, its module."""
+        return find_text(self.path).read if self.path else [Path(str(topics.__file__))]
+
+    def build(self) -> "ToldTask":
+        """The task: T = 4·people + the greatest distance + 3, and `words` + 25 tokens.
+
+        Raises InputError for a setting out of range, and for text with fewer words than a row in one of the splits.
+        """
+        if not self.distances or min(self.distances) < NEAREST or not 1 <= self.people <= len(PEOPLE) or self.words < 1:
+            raise InputError(
+                f"told: expected distances of at least {NEAREST} words, 1 to {len(PEOPLE)} people and at least one "
+                f"word, found distances {self.distances}, people {self.people}, words {self.words}; change these"
+            )
+        if self.grow < 0 or len(set(self.distances)) < len(self.distances):
+            raise InputError(
+                f"told: expected grow >= 0 and different distances, found {self.grow} and {self.distances}; change one"
+            )
+        return ToldTask(self, _split_words(self.path))
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of a held-out row."""
+        return FACT * self.people + max(self.distances) + QUESTION
+
+
+class ToldTask(GeneratedTask):
+    """The task of `ToldConfig`. A result has the accuracy at each distance beside the accuracy of all rows."""
+
+    def __init__(self, config: ToldConfig, text: Mapping[Split, Sequence[bytes]]) -> None:
+        self.config = config
+        self.names = [word.decode() for word, _ in Counter(text["train"]).most_common(config.words)]
+        number = {name.encode(): i for i, name in enumerate(self.names)}
+        self._other = len(self.names)
+        self.names += [OTHER, TOLD, STOP, ASKED, MARK, *PEOPLE, *PLACES]
+        self._number = {name: self.names.index(name, self._other) for name in (TOLD, STOP, ASKED, MARK)}
+        self._people, self._places = len(self.names) - len(PEOPLE) - len(PLACES), len(self.names) - len(PLACES)
+        for split, words in text.items():
+            if len(words) <= config.length:
+                raise InputError(
+                    f"{config.path or 'told'}: expected more than {config.length:,} words in the {split} split, the "
+                    f"length of a row, found {len(words):,}; add text, or lower data.distances"
+                )
+        self._text = {split: np.array([number.get(w, self._other) for w in words]) for split, words in text.items()}
+        super().__init__(
+            self._held_out_draw("train"),
+            *(len(self.names), config.length, config.rows, config.seed),
+            train=self._training_draw,
+            held_out={split: self._held_out_draw(split) for split in ("valid", "test")},
+        )
+        self.reference = {"a guess": 1 / len(PLACES)}
+
+    def _held_out_draw(self, split: Split) -> partial[Rows]:
+        return partial(self._draw, self._text[split], None)
+
+    def _training_draw(self, update: int) -> partial[Rows]:
+        shortest, longest = min(self.config.distances), max(self.config.distances)
+        if update < self.config.grow:
+            longest = int(shortest * (longest / shortest) ** (update / self.config.grow))
+        return partial(self._draw, self._text["train"], longest)
+
+    def _draw(self, text: NDArray[np.int64], longest: int | None, random: np.random.Generator, rows: int) -> Rows:
+        """Inputs and targets, [rows, T] each. longest: the greatest distance of a training row; None: held-out rows."""
+        people = self.config.people
+        if longest is None:
+            distance = random.permutation(np.resize(self.config.distances, rows))
+            longest = max(self.config.distances)
+        else:
+            low, high = np.log(NEAREST), np.log(longest + 1)
+            distance = np.minimum(np.exp(random.uniform(low, high, rows)).astype(np.int64), longest)
+        length = FACT * people + longest + QUESTION
+        begin = random.integers(0, len(text) - length, (rows, 1), endpoint=True)
+        inputs = text[begin + np.arange(length)]
+        who = self._people + distinct(random, rows, len(PEOPLE), people)
+        where = self._places + random.integers(0, len(PLACES), (rows, people))
+        told, stop = np.full_like(who, self._number[TOLD]), np.full_like(who, self._number[STOP])
+        facts = np.stack([who, told, where, stop], 2).reshape(rows, -1)
+        place = length - QUESTION - distance - FACT * people
+        np.put_along_axis(inputs, place[:, None] + np.arange(FACT * people), facts, 1)
+        chosen = random.integers(0, people, (rows, 1))
+        inputs[:, -3], inputs[:, -1] = self._number[ASKED], self._number[MARK]
+        inputs[:, -2] = np.take_along_axis(who, chosen, 1)[:, 0]
+        targets = np.full_like(inputs, IGNORE)
+        targets[:, -1] = np.take_along_axis(where, chosen, 1)[:, 0]
+        return inputs, targets
+
+    def distances(self, inputs: Tensor) -> Tensor:
+        """The number of words between the last fact and the question of each row: [B, T] -> [B]."""
+        places = torch.arange(inputs.shape[1]) * (inputs == self._number[STOP])
+        return inputs.shape[1] - QUESTION - 1 - places.amax(1)
+
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+        """The accuracy at each distance, and some questions with the model's answers. Cost: a pass over the split."""
+        device, batches = next(model.parameters()).device, list(self.batches(split, ROWS))
+        with evaluating(model), torch.inference_mode():
+            answers = torch.cat([model(batch.inputs.to(device))[0][:, -1].argmax(-1).cpu() for batch in batches])
+        inputs, wanted = (
+            torch.cat(parts) for parts in zip(*((b.inputs, b.targets[:, -1]) for b in batches), strict=True)
+        )
+        distance, right = self.distances(inputs), answers == wanted
+        found = {at: right[distance == at] for at in sorted(self.config.distances)}
+        shown = [
+            {
+                "the right answer": f"{self.names[int(wanted[i])]}, {int(distance[i])} words ago",
+                "answered": self.names[int(answers[i])],
+            }
+            for i in range(min(SHOWN, len(wanted)))
+        ]
+        title = f"Answers to “{ASKED} … ?”"
+        about = {"title": title, "given": "the right answer", "found": "answered", "about": "", "exact": False}
+        along = {
+            "metric": "accuracy",
+            "x": "words from the fact to the question",
+            "chance": 1 / len(PLACES),
+            "values": [[at, float(one.float().mean())] for at, one in found.items() if len(one)],
+        }
+        return {"along": along, "questions": shown, "examples": {"questions": about}}
+
+    def written(self, row: Sequence[int]) -> str:
+        """A row as text."""
+        return " ".join(self.names[i] for i in row)
+
+
+def _split_words(path: str | None) -> dict[Split, list[bytes]]:
+    """The words of a text by split, in lower case; everything but letters divides them."""
+    if path is not None:
+        splits = split_documents(find_text(path), HELD_OUT)
+        return {split: _words(b" ".join(d.tobytes() for d in splits[split].values())) for split in _ORDER}
+    words = _words(" ".join(text for _, text in sorted(topics.topics.items())).encode())
+    held = int(len(words) * HELD_OUT)
+    first, second = len(words) - 2 * held, len(words) - held
+    return {"train": words[:first], "valid": words[first:second], "test": words[second:]}
+
+
+def _words(text: bytes) -> list[bytes]:
+    return _WORD.findall(text.lower())
