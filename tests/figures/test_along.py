@@ -11,6 +11,7 @@ from mnemos.figures import summary_image
 from mnemos.figures.along import read_along, section
 from mnemos.figures.page import report
 from mnemos.figures.read import read
+from mnemos.train.compare import show, summarise
 
 ALONG = {"metric": "accuracy", "x": "words back", "chance": 0.1}
 
@@ -66,3 +67,17 @@ def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_pat
     assert list(read_along(read([first, other])).values) == ["demo"]
     with pytest.raises(InputError, match=r'along.values" to be a number, found .high'):
         section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
+
+
+def test_a_comparison_has_the_spread_at_each_place(tmp_path, capsys):
+    places = [run(tmp_path / str(seed), "demo", [[32, 1.0], [512, seed / 2]], seed=seed) for seed in (0, 1)]
+    comparison = summarise({"demo": places}, tmp_path)
+    found = comparison["rows"][0]["along"]
+    assert found["x"] == "words back"
+    assert found["values"][1] == {"x": 512, "mean": 0.25, "std": pytest.approx(0.125**0.5), "seeds": 2}
+    show(comparison)
+    printed = capsys.readouterr().out
+    assert "accuracy by words back" in printed
+    assert "0.2500 ± 0.3536" in printed
+    with pytest.raises(InputError, match="as its 'along'"):
+        summarise({"demo": [run(tmp_path / "wrong", "demo", [[1, "high"]])]}, tmp_path)

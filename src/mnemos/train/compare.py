@@ -6,6 +6,7 @@ import signal
 import statistics
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,6 +42,8 @@ def compare(
     "provenance" (`provenance.shared`)}. The metric is the task's first, on the test split; "about" explains it.
     "seconds" (of updates) and "peak_bytes" are means over seeds. A row's "runs" give the commit that trained each run:
     [{"folder", "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit.
+    A row of a task that measures a metric along an axis (`figures.along`) has "along": {"metric", "x", "values": [{"x",
+    "mean", "std", "seeds"}]} too.
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
 
@@ -227,7 +230,7 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
         cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
         commits = [trained(place, str(place.relative_to(folder))) for place in places]
-        rows.append({"name": name, **spread, **cost, "runs": commits})
+        rows.append({"name": name, **spread, **cost, **_along(results), "runs": commits})
         for control in results[0].get("controls", {}):
             found = [result["controls"][control][metric] for result in results]
             controls.append({"name": name, "control": control, **_spread(found)})
@@ -246,6 +249,18 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
 def _spread(values: list[float]) -> JSONObject:
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std, "seeds": len(values)}
+
+
+def _along(results: Sequence[JSONObject]) -> JSONObject:
+    """{"along": the metric along an axis of the task, mean and spread over the seeds}; {} if no run measured one."""
+    found = [result["along"] for result in results if "along" in result]
+    if not found:
+        return {}
+    by_place: dict[float, list[float]] = {}
+    for at, value in (pair for one in found for pair in one["values"]):
+        by_place.setdefault(at, []).append(value)
+    values = [{"x": at, **_spread(by_place[at])} for at in sorted(by_place)]
+    return {"along": {"metric": found[0].get("metric"), "x": found[0].get("x"), "values": values}}
 
 
 def show(comparison: JSONObject) -> None:
@@ -270,4 +285,15 @@ def show(comparison: JSONObject) -> None:
     if comparison["majority"] is not None:
         table.add_row("majority class", f"{comparison['majority']:.4f}")
     # A file has no width; this one is enough for all columns.
-    Console(width=max(100, Console().width)).print(table)
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    rows = [row for row in comparison["rows"] if row.get("along")]
+    if rows:
+        first = rows[0]["along"]
+        reach = Table(box=None, pad_edge=False, header_style="bold", title=f"{first['metric']} by {first['x']}")
+        reach.add_column("")
+        for one in first["values"]:
+            reach.add_column(f"{one['x']:g}", justify="right")
+        for row in rows:
+            reach.add_row(row["name"], *(score(one) for one in row["along"]["values"]))
+        console.print(reach)

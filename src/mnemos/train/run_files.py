@@ -53,6 +53,13 @@ def read_result(folder: Path, fields: Fields | None = None) -> JSONObject:
     for part, numbers in {"costs": costs, "test": found["test"], **parts}.items():
         if not isinstance(numbers, dict) or not all(isinstance(value, _NUMBER) for value in numbers.values()):
             raise _damaged(path, f"{numbers!r:.60} as its {part!r}")
+    along = found.get("along", {"values": []})
+    points = along.get("values") if isinstance(along, dict) else None
+    if not isinstance(points, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(value, (int, float)) for value in pair)
+        for pair in points
+    ):
+        raise _damaged(path, f"{along!r:.60} as its 'along'")
     return found
 
 
