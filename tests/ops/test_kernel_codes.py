@@ -1,4 +1,4 @@
-"""The codes that Python hands to the C++ kernels are those of its enums."""
+"""The codes that Python hands to the C++ kernels are those of its headers."""
 
 import re
 
@@ -27,6 +27,10 @@ def test_feature_maps():
 def test_weights():
     names = {"FULL": "float32", "HALVED": "bfloat16", "WHOLE": "int8"}
     assert {names[key]: code for key, code in enum("Weights").items()} == codes.WEIGHTS
+
+
+def test_the_order_of_bfloat16_weights():
+    assert f"constexpr i64 PAIRS = {codes.PAIRS};" in (HERE / "matrix.h").read_text()
 
 
 def test_positions():

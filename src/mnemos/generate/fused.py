@@ -202,10 +202,16 @@ def _converted(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | 
     if p is None or weights == "float32":
         return p, None
     if weights == "bfloat16":
-        return p.to(torch.bfloat16), None
+        return _paired(p.to(torch.bfloat16)), None
     scale = p.abs().amax(1) / 127
     scale = torch.where(scale > 0, scale, 1.0)
     return (p / scale[:, None]).round().to(torch.int8), scale
+
+
+def _paired(p: Tensor) -> Tensor:
+    """A matrix [out, in] in the order that the kernel reads (native/matrix.h): in every 32 columns 0, 16, 1, 17, ..."""
+    padded = nn.functional.pad(p, (0, -p.shape[1] % codes.PAIRS))
+    return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous()
 
 
 def _takes(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Numbers that Python and the kernels share. tests/ops/test_kernel_codes.py compares them with the enums of call.h.
+"""Numbers that Python and the kernels share. tests/ops/test_kernel_codes.py compares them with the headers.
 
 The Triton kernels take the same codes of feature maps.
 """
@@ -9,3 +9,4 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type in 
 FEATURE_MAPS = {"identity": 0, "elu": 1, "relu": 2}  # enum Map in call.h; identity: φ was applied before the call
 WEIGHTS = {"float32": 0, "bfloat16": 1, "int8": 2}  # enum Weights in decode.h
 POSITIONS = {"none": 0, "learned": 1, "sinusoidal": 2}  # enum Position in decode.h
+PAIRS = 32  # of matrix.h: bfloat16 weights are stored in groups of so many columns, in the order 0, 16, 1, 17, ...
