@@ -37,7 +37,7 @@ TESTS = [
     "tests/generate/test_fused.py",
     "tests/generate/test_fused_weights.py",
 ]
-PART = "equals or number_of_threads or rows or masked or state or pass_unchanged or fork"
+PART = "equals or half_precision or number_of_threads or rows or masked or state or pass_unchanged or fork"
 TRIAL = """
 import sys, pathlib
 from mnemos.native import build
@@ -75,7 +75,8 @@ def build(kind: str, variant: tuple[str, int, list[str]], folder: Path) -> Path:
 def best() -> str:
     """The name of the best instruction set of this processor that the kernels have, as mnemos_best in library.cpp."""
     known = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
-    needed = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "fma"}}
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    needed = {"avx512bf16": {*wide, "avx512_bf16"}, "avx512": wide, "avx2": {"avx2", "fma"}}
     return next((name for name, flags in needed.items() if flags <= set(known)), "baseline")
 
 

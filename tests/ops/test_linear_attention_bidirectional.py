@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, run, strange
-from native_kernels import needs_kernels, words
+from native_kernels import ALL_VARIANTS, NAMES, needs_kernels, run_variant, words
 
 from mnemos.ops.linear import LinearState, linear_attention, native_bidirectional
 from mnemos.ops.linear.reference import reference_bidirectional, reference_linear_attention
@@ -17,6 +17,13 @@ SHAPES = [  # B, T, N, H, D, M
     (1, 40, 65, 5, 1, 1),
     (3, 0, 31, 1, 8, 40),
 ]
+
+
+@pytest.fixture(params=ALL_VARIANTS, ids=lambda i: NAMES[i])
+def variant(request):
+    """Every kind of these kernels, that with products of bfloat16 included."""
+    with run_variant(request.param):
+        yield request.param
 
 
 def inputs(b, t, n, h, d, m, dtype=torch.float32, seed=0):
@@ -70,14 +77,34 @@ def test_any_number_of_threads(shape, count, variant, threads, poisoned):
     close(kernel(given, mask, torch.sigmoid), expected, 2e-5)
 
 
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype, variant, poisoned):
-    """The gradient of q is of float32 sums: rounded once, also where v has a mean."""
-    given = inputs(1, 60, 300, 2, 16, 12, dtype)
-    given = (*given[:2], (given[2] + 3).detach().requires_grad_(), *given[3:])
-    found, expected = kernel(given, None, "elu"), equations(given, None, "elu")
-    for a, b in zip(found, expected, strict=True):
-        assert (a.double() - b).norm() <= 4e-3 * b.norm()
+@pytest.mark.parametrize("shape", [(1, 60, 300, 2, 16, 12), (2, 70, 33, 3, 33, 17), (1, 50, 40, 3, 2, 1)], ids=str)
+def test_half_precision(shape, dtype, name, variant, poisoned):
+    """The gradient of q is of float32 sums: also where v has a mean. What the mask hides may be anything."""
+    given = inputs(*shape, dtype)
+    mask = holes(shape[0], shape[2])
+    spoiled = [x.detach().masked_fill(~mask[..., None, None], torch.nan) for x in (given[1], given[2] + 3)]
+    found = kernel((given[0], *(x.requires_grad_() for x in spoiled), *given[3:]), mask, name)
+    given = (given[0], *(x.detach().nan_to_num(0.0).requires_grad_() for x in spoiled), *given[3:])
+    expected = equations(given, mask, name)
+    assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert (a.double() - b).norm() <= (1e-6 if i in (1, 2) else 4e-3) * b.norm(), i
+    assert not any(x[~mask].any() for x in found[4:6])
+
+
+@pytest.mark.parametrize(("t", "shift"), [(2048, 0), (4096, 4)])
+def test_bfloat16_where_the_values_have_a_mean(t, shift, variant):
+    """S·ĝ and γ·z cancel, and so do v·R and w: factors of 16 bits must not be those of the mean."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, above = (torch.randn(1, t, 1, 32, generator=g).bfloat16() for _ in range(4))
+    given = [x.requires_grad_() for x in (q, k, v + shift)]
+    exact = exactly(given)
+    y, wanted = (linear_attention(*x, False, backend=b)[0] for x, b in ((given, "native"), (exact, "chunked")))
+    found = torch.autograd.grad(y, given, above)
+    for a, b in zip(found, torch.autograd.grad(wanted, exact, above.double()), strict=True):
+        assert (a.double() - b).norm() < 2.5e-3 * b.norm()
 
 
 def test_a_long_sum_keeps_its_digits(variant):

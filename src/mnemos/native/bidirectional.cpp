@@ -13,15 +13,15 @@
 
 #include <memory>
 
+#include "cut.h"
+#include "pairs.h"
 #include "product.h"
 #include "rows.h"
 
 namespace mnemos {
 namespace {
 
-constexpr i64 CHUNK = 32;           // tokens: few, so that those of the next chunk, asked for early, fit the cache too
-constexpr i64 SEGMENT_LEAST = 256;  // tokens that make a segment worth its sums
-constexpr i64 SERIAL = 1 << 15;     // multiply-adds below which other threads are not worth waking
+constexpr i64 SERIAL = 1 << 15;  // multiply-adds below which other threads are not worth waking
 
 // total + low is the sum so far; n numbers, in whole vectors.
 ALWAYS void accumulate(float* total, float* low, const float* more, i64 n) {
@@ -32,40 +32,12 @@ ALWAYS void accumulate(float* total, float* low, const float* more, i64 n) {
     }
 }
 
-// How the tokens of one pass are cut: `segments` of `length` tokens, `groups` of `heads` heads.
-struct Cut {
-    i64 segments, length, groups, heads;
-
-    Cut(const Everything& c, i64 tokens, i64 workers) {
-        i64 wanted = workers > 1 ? (4 * workers + c.B - 1) / c.B : 1;
-        segments = least(wanted, tokens / SEGMENT_LEAST);
-        segments = segments < 1 ? 1 : segments;
-        length = rounded((tokens + segments - 1) / segments, CHUNK);
-        segments = tokens ? (tokens + length - 1) / length : 1;
-        groups = least(c.H, (wanted + segments - 1) / segments);
-        heads = (c.H + groups - 1) / groups;
-        groups = (c.H + heads - 1) / heads;
-    }
-    i64 units(i64 rows) const { return rows * segments * groups; }
-};
-
-// A unit: tokens [t0, t1) of heads [h0, h1) of row b.
-struct Part {
-    i64 b, segment, h0, h1, t0, t1;
-
-    Part(const Cut& cut, i64 index, i64 heads, i64 tokens) {
-        h0 = index % cut.groups * cut.heads, h1 = least(h0 + cut.heads, heads), index /= cut.groups;
-        segment = index % cut.segments, b = index / cut.segments;
-        t0 = segment * cut.length, t1 = least(t0 + cut.length, tokens);
-    }
-};
-
 class Attention {
    public:
     Attention(const Everything& c, double eps, bool backward)
         : c(c), eps((float)eps), backward(backward), Dp(rounded(c.D, W)), Mp(rounded(c.M, W)),
           workers((c.T + c.N) * c.B * c.H * c.D * c.M < SERIAL ? 1 : c.threads), queries(c, c.T, workers),
-          keys(c, c.N, workers) {
+          keys(c, c.N, workers), halved(DOTS && c.type == BFLOAT16), shift(c.map == ELU ? 1.0f : 0.0f) {
         sums = c.D * Mp + Dp;
         Taker count{nullptr, 0};
         share(count);
@@ -98,6 +70,7 @@ class Attention {
    private:
     struct Scratch {
         float *a, *b, *out, *chunk;  // tokens of D and of M numbers, results, and the sums of a chunk
+        Pair *words, *more;          // halved: tokens of D or of M numbers, and of M
     };
 
     const Everything& c;
@@ -108,6 +81,9 @@ class Attention {
     i64 sums, each;         // numbers of S [D, Mp] with z [Dp] behind it
     float *parts, *totals;  // of each segment and head, total and low: [B, segments, H, 2, sums]; S and z [B, H, sums]
     float *turned;          // backward: Sᵀ and then Rᵀ, [B, H, M, Dp]
+    bool halved;            // products that allow it have factors in bfloat16
+    float shift;            // φ less this is such a factor: for x > 0, x has the digits for it, and φ = x + 1 has not
+    float *factors, *means;  // halved: two right factors, [B, H, paired()]; means of values, [B, H, Mp]
     float* scratch;
     std::unique_ptr<Memory> memory;
 
@@ -115,10 +91,13 @@ class Attention {
     void share(Taker& take) {
         parts = take(c.B * summed().segments * c.H * 2 * sums), totals = take(c.B * c.H * sums);
         turned = take(backward ? c.B * c.H * c.M * Dp : 0);
+        factors = take(halved ? c.B * c.H * paired() : 0), means = take(halved && backward ? c.B * c.H * Mp : 0);
     }
     Scratch own(Taker& take) const {
         Scratch s;
         s.a = take(CHUNK * Dp), s.b = take(CHUNK * Mp), s.out = take(CHUNK * (Dp > Mp ? Dp : Mp)), s.chunk = take(sums);
+        s.words = (Pair*)take(halved ? CHUNK * (Dp > Mp ? Dp : Mp) / 2 : 0);
+        s.more = (Pair*)take(halved ? CHUNK * Mp / 2 : 0);
         return s;
     }
     Scratch of(i64 worker) const {
@@ -136,6 +115,18 @@ class Attention {
     float* total(i64 b, i64 h) const { return totals + (b * c.H + h) * sums; }
     float* turned_of(i64 b, i64 h) const { return turned + (b * c.H + h) * c.M * Dp; }
 
+    // Right factors in bfloat16 of a row and head: S or R [D, Mp], Sᵀ or Rᵀ [M, Dp], and of each the row behind it.
+    i64 paired() const { return (c.D / 2 + 2) * Mp + (c.M / 2 + 2) * Dp; }
+    RightPairs factor(i64 b, i64 h) const {
+        float* at = factors + (b * c.H + h) * paired();
+        return {(Pair*)at, at + (c.D + 1) / 2 * Mp};
+    }
+    RightPairs turned_factor(i64 b, i64 h) const {
+        float* at = factors + (b * c.H + h) * paired() + (c.D / 2 + 2) * Mp;
+        return {(Pair*)at, at + (c.M + 1) / 2 * Dp};
+    }
+    float* mean(i64 b, i64 h) const { return means + (b * c.H + h) * Mp; }
+
     char* at(const Rows& x, i64 b, i64 t, i64 h) const {
         return x.data + (b * x.b + t * x.t + h * x.h) * bytes_of(c.type);
     }
@@ -146,6 +137,21 @@ class Attention {
     void write(const float* from, i64 ld, const Rows& x, i64 b, i64 t, i64 h, i64 n, i64 width,
                const float* scale) const {
         DELIVER[c.type](from, ld, at(x, b, t, h), x.t, n, width, scale);
+    }
+    // The left factor of rows of M numbers of bfloat16, as they are.
+    LeftPairs words(const Scratch& s, const Rows& x, i64 b, i64 t, i64 h, i64 n, bool masked) const {
+        const unsigned char* mask = masked && c.mask ? c.mask + b * c.mask_b + t * c.mask_t : nullptr;
+        char* to = (char*)s.words;
+        for (i64 i = 0; i < n; i++, to += 2 * Mp) {
+            i64 valid = mask && !mask[i * c.mask_t] ? 0 : 2 * c.M;
+            std::memcpy(to, at(x, b, t + i, h), valid), std::memset(to + valid, 0, 2 * Mp - valid);
+        }
+        return {s.words, Mp / 2, 1};
+    }
+    // That of φ, which was read.
+    LeftPairs words(const Scratch& s, i64 n) const {
+        pack_row(s.a, n * Dp, shift, s.words);
+        return {s.words, Dp / 2, 1};
     }
     // each(h, t, n) for every chunk of n tokens of a part and head
     template <class Each>
@@ -169,7 +175,12 @@ class Attention {
     }
     // The sums of a part and head grow by aᵀ·b [D, Mp] and Σ by_t·a_t [Dp] (null: 1) of n tokens.
     void grow(const Scratch& s, float* to, i64 n, const float* by) const {
-        product(c.D, n, Mp, columns_of(s.a, Dp), plain(s.b, Mp), s.chunk, Mp, false);
+        if (halved && !backward && c.map != ELU) {  // φ and v have no more digits
+            pack(s.a, n, Dp, s.words), pack(s.b, n, Mp, s.more);
+            product(c.D, (n + 1) / 2, Mp, LeftPairs{s.words, 1, Dp}, {s.more, nullptr}, s.chunk);
+        } else {
+            product(c.D, n, Mp, columns_of(s.a, Dp), plain(s.b, Mp), s.chunk, Mp, false);
+        }
         float* z = s.chunk + c.D * Mp;
         for (i64 d = 0; d < Dp; d += W) {
             V sum{};
@@ -212,7 +223,10 @@ class Attention {
             grow(s, part(p, h), n, nullptr);
         });
     }
-    void add_up(i64 row, i64) { join(row / c.H, row % c.H, c.s, c.z, c.s_end, c.z_end); }
+    void add_up(i64 row, i64) {
+        join(row / c.H, row % c.H, c.s, c.z, c.s_end, c.z_end);
+        if (halved) pack_shifted(total(row / c.H, row % c.H), c.D, Mp, shift, factor(row / c.H, row % c.H));
+    }
     void answer(i64 unit, i64 worker) {
         Part p(queries, unit, c.H, c.T);
         Scratch s = of(worker);
@@ -221,7 +235,10 @@ class Attention {
             float scale[CHUNK], *kept = c.den ? c.den + (p.b * c.T + t) * c.H + h : nullptr;
             read(s.a, Dp, c.q, p.b, t, h, n, c.D, c.map, false);
             ask(p, h, t, c.D, c.q), ask(p, h, t, c.M, c.y);
-            product(n, c.D, Mp, rows_of(s.a, Dp), plain(S, Mp), s.out, Mp, false);
+            if (halved)
+                product(n, (c.D + 1) / 2, Mp, words(s, n), factor(p.b, h), s.out);
+            else
+                product(n, c.D, Mp, rows_of(s.a, Dp), plain(S, Mp), s.out, Mp, false);
             for (i64 i = 0; i < n; i++) {
                 float den = dot(s.a + i * Dp, z, Dp) + eps;
                 if (kept) kept[i * c.H] = den;
@@ -235,7 +252,11 @@ class Attention {
         float* to = total(row / c.H, row % c.H);
         for (i64 d = 0; d < c.D; d++) fetch_row(to + d * Mp, Mp, c.s + (row * c.D + d) * c.M, c.M);
         fetch_row(to + c.D * Mp, Dp, c.z + row * c.D, c.D);
-        turn(row / c.H, row % c.H);
+        i64 b = row / c.H, h = row % c.H;
+        // In bfloat16 the mean of the values would drown what S·ĝ and γ·z leave over.
+        if (halved) centre(to, c.D, Mp, to + c.D * Mp, mean(b, h));
+        turn(b, h);
+        if (halved) pack(turned_of(b, h), c.M, Dp, turned_factor(b, h).words);
     }
     void query_gradients(i64 unit, i64 worker) {
         Part p(queries, unit, c.H, c.T);
@@ -250,12 +271,23 @@ class Attention {
             for (i64 i = 0; i < n; i++)
                 for (i64 m = 0; m < Mp; m += W)
                     store(s.b + i * Mp + m, load<V>(s.b + i * Mp + m) * (1 / den[i * c.H]));
-            product(n, c.M, Dp, rows_of(s.b, Mp), plain(turned_of(p.b, h), Dp), s.out, Dp, false);
+            if (halved)
+                product(n, (c.M + 1) / 2, Dp, words(s, c.g, p.b, t, h, n, false), {turned_factor(p.b, h).words, nullptr},
+                        s.out);
+            else
+                product(n, c.M, Dp, rows_of(s.b, Mp), plain(turned_of(p.b, h), Dp), s.out, Dp, false);
             for (i64 i = 0; i < n; i++) {
-                float *phi = s.a + i * Dp, *out = s.out + i * Dp;
-                by[i] = -dot(phi, out, Dp) / den[i * c.H];
+                float *phi = s.a + i * Dp, *out = s.out + i * Dp, one = 1 / den[i * c.H], more;
+                if (halved) {  // out is den·(a − (ĝ·mean)·z): what a has of the mean, γ·z takes away but for eps
+                    float mean = dot(s.b + i * Mp, this->mean(p.b, h), Mp), seen = dot(phi, z, Dp) * one;
+                    for (i64 d = 0; d < Dp; d += W) store(out + d, load<V>(out + d) * one);
+                    float rest = -dot(phi, out, Dp) * one;
+                    by[i] = rest - mean * seen, more = rest + mean * (1 - seen);
+                } else {
+                    more = by[i] = -dot(phi, out, Dp) / den[i * c.H];
+                }
                 for (i64 d = 0; d < Dp; d += W)
-                    store(out + d, (load<V>(out + d) + load<V>(z + d) * by[i]) * slope(load<V>(phi + d), c.map));
+                    store(out + d, (load<V>(out + d) + load<V>(z + d) * more) * slope(load<V>(phi + d), c.map));
             }
             write(s.out, Dp, c.dq, p.b, t, h, n, c.D, nullptr);
             grow(s, part(p, h), n, by);
@@ -264,6 +296,16 @@ class Attention {
     void add_gradients(i64 row, i64) {
         join(row / c.H, row % c.H, c.gs, c.gz, c.ds, c.dz);
         turn(row / c.H, row % c.H);
+        if (halved) pack_gradients(row / c.H, row % c.H);
+    }
+    // The factors of φ(k)·R and of v·Rᵀ. The latter begins with w and with what R's rounding takes from a mean value.
+    void pack_gradients(i64 b, i64 h) {
+        float *R = total(b, h), *w = R + c.D * Mp;
+        RightPairs to = turned_factor(b, h);
+        pack_shifted(R, c.D, Mp, shift, factor(b, h)), pack(turned_of(b, h), c.M, Dp, to.words);
+        std::memset(to.start, 0, Dp * sizeof(float));
+        lost(R, c.D, Mp, mean(b, h), to.start);
+        for (i64 d = 0; d < Dp; d += W) store(to.start + d, load<V>(to.start + d) + load<V>(w + d));
     }
     void key_gradients(i64 unit, i64 worker) {
         Part p(keys, unit, c.H, c.N);
@@ -271,15 +313,22 @@ class Attention {
         chunks(p, [&](i64 h, i64 t, i64 n) {
             const float *R = total(p.b, h), *w = R + c.D * Mp;
             read(s.a, Dp, c.k, p.b, t, h, n, c.D, c.map, true);
-            read(s.b, Mp, c.v, p.b, t, h, n, c.M, IDENTITY, true);
             ask(p, h, t, c.D, c.k, c.dk), ask(p, h, t, c.M, c.v, c.dv);
-            for (i64 i = 0; i < n; i++) std::memcpy(s.out + i * Dp, w, Dp * sizeof(float));
-            product(n, c.M, Dp, rows_of(s.b, Mp), plain(turned_of(p.b, h), Dp), s.out, Dp, true);
+            if (halved) {
+                product(n, (c.M + 1) / 2, Dp, words(s, c.v, p.b, t, h, n, true), turned_factor(p.b, h), s.out);
+            } else {
+                read(s.b, Mp, c.v, p.b, t, h, n, c.M, IDENTITY, true);
+                for (i64 i = 0; i < n; i++) std::memcpy(s.out + i * Dp, w, Dp * sizeof(float));
+                product(n, c.M, Dp, rows_of(s.b, Mp), plain(turned_of(p.b, h), Dp), s.out, Dp, true);
+            }
             for (i64 i = 0; i < n * Dp; i += W) store(s.out + i, load<V>(s.out + i) * slope(load<V>(s.a + i), c.map));
             hide(p.b, t, n, s.out, Dp);
             write(s.out, Dp, c.dk, p.b, t, h, n, c.D, nullptr);
-            product(n, c.D, Mp, rows_of(s.a, Dp), plain(R, Mp), s.out, Mp, false);
-            write(s.out, Mp, c.dv, p.b, t, h, n, c.M, nullptr);  // 0 where a key is masked, as its φ is
+            if (halved)
+                product(n, (c.D + 1) / 2, Mp, words(s, n), factor(p.b, h), s.out), hide(p.b, t, n, s.out, Mp);
+            else  // 0 where a key is masked, as its φ is
+                product(n, c.D, Mp, rows_of(s.a, Dp), plain(R, Mp), s.out, Mp, false);
+            write(s.out, Mp, c.dv, p.b, t, h, n, c.M, nullptr);
         });
     }
     // No gradient of what the mask hides.

@@ -19,12 +19,15 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
 # Name, floats per vector, flags. No -ffast-math: it changes results. No -march=native: the library must run elsewhere.
 BASELINE: tuple[str, int, list[str]] = ("baseline", 4, [])
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
 X86 = [
     ("avx2", 8, ["-mavx2", "-mfma"]),
-    ("avx512", 16, ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]),
+    ("avx512", 16, AVX512),
+    ("avx512bf16", 16, [*AVX512, "-mavx512bf16"]),  # left out by compilers that do not have it (g++ before 10)
 ]
 
 PER_PROCESSOR = ("kernels", "bidirectional", "decode", "cache")  # sources that are compiled once for each
+WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/pairs.h)
 
 
 class BuildError(RuntimeError):
@@ -54,12 +57,18 @@ def build() -> Path:
     """Compile and link the kernels; returns the library's path. Raises BuildError if a step fails. Cost: seconds."""
     command = compiler()
     variants = [BASELINE, *(X86 if platform.machine().lower() in ("x86_64", "amd64") else [])]
+    macros = ["-DX86_VARIANTS"] if len(variants) > 1 else []
+    if macros and _takes(command, X86[-1][2]):
+        macros.append("-DBFLOAT16_VARIANT")
+    elif macros:
+        variants.pop()
     with tempfile.TemporaryDirectory(dir=HERE, prefix=".build") as folder:
         jobs, objects = [], []
         for name, width, flags in variants:
             given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
-            jobs += [(HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in PER_PROCESSOR]
-        given = [f'-DSOURCES="{fingerprint()}"', *(["-DX86_VARIANTS"] if len(variants) > 1 else [])]
+            sources = WITH_BFLOAT16 if name == "avx512bf16" else PER_PROCESSOR
+            jobs += [(HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in sources]
+        given = [f'-DSOURCES="{fingerprint()}"', *macros]
         jobs.append((HERE / "library.cpp", Path(folder, "library.o"), given))
         for source, out, given in jobs:
             _run([*command, *FLAGS, *given, "-c", str(source), "-o", str(out)])
@@ -68,6 +77,12 @@ def build() -> Path:
         # Replaced and not overwritten: another process may have the old library open.
         os.replace(Path(folder, LIBRARY.name), LIBRARY)
     return LIBRARY
+
+
+def _takes(command: list[str], flags: list[str]) -> bool:
+    """Whether the compiler has the flags."""
+    given = [*command, *flags, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(given, capture_output=True).returncode == 0
 
 
 def _libraries() -> list[str]:

@@ -34,6 +34,9 @@ extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
 extern const Bidirectional avx2, avx512;
 #endif
+#ifdef BFLOAT16_VARIANT
+extern const Bidirectional avx512bf16;
+#endif
 }  // namespace attending
 
 namespace {
@@ -153,7 +156,7 @@ void in_large_pages(const Call& c, const mnemos::Rows& x, i64 tokens, i64 width)
 
 const mnemos::Kernels& kernels(int variant) {
 #ifdef X86_VARIANTS
-    if (variant == 2) return mnemos::avx512;
+    if (variant >= 2) return mnemos::avx512;
     if (variant == 1) return mnemos::avx2;
 #endif
     return mnemos::baseline;
@@ -161,13 +164,16 @@ const mnemos::Kernels& kernels(int variant) {
 
 const mnemos::Cache& caching(int variant) {
 #ifdef X86_VARIANTS
-    if (variant == 2) return mnemos::caching::avx512;
+    if (variant >= 2) return mnemos::caching::avx512;
     if (variant == 1) return mnemos::caching::avx2;
 #endif
     return mnemos::caching::baseline;
 }
 
 const mnemos::Bidirectional& attending(int variant) {
+#ifdef BFLOAT16_VARIANT
+    if (variant == 3) return mnemos::attending::avx512bf16;
+#endif
 #ifdef X86_VARIANTS
     if (variant == 2) return mnemos::attending::avx512;
     if (variant == 1) return mnemos::attending::avx2;
@@ -177,7 +183,7 @@ const mnemos::Bidirectional& attending(int variant) {
 
 const mnemos::Decoder& decoder(int variant) {
 #ifdef X86_VARIANTS
-    if (variant == 2) return mnemos::decoding::avx512;
+    if (variant >= 2) return mnemos::decoding::avx512;
     if (variant == 1) return mnemos::decoding::avx2;
 #endif
     return mnemos::decoding::baseline;
@@ -191,13 +197,17 @@ extern "C" {
 // The fingerprint of the sources this was built from.
 const char* mnemos_sources() { return SOURCES; }
 
-// The best variant this processor can run: 0 baseline, 1 AVX2, 2 AVX-512.
+// The best variant this processor can run: 0 baseline, 1 AVX2, 2 AVX-512, 3 with products of bfloat16 (AVX512-BF16).
 int mnemos_best() {
 #ifdef X86_VARIANTS
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512vl")) {
+#ifdef BFLOAT16_VARIANT
+        if (__builtin_cpu_supports("avx512bf16")) return 3;
+#endif
         return 2;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
 #endif
     return 0;

@@ -40,8 +40,8 @@ ALWAYS void sums(V* x, float* to) {
 
 // A weight in bfloat16. Rows of such weights have a multiple of PAIRS numbers, zeros at their end, and every PAIRS of them
 // lie in the order 0, PAIRS/2, 1, PAIRS/2 + 1, ...: then a vector of 32-bit words holds two vectors of neighbouring
-// weights, and a shift and a mask make floats of them. Widening 16-bit numbers in their natural order takes twice the
-// instructions, which would cost more than reading the weights.
+// weights, and a shift and a mask make floats of them. To widen 16-bit numbers in their natural order takes twice the
+// instructions, and more time than reading the weights.
 struct Bfloat16 {
     std::uint16_t bits;
 };

@@ -124,6 +124,9 @@ ALWAYS V widen(const void* from) {
 template <i64 TYPE>
 ALWAYS void narrow(void* to, V value) {
     if (TYPE == FLOAT32) return store(to, value);
+#ifdef __AVX512BF16__
+    if (TYPE == BFLOAT16) return store(to, _mm512_cvtneps_pbh((__m512)value));
+#endif
     U x = (U)value;
     U sign = (x >> 16) & 0x8000u, magnitude = x & 0x7fffffffu;
     U nan = (U)(magnitude > 0x7f800000u), out;
