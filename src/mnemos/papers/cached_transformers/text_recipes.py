@@ -44,14 +44,14 @@ def _recipe(model: TransformerConfig, segment: int, steps: int, batch_size: int,
     )
 
 
-def _cached(base: Recipe, slots: int) -> Recipe:
-    """The recipe with a shared cache in place of the memory, written after each half of a segment.
+def _cached(base: Recipe, model: TransformerConfig, slots: int) -> Recipe:
+    """The recipe of `model` with a shared cache in place of its memory, written after each half of a segment.
 
     The second half then reads what the first half wrote. A cache that is written once per segment is read by the next
     call, which no gradient reaches: its gates would not be trained.
     """
     cache = GRC(preset="paper", length=slots, block=slots // 2)
-    return replace(base, model=replace(base.model, attention=RelativeConfig(memory=0), cache=cache))
+    return replace(base, model=replace(model, attention=RelativeConfig(memory=0), cache=cache))
 
 
 @recipe
@@ -63,7 +63,7 @@ def wikitext_xl_base() -> Recipe:
 @recipe
 def wikitext_xl_base_cached() -> Recipe:
     """wikitext-xl-base with a gated cache of 150 slots in place of the memory (Cached Transformers, Table 5)."""
-    return _cached(wikitext_xl_base(), 150)
+    return _cached(wikitext_xl_base(), _BASE, 150)
 
 
 @recipe
@@ -75,4 +75,4 @@ def wikitext_xl_large() -> Recipe:
 @recipe
 def wikitext_xl_large_cached() -> Recipe:
     """wikitext-xl-large with a gated cache of 384 slots in place of the memory (Cached Transformers, Table 5)."""
-    return _cached(wikitext_xl_large(), 384)
+    return _cached(wikitext_xl_large(), _LARGE, 384)
