@@ -13,7 +13,9 @@ is the CPU time of the thread, which other programs disturb less than the wall's
 two times of one round, with its smallest and largest value; below 1 we are faster. GFLOP: forward, as counted.
 
 lucidrains: its layers with plain residuals, learned distances in place of projected sinusoids, and no u and v: less
-work. Without compressed memory it is a Transformer-XL. labml: Transformer-XL with learned distances, and u.
+work. Without compressed memory it is a Transformer-XL. From its first compression in training mode on, it gives the
+projection of keys and values no gradient, which saves it a product per layer; "keys trained" is the same with that
+gradient, which is what the model needs. labml: Transformer-XL with learned distances, and u.
 """
 
 import argparse
@@ -98,8 +100,10 @@ def ours(shape: Shape, compressive: bool) -> tuple[Callable[[], torch.Tensor], n
     return loss, model
 
 
-def lucidrains(shape: Shape, compressive: bool) -> tuple[Callable[[], torch.Tensor], nn.Module]:
-    """compressive-transformer-pytorch."""
+def lucidrains(
+    shape: Shape, compressive: bool, trains_keys: bool = False
+) -> tuple[Callable[[], torch.Tensor], nn.Module]:
+    """compressive-transformer-pytorch; trains_keys: with the gradient of keys and values that it cuts."""
     module = importlib.import_module("compressive_transformer_pytorch.compressive_transformer_pytorch")
     model = module.CompressiveTransformer(
         num_tokens=VOCABULARY,
@@ -123,8 +127,14 @@ def lucidrains(shape: Shape, compressive: bool) -> tuple[Callable[[], torch.Tens
         for _ in range(segments(shape, compressive)):
             _, memories, _ = model(x, memories)
 
+    cut = [part.to_kv.weight for part in model.modules() if isinstance(part, module.SelfAttention)]
+
     def loss() -> torch.Tensor:
+        for weight in cut:
+            weight.requires_grad_(trains_keys or weight.requires_grad)
         logits, _, auxiliary = model(x, memories)
+        for weight in cut:  # the forward has cut it again
+            weight.requires_grad_(trains_keys or weight.requires_grad)
         return scored(logits, x) + auxiliary
 
     return loss, model
@@ -167,7 +177,11 @@ def segments(shape: Shape, compressive: bool) -> int:
 
 MODELS = {
     "Transformer-XL": {"mnemos": ours, "lucidrains": lucidrains, "labml": labml},
-    "Compressive": {"mnemos": ours, "lucidrains": lucidrains},
+    "Compressive": {
+        "mnemos": ours,
+        "lucidrains": lucidrains,
+        "lucidrains, keys trained": partial(lucidrains, trains_keys=True),
+    },
 }
 
 
@@ -204,7 +218,7 @@ def assess(shape: Shape, kind: str, rounds: int) -> dict[str, Any]:
             "range": [min(ratios), max(ratios)],
         }
         print(
-            f"{kind:15} {name:11} {row[name]['GFLOP']:7.2f} GFLOP {1e3 * row[name]['seconds']:8.1f} ms   mnemos takes "
+            f"{kind:15} {name:24} {row[name]['GFLOP']:7.2f} GFLOP {1e3 * row[name]['seconds']:8.1f} ms   mnemos takes "
             f"{row[name]['mnemos by this']:.2f} of its time ({min(ratios):.2f} to {max(ratios):.2f})",
             flush=True,
         )
