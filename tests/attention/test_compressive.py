@@ -223,6 +223,20 @@ def test_equals_the_equations_with_other_sizes(settings):
     same(layer(**settings), x, torch.ones(2, sum(SIZES), dtype=torch.bool), resets=(2,))
 
 
+@pytest.mark.parametrize("compression", ["convolution", "most-used"])
+def test_a_device_that_is_not_waited_for_finds_the_same(compression, monkeypatch):
+    """Where code may not depend on values, sizes are those of the longest row, and unused keys are hidden."""
+    module, x, mask = layer(compression=compression), tokens(), padding()
+    wanted = called(module, x, mask, resets=(3,))
+    for room in ("memory", "attention"):
+        monkeypatch.setattr(f"mnemos.{room}.compressive.reads_without_waiting", lambda _: False)
+    found = called(module, x, mask, resets=(3,))
+    torch.testing.assert_close(found[0][mask], wanted[0][mask])
+    torch.testing.assert_close([loss for loss in found[1] if loss], wanted[1])
+    for a, b in zip(leaves(found[2]), leaves(wanted[2]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("compression", [c for c in COMPRESSIONS if c != "most-used"])
 def test_slots_are_the_same_wherever_the_inputs_are_cut(compression):
     """The memory is on an absolute grid: calls of one token lose none."""
