@@ -1,0 +1,157 @@
+"""The time of a training step of the Recurrent Memory Transformer, against a public implementation of the same shape.
+
+    pip install --no-deps --target PEERS recurrent-memory-transformer-pytorch hyper-connections einops
+    PYTHONPATH=PEERS python benchmarks/recurrent_memory.py [--shapes small wide] [--rounds 9] [--out FILE.json]
+
+A step is forward and cross-entropy over four segments of bytes, gradients through all four, and fused AdamW, in one
+thread. Both start from the memory after a segment. All variants of a shape are measured in each round, one after the
+other in an order that rotates, by the CPU time of the thread (see segment_memories.py). A ratio is the median over
+rounds of two times of one round, with its smallest and largest value; below 1 we are faster. GFLOP: forward, as counted.
+
+lucidrains: recurrent-memory-transformer-pytorch with learned positions and memory tokens that see their whole group, with
+its own attention ("plain") and PyTorch's fused one ("fused"). Left out are its hyper-connections and the keys and values
+of the segment before, detached, which the paper's model does not have. It has no biases, RMSNorm, and a gated MLP with as
+many weights.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from segment_memories import VOCABULARY, scored, seconds, trained
+from torch import nn
+
+from mnemos.measure.flops import count_flops
+from mnemos.memory import TokensConfig
+from mnemos.models import RMT
+from mnemos.train.run import provenance
+
+SEGMENTS = 4
+Loss = Callable[[], torch.Tensor]
+
+
+class Shape(NamedTuple):
+    """Sizes of both models: segments of L tokens, m memory tokens."""
+
+    dim: int
+    layers: int
+    heads: int
+    segment: int
+    memory: int
+    rows: int
+
+
+SHAPES = {"small": Shape(128, 4, 4, 64, 16, 8), "wide": Shape(512, 2, 8, 128, 32, 2)}
+
+
+def tokens(shape: Shape) -> torch.Tensor:
+    size = shape.rows, (SEGMENTS + 1) * shape.segment
+    return torch.randint(VOCABULARY, size, generator=torch.Generator().manual_seed(0))
+
+
+def ours(shape: Shape) -> tuple[Loss, nn.Module]:
+    """This package's model."""
+    model = RMT(
+        vocab_size=VOCABULARY,
+        dim=shape.dim,
+        layers=shape.layers,
+        num_heads=shape.heads,
+        mlp=4 * shape.dim,
+        segment=shape.segment,
+        position="learned",
+        memory=TokensConfig(tokens=shape.memory),
+    )
+    first, rest = tokens(shape).tensor_split([shape.segment], 1)
+    with torch.no_grad():
+        _, state = model(first)
+    return lambda: scored(model(rest, state)[0], rest), model
+
+
+def lucidrains(shape: Shape, fused: bool) -> tuple[Loss, nn.Module]:
+    """recurrent-memory-transformer-pytorch."""
+    module = importlib.import_module("recurrent_memory_transformer_pytorch.recurrent_memory_transformer")
+    model = module.RecurrentMemoryTransformer(
+        shape.dim,
+        num_tokens=VOCABULARY,
+        depth=shape.layers,
+        num_memory_tokens=shape.memory,
+        seq_len=shape.segment,
+        dim_head=shape.dim // shape.heads,
+        heads=shape.heads,
+        use_flash_attn=fused,
+        use_xl_memories=False,
+        emb_gradient_frac=1.0,
+        num_residual_streams=1,
+    )
+    first, *rest = tokens(shape).split(shape.segment, 1)
+    with torch.no_grad():
+        _, start, _ = model(first)
+
+    def loss() -> torch.Tensor:
+        memory, total = start, torch.zeros(())
+        for x in rest:
+            logits, memory, _ = model(x, memory)
+            total = total + scored(logits, x)
+        return total / SEGMENTS
+
+    return loss, model
+
+
+VARIANTS = {"mnemos": ours, "plain": partial(lucidrains, fused=False), "fused": partial(lucidrains, fused=True)}
+
+
+def assess(shape: Shape, rounds: int) -> dict[str, Any]:
+    """The variants in rotation."""
+    steps, row = {}, {}
+    for name, make in VARIANTS.items():
+        torch.manual_seed(0)
+        loss, model = make(shape)
+        model.train()
+        with torch.no_grad():
+            gflop = count_flops(partial(loss)) / 1e9
+        row[name] = {"parameters": sum(p.numel() for p in model.parameters()), "GFLOP": gflop}
+        steps[name] = trained(model, loss)
+        steps[name]()
+    names, times = list(steps), {name: [] for name in steps}
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            times[name].append(seconds(steps[name]))
+    for name in names:
+        ratios = [a / b for a, b in zip(times["mnemos"], times[name], strict=True)]
+        found = {"seconds": statistics.median(times[name]), "mnemos by this": statistics.median(ratios)}
+        row[name] |= found | {"range": [min(ratios), max(ratios)]}
+        print(
+            f"{name:7} {row[name]['parameters']:>9,} parameters {row[name]['GFLOP']:7.2f} GFLOP "
+            f"{1e3 * found['seconds']:8.1f} ms   mnemos takes {found['mnemos by this']:.2f} of its time "
+            f"({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    for name in options.shapes:
+        print(name, SHAPES[name], flush=True)
+        result[name] = assess(SHAPES[name], options.rounds)
+    if options.out:
+        found = {"rounds": options.rounds, "threads": 1, "clock": "CPU time of the thread", "segments": SEGMENTS}
+        shapes = {name: SHAPES[name]._asdict() for name in result}
+        found |= {"shapes": shapes, "models": result, "provenance": provenance(0, "cpu")}
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
