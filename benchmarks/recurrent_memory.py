@@ -4,14 +4,15 @@
     PYTHONPATH=PEERS python benchmarks/recurrent_memory.py [--shapes small wide] [--rounds 9] [--out FILE.json]
 
 A step is forward and cross-entropy over four segments of bytes, gradients through all four, and fused AdamW, in one
-thread. Both start from the memory after a segment. All variants of a shape are measured in each round, one after the
-other in an order that rotates, by the CPU time of the thread (see segment_memories.py). A ratio is the median over
-rounds of two times of one round, with its smallest and largest value; below 1 we are faster. GFLOP: forward, as counted.
+thread. Both start from the memory after a segment. All variants of a shape are measured in each round, one after
+the other in an order that rotates, by the CPU time of the thread (see segment_memories.py). A ratio is the median
+over rounds of two times of one round, with its smallest and largest value; below 1 we are faster. GFLOP: forward,
+as counted.
 
-lucidrains: recurrent-memory-transformer-pytorch with learned positions and memory tokens that see their whole group, with
-its own attention ("plain") and PyTorch's fused one ("fused"). Left out are its hyper-connections and the keys and values
-of the segment before, detached, which the paper's model does not have. It has no biases, RMSNorm, and a gated MLP with as
-many weights.
+lucidrains: recurrent-memory-transformer-pytorch with learned positions and memory tokens that see their whole
+group, with its own attention ("plain") and PyTorch's fused one ("fused"). Left out are its hyper-connections and
+the keys and values of the segment before, detached, which the paper's model does not have. It has no biases,
+RMSNorm, and a gated MLP with as many weights.
 """
 
 import argparse

@@ -122,10 +122,13 @@ def test_model_and_task_fit(name, folder):
 @pytest.mark.parametrize(
     "name",
     [
-        *("text", "text-cached", "text-memformer", "recall", "digits", "copy"),
+        *("text", "text-cached", "text-memformer", "text-rmt", "recall", "digits", "copy"),
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("text-linear", "text-xl", "text-compressive", "text-lstm")
+            for name in (
+                *("text-linear", "text-xl", "text-compressive", "text-lstm"),
+                *("text-armt", "text-memory-transformer"),
+            )
         ),
     ],
 )
