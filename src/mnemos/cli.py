@@ -32,6 +32,7 @@ USAGE = """mnemos: memory for transformers
                                                [--train.steps N: train it for longer] [--accept-changed-data]
   mnemos eval RUN                              evaluate a run's model, with and without its memory
                                                [--split valid|test] [--data.FIELD value ...: on other data]
+                                               [--model.FIELD value ...: settings of how far it reads]
   mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
                                                continue (- reads the standard input)    [--top N] [--length N]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
@@ -255,8 +256,14 @@ def _eval(arguments: list[str]) -> int:
 
     about = "Evaluate a run's model, as trained and with its memory emptied, exchanged, frozen and closed."
     more = "--data.FIELD value changes a setting of the data. --data.path OTHER (photos: --data.folder) scores a "
-    more += "file or folder: the test split if it has splits of its own, else the whole of it."
-    parser = _Parser("eval", about, usage="mnemos eval RUN [--split SPLIT] [--data.FIELD value ...]", epilog=more)
+    more += "file or folder: the test split if it has splits of its own, else the whole of it. --model.FIELD value "
+    more += "changes how far the model reads, such as --model.attention.memory 640; it changes no weights."
+    parser = _Parser(
+        "eval",
+        about,
+        usage="mnemos eval RUN [--split SPLIT] [--data.FIELD value ...] [--model.FIELD value ...]",
+        epilog=more,
+    )
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--split", choices=("valid", "test"), default="test", help="the split (%(default)s)")
     options, fields = parser.parse_known_args(arguments)
@@ -272,7 +279,7 @@ def _predict(arguments: list[str]) -> int:
     about = "an image, a wav file or a text, as the model reads them, or a folder of them; - is a text from stdin"
     parser.add_argument("files", nargs="+", metavar="FILE", help=about)
     parser.add_argument("--top", type=int, metavar="N", help="classes per image (3)")
-    parser.add_argument("--length", type=int, metavar="N", help="bytes that continue a text (200)")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens that continue a text (200)")
     options = parser.parse_args(arguments)
     failed = False
     for found in predict(options.run, options.files, top=options.top, length=options.length):

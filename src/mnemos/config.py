@@ -26,6 +26,8 @@ class Config:
 
     kind: ClassVar[str]
     name: ClassVar[str]
+    # Fields that say how far a trained model reads or remembers, and change no weight: `mnemos eval` may set them.
+    at_evaluation: ClassVar[tuple[str, ...]] = ()
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """The object that the configuration describes."""
@@ -70,10 +72,11 @@ class DataConfig(Config):
         """
         return None
 
-    def build_to_score(self, split: Literal["valid", "test"]) -> Any:
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> Any:
         """The task by which `mnemos eval` scores `split` of other data than those of the run.
 
-        Data without splits of their own are scored whole. By default the task of `build`, whose splits are the data's.
+        trained: the run's `Task.preprocessing`, such as its vocabulary; None if it has none. Data without splits of
+        their own are scored whole. By default the task of `build`, whose splits are the data's.
         """
         return self.build()
 

@@ -1,4 +1,4 @@
-"""The optional libraries (timm, torchvision, transformers, tensorboard, trackio), imported when first needed."""
+"""The optional libraries (timm, torchvision, transformers, tokenizers, …), imported when first needed."""
 
 import importlib
 import importlib.util
@@ -48,6 +48,11 @@ def transformers() -> ModuleType:
     if importlib.util.find_spec("torchvision") is not None:
         torchvision()  # transformers imports torchvision if it is installed
     return _imported("transformers", "hf")
+
+
+def tokenizers() -> ModuleType:
+    """The module `tokenizers`. Raises InputError with the install command if it is missing."""
+    return _imported("tokenizers", "text")
 
 
 def tensorboard() -> ModuleType:

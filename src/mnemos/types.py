@@ -163,6 +163,15 @@ class DrawingLikelihood(Likelihood, Protocol):
         ...
 
 
+@runtime_checkable
+class LogProbLikelihood(Likelihood, Protocol):
+    """A likelihood that knows the probability of every token, as logits do: a Stream draws from these."""
+
+    def log_prob(self, outputs: Tensor) -> Tensor:
+        """Log-probabilities [.., V] of outputs [.., D]."""
+        ...
+
+
 def likelihood_of(model: object) -> Likelihood | None:
     """The attribute `likelihood` of a model, which may be a submodule; None if it has none: its outputs are logits."""
     # Not by a protocol: from Python 3.12 on, isinstance() finds no submodule.

@@ -126,6 +126,10 @@ def test_the_papers_settings():
     )
     text = registry.load("recipe", "wikitext-memformer")()
     assert (text.model.dim, text.model.mlp, text.model.memory.slots, text.data.segment) == (512, 2048, 1024, 128)
+    assert (text.data.tokens, text.model.tied, text.model.cutoffs) == ("words", True, (20_000, 40_000, 200_000))
+    assert (text.train.steps, text.train.batch_size) == (150_000, 128)
+    of_bytes = registry.load("recipe", "wikitext-bytes-memformer")()
+    assert (of_bytes.data, of_bytes.model.cutoffs) == (replace(text.data, tokens="bytes"), ())
     for recipe in (found, text):
         resolved = recipe.model.resolved()
         assert (resolved.memory.radius, resolved.cls, resolved.decoder_reads) == (1, 2, False)

@@ -20,6 +20,7 @@ from mnemos.data.photos import PhotosConfig
 from mnemos.data.pixels import PixelsConfig
 from mnemos.data.spoken import SpokenConfig
 from mnemos.data.task import Task
+from mnemos.data.text import TextConfig
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
@@ -39,6 +40,8 @@ def folder(tmp_path_factory) -> Path:
             pixels = random.integers(0, 256, (5, 4, 3)).astype(np.uint8)
             Image.fromarray(pixels).resize((90, 70)).save(folder / "photos" / kind / f"{i}.jpg")
     write_recordings(folder / "spoken")
+    words = " ".join(f"w{i}" for i in range(210_000))  # more than the cut-offs of WikiText-103
+    (folder / "words.txt").write_text("\n".join([words, *["of the end"] * 2000, ""]))
     (folder / "cifar").mkdir()
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         records = [np.append(label, random.integers(0, 256, 3072)) for label in range(10)]
@@ -75,6 +78,8 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
         return dataclasses.replace(data, folder=str(folder / "cifar"), valid_size=10)
     if isinstance(data, PhotosConfig):
         return dataclasses.replace(data, folder=str(folder / "photos"), workers=0)
+    if isinstance(data, TextConfig) and data.tokens == "words":
+        return dataclasses.replace(data, path=str(folder / "words.txt"), held_out=0.01, segment=64)
     if isinstance(data, SpokenConfig):
         return dataclasses.replace(data, path=str(folder / "spoken"), test_takes=1, valid_takes=1, rows=4)
     return data
@@ -87,7 +92,7 @@ def _names() -> list:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
         left_out = (
             like_another
-            or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-"))
+            or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-", "wikitext-bytes-"))
             or name.endswith(("-unwritten", "-attention-cache"))
         )
         return [pytest.mark.exhaustive] * left_out + [pytest.mark.slow] * name.startswith("imagenet")

@@ -78,7 +78,7 @@ def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
     assert f"loss {own['loss']:.4f}" not in said
     assert json.loads((finished / "recipe.json").read_text())["data"]["path"] != other
     for words, expected in (
-        (["--model.dim", "8"], "settings of the data"),
+        (["--model.dim", "8"], "that an evaluation may change (--model.max_length), found --model.dim; "),
         (["--data.pth", other], "did you mean --data.path"),
         (
             ["--data.segment", "64"],

@@ -38,6 +38,7 @@ class CompressiveConfig(AttentionConfig):
     """
 
     name: ClassVar[str] = "compressive"
+    at_evaluation: ClassVar[tuple[str, ...]] = ("memory", "compressed", "clamp")
     memory: int = 64
     compressed: int = 64
     ratio: int = 4

@@ -27,6 +27,7 @@ class RelativeConfig(AttentionConfig):
     """
 
     name: ClassVar[str] = "relative"
+    at_evaluation: ClassVar[tuple[str, ...]] = ("memory", "same_length", "clamp")
     memory: int = 224
     same_length: bool = False
     clamp: int = 0

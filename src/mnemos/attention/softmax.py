@@ -27,6 +27,7 @@ class SoftmaxConfig(AttentionConfig):
 
     name: ClassVar[str] = "softmax"
     rotates: ClassVar[bool] = True
+    at_evaluation: ClassVar[tuple[str, ...]] = ("window",)
     window: int | None = None
 
     @property

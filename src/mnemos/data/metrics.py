@@ -55,13 +55,16 @@ class SumMetric(Metric):
 
     sums(model, outputs, batch): returns `width` scalar tensors, which are added up. None: the sums are (sum of the
     losses, number of counted targets). value(sums): the metric's value from the totals. Metrics with the same `sums`
-    function share one call per batch. training: also measure it in training, at the cost of one call per forward.
+    function share one call per batch. with_loss: `value` gets (sum of the losses, number of counted targets, *sums); in
+    training the first two are (the sum of the updates' mean losses, number of updates), so it must use their quotient.
+    training: also measure it in training, at the cost of one call per forward.
     """
 
     sums: Sums | None = None
     value: Callable[[Sequence[float]], float] = ratio
     width: int = 2
     training: bool = True
+    with_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def values(
     for m in metrics:
         if isinstance(m, SumMetric) and (m.training or not training):
             of = loss if m.sums is None else sums[m.sums]
+            if m.sums is not None and m.with_loss:
+                of = None if loss is None else (*loss, *sums[m.sums])
             if of is not None:
                 found[m.name] = float(m.value(of))
     return found
@@ -222,6 +227,37 @@ PERPLEXITY = SumMetric(
 ACCURACY = SumMetric(
     "accuracy", True, "The share of targets that are the most probable prediction.", sums=right_predictions
 )
+
+
+class _TargetBytes:
+    """The sums (counted targets, bytes of text that they stand for), from the bytes of each token."""
+
+    def __init__(self, lengths: Any) -> None:
+        self.lengths = torch.as_tensor(lengths, dtype=torch.int64)
+
+    def __call__(self, model: nn.Module, outputs: object, batch: Batch) -> tuple[Tensor, Tensor]:
+        lengths, targets = self.lengths.to(batch.targets.device), batch.targets
+        is_counted = targets != IGNORE
+        return is_counted.sum(), torch.where(is_counted, lengths[targets.clamp(min=0)], 0).sum()
+
+
+def bits_per_byte(lengths: Any) -> SumMetric:
+    """BITS_PER_BYTE for tokens of several bytes: the loss in bits over the bytes of the targets' text.
+
+    lengths: an array [V] of integers, the bytes of text that each token stands for.
+    """
+    about = "The negative log-likelihood of the text in bits, divided by its bytes: it compares all kinds of tokens."
+    return SumMetric(
+        BITS_PER_BYTE.name,
+        False,
+        about,
+        BITS_PER_BYTE.form,
+        _TargetBytes(lengths),
+        lambda found: bits(ratio(found)) * ratio(found[2:]),
+        with_loss=True,
+    )
+
+
 TOP5 = SumMetric(
     "top5",
     True,

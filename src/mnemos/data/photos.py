@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class PhotosConfig(DataConfig):
         task.about = tuple(_about(parts))
         return task
 
-    def build_to_score(self, split: Literal["valid", "test"]) -> ImageTask:
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> ImageTask:
         """The task that scores other photos than a run was trained on, in every split (`folders.read_to_score`)."""
         part, whole = read_to_score(self.folder, split)
         task = self._task({"train": part, "valid": part, "test": part})

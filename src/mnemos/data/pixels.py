@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -57,9 +57,9 @@ class PixelsConfig(DataConfig):
         """The task, with 256 tokens. Raises InputError if `images` is not a data set of images."""
         return self._task(self.images.build())
 
-    def build_to_score(self, split: Literal["valid", "test"]) -> "PixelTask":
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "PixelTask":
         """The task with the images that are scored in each split."""
-        return self._task(self.images.build_to_score(split))
+        return self._task(self.images.build_to_score(split, trained))
 
     def _task(self, task: object) -> "PixelTask":
         if not isinstance(task, ImageTask):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -49,6 +50,19 @@ class Preprocessing(Config):
         the files after it are predicted. Raises InputError for a folder without files, before the first prediction.
         """
         raise NotImplementedError
+
+    def difference(self, other: "Preprocessing") -> str | None:
+        """Why a model that was trained with this preprocessing cannot be scored on data of another; None if it can.
+
+        By default the names must be equal. The text goes on after "FOLDER: ".
+        """
+        if self.names == other.names:
+            return None
+        first = next((a, b) for a, b in zip_longest(self.names, other.names) if a != b)
+        return (
+            f"expected data with the classes of the run, such as {first[0]!r}, found {first[1]!r}; name the class "
+            "folders as the run's data do"
+        )
 
 
 def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> list[Path]:

@@ -11,6 +11,8 @@ In training the queue is endless: each epoch is a new permutation of all documen
 without a gap. Every document is read once per epoch, and every row always has a document.
 In evaluation the queue ends. A row without a document reads the start token of an empty document and predicts nothing.
 So the context of a prediction never depends on the batch size.
+
+`carried` reads the same inputs and targets with the documents one after the other, and resets no row between them.
 """
 
 import bisect
@@ -28,6 +30,8 @@ from mnemos.types import InputError
 from .batch import IGNORE, Batch
 from .randomness import ORDER, generator
 from .token_task import LanguageTask
+
+AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
 class Schedule:
@@ -116,6 +120,33 @@ class SegmentedTask(LanguageTask):
             yield self._batch(documents, rows)
             index += 1
 
+    def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch] | None:
+        """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
+        documents = self._splits[split]
+        if len(documents) < 2:
+            return None
+        return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
+
+    def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
+        """The documents as one text that is cut into rows of equal length, of which only the last may be shorter."""
+        before = np.array([self._start])
+        tokens = np.concatenate([before, *documents])  # one token before each target
+        begins = np.cumsum([0, *map(len, documents[:-1])])
+        length = -(-(len(tokens) - 1) // rows)
+        for first in range(0, length, self.max_length):
+            inputs = np.full((rows, self.max_length), self._start, np.int64)
+            targets = np.full((rows, self.max_length), IGNORE, np.int64)
+            lengths = np.ones(rows, np.int64)
+            for i in range(rows):
+                start = i * length + first
+                stop = min(start + self.max_length, (i + 1) * length, len(tokens) - 1)
+                if (count := stop - start) > 0:
+                    inputs[i, :count], targets[i, :count] = tokens[start:stop], tokens[start + 1 : stop + 1]
+                    inside = begins[np.searchsorted(begins, start) : np.searchsorted(begins, stop)] - start
+                    inputs[i, inside] = self._start
+                    lengths[i] = count
+            yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
+
     def size(self, split: Literal["train", "valid", "test"]) -> int:
         """The number of tokens in a split; all of them are predicted."""
         return sum(len(document) for document in self._splits[split])
@@ -141,13 +172,20 @@ class SegmentedTask(LanguageTask):
             inputs[i, 0] = document[first - 1] if segment else self._start
             inputs[i, 1 : len(piece)] = piece[:-1]
             lengths[i], reset[i] = len(piece), segment == 0
-        mask = np.arange(self.max_length) < lengths[:, None]
-        return Batch(
-            torch.from_numpy(inputs),
-            torch.from_numpy(targets),
-            None if mask.all() else torch.from_numpy(mask),
-            torch.from_numpy(reset),
-        )
+        return _as_batch(inputs, targets, lengths, reset)
+
+
+def _as_batch(
+    inputs: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64], reset: NDArray[np.bool_]
+) -> Batch:
+    """Arrays [B, L] whose rows have `lengths` [B] valid tokens, as a batch."""
+    mask = np.arange(inputs.shape[1]) < lengths[:, None]
+    return Batch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        None if mask.all() else torch.from_numpy(mask),
+        torch.from_numpy(reset),
+    )
 
 
 def _check(name: str, documents: Sequence[NDArray[np.integer]], vocab_size: int) -> None:

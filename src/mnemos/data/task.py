@@ -81,6 +81,13 @@ class Task:
         """Every row of a held-out split once; the last batch may have fewer rows."""
         raise NotImplementedError
 
+    def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Any] | None:
+        """The inputs and targets of `batches`, with the state carried from document to document.
+
+        None, the default, for data without documents, or of one document. `mnemos eval` reports both scores.
+        """
+        return None
+
     def size(self, split: Split) -> int:
         """The number of counted targets of a split; 0 for training data without an end."""
         raise NotImplementedError

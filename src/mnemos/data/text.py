@@ -1,12 +1,11 @@
-"""Language modelling of text as bytes: any file or folder, or the source of the Python standard library."""
+"""Language modelling of text as bytes, words or sub-words: any file or folder, or Python's standard library."""
 
 import hashlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,24 +17,31 @@ from mnemos.generate.stream import Stream
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
+from .articles import divided
+from .batch import Batch
 from .files import first_names, read_bytes
-from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, UNIFORM
+from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, UNIFORM, bits_per_byte
 from .segments import SegmentedTask
-from .task import Sampling, Split
+from .subword_vocabulary import SubWords
+from .task import Sampling, Split, Task
 from .text_files import TextFiles, find_text, nothing_found
 from .text_preprocessing import TextPreprocessing
 from .token_task import sampling_generator, sampling_options
+from .vocabulary import Bytes, Tokens, Vocabulary, as_characters
+from .word_vocabulary import Words
 from .written_text import TEMPERATURE, written_texts
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
 Document = NDArray[np.uint8]
+MOST_UNKNOWN = 0.6  # share of unknown tokens above which a vocabulary is of other text
+Encoded = dict[str, Tokens]  # the tokens of documents by their names
 _ORDER: tuple[Split, ...] = ("train", "valid", "test")
 
 
 @register
 @dataclass(frozen=True)
 class TextConfig(DataConfig):
-    """Language modelling over bytes. Each file is a document; empty files are ignored, and files may be gzipped.
+    """Language modelling of text. Each file is a document; empty files are ignored, and files may be gzipped.
 
     `path` is a file or a folder. None means the *.py files of the Python standard library; their text depends on the
     version of Python.
@@ -48,9 +54,14 @@ class TextConfig(DataConfig):
     train, or of all where the folder gives no split. The hashes of the documents' names decide which, so a document
     usually keeps its split when others are added or removed. Where there is no document to spare, each is cut, and the
     held-out splits take shares of its end.
-    A document longer than `longest` bytes is divided into several documents, each with a new state. Otherwise one long
-    file would occupy one row of an evaluation while the other rows wait. The start token is byte 0, which does not
-    occur in text. `segment` is T.
+    `tokens` says what a token is. "bytes": the start token is byte 0, which does not occur in text. "words": what
+    white space separates, and <eos> for a line end; the vocabulary is that of the training split, the most frequent
+    words first, at most `words` of them (0: all), and any other word is <unk>. FILE.json: sub-words, by a
+    tokenizer.json of the library tokenizers. Any other FILE: a vocabulary of words, one per line. Text that is not read
+    as bytes must be UTF-8, and is cut at line ends only.
+    `articles`: each article of WikiText's files is a document of its own (`articles.divided`).
+    A document longer than `longest` tokens is divided into several documents, each with a new state. Otherwise one long
+    file would occupy one row of an evaluation while the other rows wait. `segment` is T.
     """
 
     name: ClassVar[str] = "text"
@@ -60,31 +71,38 @@ class TextConfig(DataConfig):
     held_out: float = 0.05
     longest: int = 65_536
     pattern: str | None = None
+    tokens: str = "bytes"
+    words: int = 0
+    articles: bool = False
 
     def files(self) -> list[Path]:
-        """The documents' files, including empty ones."""
-        return find_text(self.path, self.pattern).read
+        """The documents' files, including empty ones, and that of the vocabulary."""
+        named = [] if self.tokens in ("bytes", "words") else [Path(self.tokens)]
+        return [*find_text(self.path, self.pattern).read, *named]
 
     def build(self) -> "TextTask":
-        """The task, with 256 tokens and T = `segment`.
+        """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes.
 
-        Raises InputError for missing files, wrong settings, and a held-out split with fewer than 1,000 bytes.
+        Raises InputError for missing files, wrong settings, text that is not UTF-8 where characters are needed, a
+        vocabulary that is of other text, and a held-out split with fewer than 1,000 bytes.
         """
         self._check_settings()
         found = find_text(self.path, self.pattern)
-        splits = split_documents(found, self.held_out)
+        splits = split_documents(found, self.held_out, self.tokens != "bytes", self.articles)
         for split in _ORDER[1:]:
             fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
             _check_size(found.folder, f"a {split} split", _bytes(splits[split]), fix)
-        train, valid, test = ([part for text in splits[s].values() for part in self._parts(text)] for s in _ORDER)
-        task = TextTask(train, valid, test, vocab_size=256, segment=self.segment)
-        task.about = tuple(_about(found, splits))
-        return task
+        vocabulary = self._vocabulary(splits["train"])
+        encoded = {split: _encoded(splits[split], vocabulary) for split in _ORDER}
+        about = list(_about(found, splits, self.articles))
+        about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
+        return self._task(encoded, vocabulary, about)
 
-    def build_to_score(self, split: Literal["valid", "test"]) -> "TextTask":
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "TextTask":
         """The task that scores other text than a run was trained on: the split if the folder gives it, else all text.
 
-        A folder gives splits as in training, but needs none for training. Raises InputError if it gives other splits
+        A folder gives splits as in training, but needs none for training. The vocabulary is that of the run, whose
+        preprocessing is `trained`; without it, that of the text. Raises InputError if the folder gives other splits
         only, and as `build` does.
         """
         self._check_settings()
@@ -96,13 +114,17 @@ class TextConfig(DataConfig):
                 "a file"
             )
         scored = replace(found, given={split: found.given[split]} if found.given else {})
-        documents = read_documents(scored)
+        documents = read_documents(scored, self.tokens != "bytes", self.articles)
         _check_size(found.folder, f"a {split} split" if found.given else "text", _bytes(documents), "add text to it")
-        parts = [part for text in documents.values() for part in self._parts(text)]
-        task = TextTask(parts, parts, parts, vocab_size=256, segment=self.segment)  # a task has no empty split
+        kept = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
+        vocabulary = trained.vocabulary() if kept else self._vocabulary(documents)
+        encoded = _encoded(documents, vocabulary)
         what = f"the {split} split" if found.given else "the whole text"
         left = f"; left out: {first_names([found.name(file) for file in found.left_out])}" if found.left_out else ""
-        task.about = (f"scored: {what}, {_said(documents)}{left}",)
+        about = [f"scored: {what}, {_said(documents, articles=self.articles)}{left}"]
+        source = "the run's vocabulary" if kept else "" if self.tokens == "words" else self.tokens
+        about += _about_tokens({split: encoded}, vocabulary, source)
+        task = self._task(dict.fromkeys(_ORDER, encoded), vocabulary, about)  # a task has no empty split
         task.whole = not found.given
         return task
 
@@ -110,54 +132,99 @@ class TextConfig(DataConfig):
         if not 0 < self.held_out < 0.5:
             raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
         if self.longest < 1:
-            raise InputError(f"data.longest must be at least 1 byte, found {self.longest}")
+            raise InputError(f"data.longest must be at least 1 token, found {self.longest}")
+        if self.words and (self.words < 3 or self.tokens != "words"):
+            raise InputError(
+                f'data.words: expected 0, or at least 3 with data.tokens "words", as <eos> and <unk> are two of them, '
+                f'found {self.words} with "{self.tokens}"; use 0'
+            )
 
-    def _parts(self, text: Document) -> Iterator[Document]:
+    def _vocabulary(self, train: Mapping[str, Document]) -> Vocabulary:
+        if self.tokens == "bytes":
+            return Bytes()
+        if self.tokens == "words":
+            return Words.count(((name, text.tobytes()) for name, text in train.items()), self.words)
+        if not Path(self.tokens).is_file():
+            raise InputError(
+                f'data.tokens: expected "bytes", "words" or the file of a vocabulary, found {self.tokens!r}, which is '
+                "no file; check the path"
+            )
+        return (SubWords if self.tokens.endswith(".json") else Words).read(self.tokens)
+
+    def _task(self, encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, about: Sequence[str]) -> "TextTask":
+        train, valid, test = ([part for text in encoded[s].values() for part in self._parts(text)] for s in _ORDER)
+        task = TextTask(train, valid, test, vocabulary.size, self.segment, vocabulary, self.tokens)
+        task.about = tuple(about)
+        return task
+
+    def _parts(self, text: Tokens) -> Iterator[Tokens]:
         return (text[start : start + self.longest] for start in range(0, len(text), self.longest))
 
 
 class TextTask(SegmentedTask):
-    """A `SegmentedTask` whose tokens are bytes of text. The first metric is the loss in bits per byte."""
+    """A `SegmentedTask` over text. The first metric is the loss in bits per byte of text, whatever a token is.
+
+    tokens: the setting `TextConfig.tokens` that the vocabulary is from.
+    """
 
     metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
     reference = MappingProxyType({UNIFORM: 8.0})
 
+    def __init__(
+        self,
+        train: Sequence[Tokens],
+        valid: Sequence[Tokens],
+        test: Sequence[Tokens],
+        vocab_size: int,
+        segment: int,
+        vocabulary: Vocabulary | None = None,
+        tokens: str = "bytes",
+    ) -> None:
+        self.vocabulary, self.tokens_from = vocabulary or Bytes(), tokens
+        super().__init__(train, valid, test, vocab_size, segment, self.vocabulary.start)
+        if tokens != "bytes":
+            # The accuracy needs a second pass over all words, so it is left out in training.
+            self.metrics = (bits_per_byte(self.vocabulary.lengths), PERPLEXITY, replace(ACCURACY, training=False))
+            self.reference = MappingProxyType({})
+
+    def example(self) -> Batch:
+        """One row of the greatest length; of real text where tokens are words, whose frequency decides the cost."""
+        return super().example() if self.tokens_from == "bytes" else Task.example(self)
+
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """What the model writes after the beginnings of some documents of the validation split."""
-        texts = written_texts(model, [document.tobytes() for document in self._splits["valid"]])
+        texts = written_texts(model, self._splits["valid"], self.vocabulary)
         about = {
             "title": "Written text",
             "given": "given",
             "found": "wrote",
-            "about": f"Beginnings of validation documents, and how the model goes on from them: bytes drawn at "
-            f"temperature {TEMPERATURE:g}.",
+            "about": f"Beginnings of validation documents, and how the model goes on from them: {self.vocabulary.unit} "
+            f"drawn at temperature {TEMPERATURE:g}.",
             "exact": False,
         }
         return {"texts": texts, "examples": {"texts": about}} if texts else {}
 
     def preprocessing(self) -> TextPreprocessing:
-        """The segments and the start token of documents."""
-        return TextPreprocessing(self.max_length, self._start)
+        """The segments, the vocabulary and the start token of documents."""
+        return TextPreprocessing.of(self.max_length, self.tokens_from, self.vocabulary)
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
-        prompt = (sampling.prompt or "").encode() or b"\0"  # byte 0 is where documents start
-        stream = Stream(model).prefill(torch.tensor([list(prompt)]).expand(sampling.count or 1, -1))
+        vocabulary = self.vocabulary
+        prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
+        begin = torch.tensor([prompt or [vocabulary.start]])
+        stream = Stream(model).prefill(begin.expand(sampling.count or 1, -1))
         tokens, _ = stream.generate(
             sampling.length, generator=sampling_generator(sampling), **sampling_options(sampling)
         )
         for i, row in enumerate(tokens.tolist()):
-            print(("\n" + "─" * 40 + "\n") * bool(i) + (prompt.strip(b"\0") + bytes(row)).decode(errors="replace"))
+            text = (vocabulary.decode(prompt) + vocabulary.decode(row)).decode(errors="replace")
+            print(("\n" + "─" * 40 + "\n") * bool(i) + text)
         return False
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Group tokens into words: (text, number of tokens) for each word, run of white space, or other character.
-
-        Every token is in one group. A character of several bytes is part of a word. The start token is shown as ␀, and
-        a byte that is not valid UTF-8 as �.
-        """
-        found = (match.group() for match in _WORD.finditer(bytes(tokens)))
-        return [(part.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(part)) for part in found]
+        """Group tokens into words: (text, number of tokens), as the vocabulary does. Every token is in one group."""
+        return self.vocabulary.words(tokens)
 
 
 def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
@@ -168,33 +235,42 @@ def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
         )
 
 
-_WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
-
-
-def read_documents(found: TextFiles) -> dict[str, Document]:
+def read_documents(found: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
     """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
 
-    Raises InputError if there is no text.
+    characters: the text must be UTF-8. articles: each article of a file of WikiText is a document. Raises InputError if
+    there is no text, and for text that is not as it must be.
     """
     documents = {found.name(file): np.frombuffer(read_bytes(file), np.uint8) for file in found.read}
     if not documents:
         raise nothing_found(found.folder, found.left_out)
     if not any(map(len, documents.values())):
         raise InputError(f"{found.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
-    return {name: text for name, text in sorted(documents.items()) if len(text)}
+    if characters:
+        for file in found.read:
+            as_characters(documents[found.name(file)].tobytes(), str(file))
+    documents = {name: text for name, text in sorted(documents.items()) if len(text)}
+    return divided(documents) if articles else documents
 
 
-def split_documents(found: TextFiles, share: float) -> dict[Split, dict[str, Document]]:
-    """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others."""
-    documents = read_documents(found)
-    splits = {
-        split: {name: documents[name] for name in map(found.name, files) if name in documents}
-        for split, files in found.given.items()
-    }
+def split_documents(
+    found: TextFiles, share: float, characters: bool = False, articles: bool = False
+) -> dict[Split, dict[str, Document]]:
+    """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others.
+
+    characters, articles: see `read_documents`; characters: documents are cut at line ends only.
+    """
+    documents = read_documents(found, characters, articles)
+    split_of = {found.name(file): split for split, files in found.given.items() for file in files}
+    splits: dict[Split, dict[str, Document]] = {split: {} for split in found.given}
+    for name, text in documents.items() if splits else ():
+        splits[split_of[name.rpartition("#")[0] if articles else name]][name] = text
     missing: list[Split] = [split for split in _ORDER[1:] if split not in splits]
     if missing:
         whole = splits.get("train", documents)
-        splits |= (_share_of_documents if len(whole) > len(missing) else _share_of_each)(whole, share, missing)
+        if len(whole) > len(missing):
+            return splits | _share_of_documents(whole, share, missing)
+        return splits | _share_of_each(whole, share, missing, _line_start if characters else _anywhere)
     return splits
 
 
@@ -212,35 +288,82 @@ def _share_of_documents(
 
 
 def _share_of_each(
-    documents: dict[str, Document], share: float, held_out: Sequence[Split]
+    documents: dict[str, Document],
+    share: float,
+    held_out: Sequence[Split],
+    cut: Callable[[Document, int], int],
 ) -> dict[Split, dict[str, Document]]:
-    """Divide each document: its beginning for train, then a share of its end for each held-out split."""
+    """Divide each document: its beginning for train, then a share of its end for each held-out split.
+
+    cut: the place at which the document is divided instead of a given one.
+    """
     parts: dict[Split, dict[str, Document]] = {split: {} for split in ("train", *held_out)}
     for name, text in documents.items():
         held = max(1, min(round(share * len(text)), (len(text) - 1) // len(held_out)))
         if len(text) <= len(held_out):
             needs = len(held_out) + 1
             raise InputError(f"{name}: expected at least {needs} bytes, one per split, found {len(text)}; add text")
-        first = len(text) - held * len(held_out)
-        parts["train"][name] = text[:first]
-        for i, split in enumerate(held_out):
-            parts[split][name] = text[first + i * held :][:held]
+        bounds = [cut(text, len(text) - held * i) for i in range(len(held_out), 0, -1)]
+        for split, first, last in zip(parts, [0, *bounds], [*bounds, len(text)], strict=True):
+            parts[split][name] = text[first:last]
     return parts
 
 
-def _about(found: TextFiles, splits: dict[Split, dict[str, Document]]) -> Iterator[str]:
+def _anywhere(text: Document, place: int) -> int:
+    return place
+
+
+def _line_start(text: Document, place: int) -> int:
+    """The first line or, in a text of one line, the first word that begins at or before a place."""
+    before = text[:place].tobytes()
+    found = max(before.rfind(b"\n"), 0) or max(before.rfind(b" "), 0)
+    while not found and place and text[place] & 0xC0 == 0x80:  # inside a character
+        place -= 1
+    return found + 1 if found else place
+
+
+def _encoded(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
+    """The tokens of each document. Documents without any (a blank without a line end) are left out."""
+    encoded = {name: vocabulary.encode(text.tobytes(), name) for name, text in documents.items()}
+    return {name: tokens for name, tokens in encoded.items() if len(tokens)}
+
+
+def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles: bool) -> Iterator[str]:
     """Lines that say what each split holds, with sizes, and what is left out."""
     for split in _ORDER:
         documents, given = splits[split], split in found.given
         source = "" if given else ", a share of train" if found.given else ", a share of the files"
-        yield f"{split:5}  {_said(documents, '' if split == 'train' else source)}"
+        yield f"{split:5}  {_said(documents, '' if split == 'train' else source, articles)}"
     if found.left_out:
         yield f"left out: {first_names([found.name(file) for file in found.left_out])}"
 
 
-def _said(documents: dict[str, Document], source: str = "") -> str:
-    """How many files and bytes, and their names."""
-    files = f"{len(documents):,} file{'s' if len(documents) != 1 else ''}"
+def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
+    """For other tokens than bytes: the size of the vocabulary, and tokens and unknown ones of each split.
+
+    source: where the vocabulary is from; "" for this text. Raises InputError if most of a split is unknown to a
+    vocabulary from elsewhere: then it is of other text.
+    """
+    if isinstance(vocabulary, Bytes):
+        return
+    unknown = -1 if vocabulary.unknown is None else vocabulary.unknown
+    parts = []
+    for split, documents in encoded.items():
+        count = sum(map(len, documents.values()))
+        missing = sum(int((text == unknown).sum()) for text in documents.values())
+        share = missing / max(1, count)
+        if source and share > MOST_UNKNOWN:
+            raise InputError(
+                f"data.tokens: expected a vocabulary of this text, found {share:.0%} of the {split} split's "
+                f"{vocabulary.unit} unknown to {source}; use the vocabulary that the text was made with"
+            )
+        parts.append(f"{split} {count:,} ({share:.2%} unknown)")
+    yield f"{vocabulary.unit}  {vocabulary.size:,} in the vocabulary: {', '.join(parts)}"
+
+
+def _said(documents: dict[str, Document], source: str = "", articles: bool = False) -> str:
+    """How many files or articles and bytes, and their names."""
+    files = f"{len(documents):,} {'article' if articles else 'file'}{'s' if len(documents) != 1 else ''}"
     return f"{files}, {_bytes(documents):,} bytes{source}: {first_names(list(documents))}"
 
 

@@ -4,22 +4,27 @@ import codecs
 import unicodedata
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from mnemos.generate.stream import Stream
 from mnemos.modes import evaluating
 from mnemos.types import RecurrentModel
 
-TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents, and bytes of each that are given and written
+from .vocabulary import Bytes, Vocabulary
+
+TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents, and tokens of each that are given and written
 TEMPERATURE = 0.8
-START = 0  # the token before a document's first byte
 
 
-def written_texts(model: nn.Module, documents: Sequence[bytes]) -> list[dict[str, str]]:
-    """What the model writes after the first bytes of some documents: [{"given", "wrote"}].
+def written_texts(
+    model: nn.Module, documents: Sequence[Sequence[int] | NDArray[np.integer]], vocabulary: Vocabulary | None = None
+) -> list[dict[str, str]]:
+    """What the model writes after the first tokens of some documents: [{"given", "wrote"}]. Bytes by default.
 
-    The documents are evenly spaced among those of at least `GIVEN` bytes. Returns [] for a model that cannot write (it
+    The documents are evenly spaced among those of at least `GIVEN` tokens. Returns [] for a model that cannot write (it
     is not autoregressive or has no state), and where no document is long enough. The same weights write the same text.
     Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
     """
@@ -28,13 +33,15 @@ def written_texts(model: nn.Module, documents: Sequence[bytes]) -> list[dict[str
     if not long or not writes:
         return []
     count = min(TEXTS, len(long))
-    chosen = [long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN] for i in range(count)]
+    chosen = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
+    vocabulary = vocabulary or Bytes()
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
     with evaluating(model):
-        stream = Stream(model).prefill(torch.tensor([[START, *text] for text in chosen], device=device))
+        stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in chosen], device=device))
         tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
-    return [_decoded(given, bytes(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
+    decode = vocabulary.decode
+    return [_decoded(decode(given), decode(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
 
 
 def _decoded(given: bytes, wrote: bytes) -> dict[str, str]:

@@ -30,7 +30,7 @@ from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS
 from mnemos.ops.sinusoids import frequencies
-from mnemos.types import InputError, Output
+from mnemos.types import InputError, Output, likelihood_of
 
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
 _KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
@@ -267,6 +267,8 @@ def _why_not(model: nn.Module) -> str:
             return f"there is a hook on {name or 'the model'}, which the kernel would skip"
     if not model.config.mlp:
         return "its blocks have no MLP, for which there is no kernel"
+    if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):
+        return f"its head is {type(model.head).__name__}, and the kernel has linear heads"
     return next((why for block in model.blocks if (why := _attends(block, model.blocks[0]))), "") or _differs(model)
 
 

@@ -5,7 +5,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from mnemos.types import DrawingLikelihood, InputError, Likelihood
+from mnemos.types import DrawingLikelihood, InputError, Likelihood, LogProbLikelihood
 
 
 def draw(
@@ -32,10 +32,13 @@ def draw(
             "expected a finite temperature of at least 0, top_k of at least 0 and top_p in (0, 1], "
             f"found {temperature}, {top_k} and {top_p}"
         )
-    if likelihood is not None:
+    if isinstance(likelihood, LogProbLikelihood):
+        outputs = likelihood.log_prob(outputs)
+    elif likelihood is not None:
         if not isinstance(likelihood, DrawingLikelihood):
             raise InputError(
-                f"expected a likelihood to draw from, found {type(likelihood).__name__} without `draw`; define it"
+                f"expected a likelihood to draw from, found {type(likelihood).__name__} without `draw` or `log_prob`; "
+                "define one"
             )
         return likelihood.draw(outputs, temperature, top_k, top_p, generator)
     if temperature == 0:

@@ -22,6 +22,7 @@ from mnemos import generators
 from mnemos._compat import operators
 from mnemos.data.batch import Batch, to_model
 from mnemos.data.task import SUPERVISED, Task
+from mnemos.types import LogProbLikelihood, likelihood_of
 
 from .gradients import state_bytes
 
@@ -150,7 +151,9 @@ def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) 
     def forward() -> None:
         copied, state = copy.deepcopy(model), None
         for part in task.segments(to_model(example, model), segment):
-            state = task.forward(copied, part, state)[1]
+            outputs, state = task.forward(copied, part, state)
+            if isinstance(likelihood_of(copied), LogProbLikelihood):  # an adaptive softmax multiplies in the loss
+                task.loss(copied, outputs, part)
 
     with torch.no_grad(), generators.kept():
         return count_flops(forward)

@@ -13,6 +13,7 @@ from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind
 
 from .blocks import init_weights
+from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .transformer import check_tokens
 
 
@@ -28,6 +29,8 @@ class LSTMConfig(ModelConfig):
     layers: int = 4
     dropout: float = 0.0  # before, between and after the layers
     tied: bool = False  # share the embedding's weights with the head
+    cutoffs: tuple[int, ...] = ()  # adaptive softmax with clusters from these tokens on; (): one softmax
+    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
 
     def build(self) -> "LSTM":
         """The model, freshly initialised."""
@@ -51,9 +54,9 @@ class LSTM(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: an embedding, layers of `torch.nn.LSTM`, and a linear map.
 
     x [B, T] int64 token ids; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i] predict the token after
-    x[:, i]. An invalid token does not change the state, and its logits have no meaning. The state (`LSTMState`) carries
-    gradient. T is at least 1 and may differ from call to call. Cost: O(T·layers·width²), sequential over tokens, and a
-    state of 2·layers·width numbers per row.
+    x[:, i]. With cut-offs the outputs are hidden states [B, T, D] for `likelihood`. An invalid token does not change
+    the state, and its outputs have no meaning. The state (`LSTMState`) carries gradient. T is at least 1 and may differ
+    from call to call. Cost: O(T·layers·width²), sequential over tokens, and a state of 2·layers·width numbers per row.
     Raises InputError for impossible sizes and shapes, and tokens outside the vocabulary.
     """
 
@@ -76,10 +79,15 @@ class LSTM(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
-        self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
+        self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
         if c.tied:
-            self.head.weight = self.embedding.weight
+            tie(self.head, self.embedding)
+
+    @property
+    def likelihood(self) -> AdaptiveSoftmax | None:
+        """Scores the hidden states of an adaptive softmax; None if outputs are logits."""
+        return adaptive(self.head)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> LSTMState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""

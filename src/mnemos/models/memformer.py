@@ -16,6 +16,7 @@ from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, leaves, map_state
 
 from .blocks import Activation, init_weights
+from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
 from .transformer import check_tokens
 
@@ -32,6 +33,7 @@ class MemformerConfig(ModelConfig):
     learned tokens after each segment, which the writer attends to and the decoder does not. bos: the token whose
     encoding the decoder of a new row attends to; None: a learned one. buckets: of relative positions; the last one
     holds all distances from max_distance. tied: the head shares the embedding's weights.
+    cutoffs, div_value: those of an adaptive softmax (`models.heads.AdaptiveSoftmax`); without cut-offs there is none.
     """
 
     name: ClassVar[str] = "memformer"
@@ -52,6 +54,8 @@ class MemformerConfig(ModelConfig):
     activation: Activation = "gelu"
     dropout: float = 0.0
     tied: bool = False
+    cutoffs: tuple[int, ...] = ()
+    div_value: float = 1.0
 
     def build(self) -> "Memformer":
         """The model, freshly initialised."""
@@ -132,14 +136,19 @@ class Memformer(nn.Module):
         self.encoder = MemformerEncoder(sizes, c.encoder_layers, c.cls or 0, has_memory)
         self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if has_memory else None
         self.decoder = MemformerDecoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
-        self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
+        self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
         if c.tied:
-            self.head.weight = self.embedding.weight
+            tie(self.head, self.embedding)
+
+    @property
+    def likelihood(self) -> AdaptiveSoftmax | None:
+        """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
+        return adaptive(self.head)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> MemformerState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
-        c, weight = self.config, self.head.weight
+        c, weight = self.config, self.embedding.weight
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
         marks = torch.zeros(batch_size, c.segment, device=device, dtype=torch.bool)
         return MemformerState(
@@ -228,7 +237,7 @@ class Memformer(nn.Module):
                 whole = stretch.stop - stretch.start == self.config.segment and mask is None
                 encoded, valid, memory = self._written(unfinished, whole, stretch.done, encoded, valid, memory)
                 unfinished = unfinished.emptied(stretch.done)
-        ends = self.decoder.empty(b, x.device, self.head.weight.dtype)
+        ends = self.decoder.empty(b, x.device, self.embedding.weight.dtype)
         return steps, MemformerState(state.seen + t, memory, encoded, valid, *unfinished, ends), caches
 
     def _begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -294,7 +303,7 @@ class Memformer(nn.Module):
             if same > i:
                 outputs.append(self._side_by_side(x, mask, steps[i:same]))
                 caches = self.decoder.empty(
-                    len(x), x.device, self.head.weight.dtype
+                    len(x), x.device, self.embedding.weight.dtype
                 )  # not empty before, in rows that were reset
                 i = same
                 continue

@@ -14,6 +14,7 @@ from mnemos.memory.grid import Stretch, stretches
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_heads, leaves, map_state, select
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
+from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .segment_blocks import Context, Layout, SegmentAttention, SegmentCache, visible
 from .transformer import check_tokens
 
@@ -34,6 +35,8 @@ class SegmentConfig(ModelConfig):
     activation: Activation = "gelu"
     dropout: float = 0.0
     tied: bool = False  # the head shares the embedding's weights
+    cutoffs: tuple[int, ...] = ()  # adaptive softmax with clusters from these tokens on; (): one softmax
+    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
 
 
 @exportable
@@ -85,10 +88,15 @@ class SegmentModel(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = module_list(self._block() for _ in range(c.layers))
         self.final_norm = nn.LayerNorm(c.dim) if c.norm == "pre" else nn.Identity()
-        self.head = nn.Linear(c.dim, c.vocab_size, bias=not c.tied)
+        self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
         if c.tied:
-            self.head.weight = self.embedding.weight
+            tie(self.head, self.embedding)
+
+    @property
+    def likelihood(self) -> AdaptiveSoftmax | None:
+        """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
+        return adaptive(self.head)
 
     def _block(self) -> Block:
         c = self.config

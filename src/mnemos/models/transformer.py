@@ -28,6 +28,7 @@ from mnemos.types import (
 )
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
+from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .likelihood import LogisticMixture, spread_means
 
 
@@ -39,6 +40,8 @@ class HeadConfig:
     hidden: int = 0  # width of a hidden layer before the classes; 0: none
     pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
     tied: bool = False  # language: share the embedding's weights
+    cutoffs: tuple[int, ...] = ()  # language: adaptive softmax with clusters from these tokens on; (): one softmax
+    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
     mixture: int = 0  # for brightnesses: the number of discretised logistics instead of logits; 0: logits
 
 
@@ -48,6 +51,7 @@ class TransformerConfig(ModelConfig):
     """The sizes and parts of a `Transformer`."""
 
     name: ClassVar[str] = "transformer"
+    at_evaluation: ClassVar[tuple[str, ...]] = ("max_length",)
     vocab_size: int = 256
     dim: int = 128
     layers: int = 2
@@ -85,7 +89,8 @@ class Transformer(nn.Module):
 
     x [B, T] int64 token ids; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V],
     logits[:, i] predict the token after x[:, i]; with head.mixture K, [B, T, 3K], the parameters of a mixture of K
-    logistics over brightnesses 0 … V − 1 (`likelihood`). A classifier: logits [B, classes]. The state is that of the
+    logistics over brightnesses 0 … V − 1, and with head.cutoffs [B, T, D], hidden states that an adaptive softmax
+    scores (`likelihood`). A classifier: logits [B, classes]. The state is that of the
     attentions (a `TransformerState`; None if no attention has one). T is at least 1 and may differ from call to call.
     Cost: that of its attentions, plus O(T·D²) per layer.
 
@@ -93,7 +98,7 @@ class Transformer(nn.Module):
     Raises InputError for impossible shapes, tokens outside the vocabulary, sequences longer than learned positions.
     """
 
-    head: nn.Linear | nn.Sequential
+    head: nn.Linear | nn.Sequential | AdaptiveSoftmax
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
@@ -117,8 +122,8 @@ class Transformer(nn.Module):
             spread_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=config.dim**-0.5)
-        if isinstance(self.head, nn.Linear) and config.head.tied and not config.head.classes:
-            self.head.weight = self.embedding.weight
+        if config.head.tied and not config.head.classes:
+            tie(self.head, self.embedding)
         # The model begins and ends a forward for all its caches; see memory/stored.py.
         self._caches = caches(self)
         for cache in self._caches:
@@ -144,21 +149,21 @@ class Transformer(nn.Module):
         mlp = MLP(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
         return Block(attention, mlp, c.dim, c.norm, c.dropout)
 
-    def _head(self) -> nn.Linear | nn.Sequential:
+    def _head(self) -> nn.Linear | nn.Sequential | AdaptiveSoftmax:
         c = self.config
         if c.head.mixture:
             return nn.Linear(c.dim, 3 * c.head.mixture)
         if not c.head.classes:
-            return nn.Linear(c.dim, c.vocab_size, bias=not c.head.tied)
+            return language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
         if not c.head.hidden:
             return nn.Linear(c.dim, c.head.classes)
         activation = nn.GELU() if c.activation == "gelu" else nn.ReLU()
         return nn.Sequential(nn.Linear(c.dim, c.head.hidden), activation, nn.Linear(c.head.hidden, c.head.classes))
 
     @property
-    def likelihood(self) -> LogisticMixture | None:
-        """Scores and samples the outputs of a mixture; None if outputs are logits."""
-        return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else None
+    def likelihood(self) -> LogisticMixture | AdaptiveSoftmax | None:
+        """Scores and samples the outputs of a mixture or an adaptive softmax; None if outputs are logits."""
+        return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else adaptive(self.head)
 
     @property
     def autoregressive(self) -> bool:
@@ -283,6 +288,11 @@ def _check(c: TransformerConfig) -> None:
         raise InputError(
             f"head.mixture: expected a language model of two or more brightnesses with an untied head, found mixture "
             f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}; change one"
+        )
+    if (c.head.classes or c.head.mixture) and (c.head.cutoffs or c.head.div_value != 1):
+        raise InputError(
+            f"head.cutoffs: expected none but in a language model of tokens, found {c.head.cutoffs} with classes "
+            f"{c.head.classes}, mixture {c.head.mixture}; leave cutoffs and div_value out"
         )
     check_heads(c.dim, c.num_heads)
     for name, least in (("vocab_size", 1), ("layers", 1), ("mlp", 0), ("max_length", 1)):

@@ -1,6 +1,7 @@
-"""Language models of bytes, one per kind of memory; each trains in minutes on two cores."""
+"""Language models of text, one per kind of memory; each trains in minutes on two cores."""
 
 from dataclasses import replace
+from typing import Any
 
 from mnemos.attention.compressive import CompressiveConfig
 from mnemos.attention.linear import LinearConfig
@@ -15,6 +16,8 @@ from mnemos.models.memformer import MemformerConfig
 from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
+
+from .in_words import in_words
 
 _OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
 _CACHE = GRC(length=32, block=64, scope="stream")
@@ -131,3 +134,18 @@ def text_rmt() -> Recipe:
 def text_armt() -> Recipe:
     """text-rmt with an associative memory in each layer: a matrix of 192 × 128, written by 16 tokens every 64 bytes."""
     return replace(text_rmt(), model=ARMTConfig(vocab_size=0, layers=4))
+
+
+@recipe
+def text_words() -> Recipe:
+    """Words of a file or folder such as WikiText-2, Transformer-XL with a memory of the 64 words before the segment."""
+    model = replace(_XL, layers=2, attention=RelativeConfig(memory=64), dropout=0.1)
+    return in_words(replace(text(), model=model, data=TextConfig(segment=64)), cutoffs=(2_000, 10_000))
+
+
+@recipe
+def text_words_cached() -> Recipe:
+    """text-words with a gated cache per stream beside its memory: 32 slots, updated every 16 words."""
+    plain = text_words()
+    model: Any = plain.model
+    return replace(plain, model=replace(model, cache=GRC(length=32, block=16, scope="stream")))

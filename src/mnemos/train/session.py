@@ -37,6 +37,11 @@ from .recipe_files import read_recipe
 from .scored_batches import scored_batches
 from .sharding import check_model_state, load_model_state
 
+_CARRIED = {
+    "as trained": "memory reset at the beginning of each document",
+    "carried": "memory carried from document to document, over the whole split",
+}
+
 
 def run_name(recipe: Recipe, verb: str = "") -> str:
     """The folder name of a new run: [verb-]recipe-date-time."""
@@ -164,15 +169,14 @@ def open_run(
 ) -> tuple[Recipe, Task, nn.Module]:
     """(recipe, task, model) of a run: the model is in eval mode, on the CPU (`trained_model`).
 
-    fields: settings of the data that replace the run's, as on the command line, to score `split` (`open_data`).
+    fields: settings that replace the run's, as on the command line, to score `split` (`open_data`).
     """
     recipe = read_recipe(folder)
-    model = trained_model(folder, recipe)
     if fields:
         recipe, task = open_data(folder, recipe, fields, split)
     else:
         task = recipe.data.build()
-    return recipe, task, model
+    return recipe, task, trained_model(folder, recipe)
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
@@ -192,12 +196,14 @@ def evaluate_run(
     The controls of its state (`state_controls`) are printed below them.
     All rows are scored, also those that the run left out (`TrainConfig.test_rows`).
 
-    fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER]. Data without
-    splits of their own are scored whole. A line says what is scored. Raises InputError for other settings, and for data
-    that do not fit the model.
+    fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER], and settings of
+    the model that say how far it reads (`Config.at_evaluation`), such as ["--model.attention.memory", "640"]. Data
+    without splits of their own are scored whole. A line says what is scored. Raises InputError for other settings, and
+    for data that do not fit the model.
 
-    Returns {"as trained": scores, "emptied": scores, …} (`evaluate.controls`). The task's own lines (`Task.show`, for
-    example transcriptions) are printed below the scores.
+    Returns {"as trained": scores, "carried": scores, "emptied": scores, …} (`evaluate.controls`); "carried" for data
+    of several documents and a model with a state, which is then not reset between documents (`Task.carried`). The
+    task's own lines (`Task.show`, for example transcriptions) are printed below the scores.
     """
     recipe, task, model = open_run(Path(folder), fields, split)
     recipe = replace(recipe, train=replace(recipe.train, valid_rows=0, test_rows=0))
@@ -207,11 +213,18 @@ def evaluate_run(
     with progress(False, recipe.name, 0, 0) as display:
         batches = partial(_batches, recipe, task, split, display)
         score = evaluate(model, batches(), task)
-        scores = {"as trained": {k: v for k, v in score.items() if k != "count"}, **controls(model, batches, task)}
+        scores = {"as trained": {k: v for k, v in score.items() if k != "count"}}
+        whole = None
+        if getattr(model, "state_kind", "none") != "none":
+            whole = task.carried(split, recipe.train.batch_size)
+        if whole is not None:
+            shown = display.evaluation(split, task.size(split), whole, task.count)
+            scores["carried"] = {k: v for k, v in evaluate(model, shown, task).items() if k != "count"}
+        scores |= controls(model, batches, task)
     what = "all" if task.whole else f"{split} split of"
     print(f"{folder}: {recipe.name}, {what} {task.size(split):,} targets")
     for name, found in scores.items():
-        note = CONTROLS.get(name, "")
+        note = CONTROLS.get(name, _CARRIED.get(name, "") if whole is not None else "")
         print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
     for line in control_lines(state_controls(model, task, split, recipe.train.rollout.segment_length), task):
         print(line)

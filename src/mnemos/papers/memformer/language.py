@@ -40,8 +40,8 @@ _COUNTED = (
     "paper uses words and seems to count the softmax over them too."
 )
 _COMMANDS = (
-    "At the paper's size: mnemos train wikitext-memformer (wikitext-xl, wikitext-compressive) --data.path FOLDER, as "
-    "bytes."
+    "At the paper's size, in words: mnemos train wikitext-memformer (wikitext-xl, wikitext-compressive) --data.path "
+    "WIKITEXT-103."
 )
 _TIMED = (
     "Batch size 1, not trained (weights do not change the time). Generated: 128 tokens one by one; the encoder runs "

@@ -1,0 +1,150 @@
+"""The adaptive softmax against a full softmax that is written out from the same weights, in float64."""
+
+import itertools
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import InputError, Memformer, Transformer
+from mnemos.data.batch import IGNORE, Batch
+from mnemos.data.metrics import negative_log_likelihood, right_predictions
+from mnemos.data.task import SUPERVISED
+from mnemos.generate.sampling import draw
+from mnemos.measure.flops import task_flops
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.transformer import HeadConfig
+
+V, CUTOFFS = 40, (6, 15, 28)
+
+
+def model(tied: bool) -> Transformer:
+    torch.manual_seed(0)
+    head = HeadConfig(tied=tied, cutoffs=CUTOFFS, div_value=1.0 if tied else 2.0)
+    found = Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, head=head).double()
+    with torch.no_grad():
+        for p in found.head.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+        (found.head.clusters if tied else found.head.softmax.head).bias[-1] += 4  # the last cluster is often likely
+    return found
+
+
+def oracle(network: Transformer, hidden: torch.Tensor) -> torch.Tensor:
+    """p(token) [.., V]: the softmax of the head, times the softmax within the token's cluster."""
+    head, first = network.head, CUTOFFS[0]
+    bounds = [*CUTOFFS, V]
+    parts = []
+    if network.config.head.tied:
+        weight, bias = head.weight, head.bias
+        top = [hidden @ w + b for w, b in zip(weight[:first], bias[:first], strict=True)]
+        top += [hidden @ w + b for w, b in zip(head.clusters.weight, head.clusters.bias, strict=True)]
+        top = torch.stack(top, -1)
+        for a, b in itertools.pairwise(bounds):
+            parts.append(torch.einsum("...d,vd->...v", hidden, weight[a:b]) + bias[a:b])
+    else:
+        own = head.softmax
+        top = torch.einsum("...d,vd->...v", hidden, own.head.weight) + own.head.bias
+        for down, up in own.tail:
+            parts.append(torch.einsum("...d,ed,ve->...v", hidden, down.weight, up.weight))
+    top = top.exp() / top.exp().sum(-1, keepdim=True)
+    found = [top[..., :first]]
+    for k, part in enumerate(parts):
+        found.append(top[..., first + k, None] * part.exp() / part.exp().sum(-1, keepdim=True))
+    return torch.cat(found, -1)
+
+
+def batch(high: int = V) -> Batch:
+    random = torch.Generator().manual_seed(1)
+    x, targets = torch.randint(V, (3, 11), generator=random), torch.randint(high, (3, 11), generator=random)
+    targets[0, :2] = IGNORE
+    return Batch(x, targets)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_is_the_softmax_of_its_weights(tied):
+    network, given = model(tied), batch()
+    hidden, _ = network(given.inputs)
+    p = oracle(network, hidden)
+    torch.testing.assert_close(p.sum(-1), torch.ones_like(p[..., 0]))
+    torch.testing.assert_close(network.likelihood.log_prob(hidden), p.log())
+    counted = given.targets != IGNORE
+    wanted = -p[counted].gather(-1, given.targets[counted][:, None]).log().sum()
+    loss = negative_log_likelihood(network, hidden, given)
+    torch.testing.assert_close(loss, wanted)
+    parameters = list(network.parameters())
+    found = torch.autograd.grad(loss, parameters, retain_graph=True)
+    for a, b in zip(found, torch.autograd.grad(wanted, parameters), strict=True):
+        torch.testing.assert_close(a, b)
+    guess = p.argmax(-1)
+    assert (guess >= CUTOFFS[0]).any(), "a token of a cluster is the likeliest somewhere"
+    right, count = right_predictions(network, hidden, Batch(given.inputs, torch.where(counted, guess, IGNORE)))
+    assert (right, count) == (31, 31)
+    assert torch.equal(draw(hidden[:, -1], temperature=0, likelihood=network.likelihood), guess[:, -1])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_targets_of_the_shortlist_alone_and_none_at_all(tied):
+    network, given = model(tied), batch(CUTOFFS[0])
+    hidden, _ = network(given.inputs)
+    p = oracle(network, hidden).log()
+    counted = given.targets != IGNORE
+    wanted = -p[counted].gather(-1, given.targets[counted][:, None]).sum()
+    torch.testing.assert_close(negative_log_likelihood(network, hidden, given), wanted)
+    nothing = Batch(given.inputs, torch.full_like(given.targets, IGNORE))
+    assert negative_log_likelihood(network, hidden, nothing) == 0
+    assert [int(x) for x in right_predictions(network, hidden, nothing)] == [0, 0]
+
+
+def test_the_other_language_models_have_it(tmp_path):
+    lstm = LSTMConfig(vocab_size=V, dim=8, layers=1, cutoffs=CUTOFFS, tied=True).build()
+    memformer = Memformer(
+        vocab_size=V, dim=8, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=8, segment=4, cutoffs=CUTOFFS
+    )
+    for network in (lstm, memformer):
+        given = batch()
+        hidden, _ = network(given.inputs)
+        assert hidden.shape == (3, 11, 8)
+        negative_log_likelihood(network, hidden, given).backward()
+        assert all(p.grad is not None for name, p in network.named_parameters() if "head" in name)
+        mnemos.save(network, tmp_path)
+        assert torch.equal(mnemos.load(tmp_path)(given.inputs)[0], network.eval()(given.inputs)[0])
+        tokens, _ = mnemos.Stream(network.eval()).prefill(given.inputs).generate(3, top_k=2)
+        assert tokens.shape == (3, 3)
+
+
+def test_a_fused_step_says_that_it_has_no_kernel_for_it():
+    from mnemos.attention.linear import LinearConfig
+
+    network = Transformer(
+        vocab_size=V, dim=8, layers=1, num_heads=2, mlp=8, attention=LinearConfig(), head=HeadConfig(cutoffs=CUTOFFS)
+    ).eval()
+    step = mnemos.fused_step(network)
+    assert "AdaptiveSoftmax" in step.why or not step.fused
+    assert step(torch.tensor([[1]]))[0].shape == (1, 1, 8)
+
+
+def test_its_products_are_counted():
+    network, given = model(True), batch(CUTOFFS[0])
+    rows = int((given.targets != IGNORE).sum())
+    head = 2 * rows * 16 * (CUTOFFS[0] + len(CUTOFFS))
+    hidden = Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, head=HeadConfig(tied=True)).double()
+    logits = 2 * given.inputs.numel() * 16 * V
+    assert task_flops(network, SUPERVISED, given) - head == task_flops(hidden, SUPERVISED, given) - logits
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (HeadConfig(cutoffs=(5, 5)), "cutoffs: expected increasing numbers .* below the vocabulary's 40 .*found 5 5"),
+        (HeadConfig(cutoffs=(0, 5)), "cutoffs: .*found 0 5"),
+        (HeadConfig(cutoffs=(5, 40)), "cutoffs: .*found 5 40"),
+        (HeadConfig(cutoffs=(5,), tied=True, div_value=2.0), "div_value: expected 1 in a tied head, found 2.0"),
+        (HeadConfig(cutoffs=(5,), div_value=99.0), "div_value: expected at least 1, and so small .*found 99"),
+        (HeadConfig(div_value=2.0), "div_value: expected 1 in a head without cutoffs"),
+        (HeadConfig(classes=3, cutoffs=(5,)), "head.cutoffs: expected none but in a language model"),
+    ],
+)
+def test_heads_that_cannot_be(head, words):
+    with pytest.raises(InputError, match=words) as error:
+        Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, causal=not head.classes, head=head)
+    assert "\n" not in str(error.value)
