@@ -246,3 +246,5 @@ def test_bad_input():
     ):
         with pytest.raises(InputError, match=message):
             wrong()
+    network.model.config.sliding_window = 0  # as configurations say that a window is not used
+    close(network(x)[1].tokens, state.tokens)

@@ -206,7 +206,7 @@ class Remembering(nn.Module):
         config = getattr(self.model, "config", None)
         for field, what in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of its window")):
             limit = getattr(config, field, None)
-            if isinstance(limit, int) and n > limit:
+            if isinstance(limit, int) and 0 < limit < n:  # 0: a window that is not used
                 raise InputError(
                     f"remember: expected at most the {limit} {what} of the decoder, found {n}: {t} tokens and {n - t} "
                     "of memory; give shorter segments"
