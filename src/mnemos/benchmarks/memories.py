@@ -32,7 +32,7 @@ class Sizes:
     dim: int = 64
     segment: int = 32
     layers: int = 2
-    num_heads: int = 4
+    num_heads: int = 1
     mlp: int = 128
     tied: bool = False
 

@@ -28,6 +28,7 @@ from mnemos.types import JSONObject
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_GLYPHS = dict(zip(MARKERS, "●■▲◆▼✚", strict=True))  # the markers in the legend
 HEAD = ("memory", "score", "rate", "state", "parameters", "FLOPs", "training", "emptied", "longest")
 
 
@@ -138,7 +139,10 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
         panel(f"{entry['name']}-{slug}", title.capitalize(), draw, label=f"{entry['name']}: {title}", x=x)
         for slug, title, x, draw in drawn
     ]
-    keys = [(f"variant-{names.index(row['name']) % len(VARIANTS)}", row["name"]) for row in entry["rows"]]
+    keys = []
+    for row in entry["rows"]:
+        sign = _GLYPHS[_look(names, row)["marker"]]
+        keys.append((f"variant-{names.index(row['name']) % len(VARIANTS)}", f"{sign} {row['name']}"))
     caption = (
         f"The dotted line is a guess. Beyond training: rows of {entry['axis']} {entry['trained_at']:g} are those of "
         "training, and longer ones were never trained on. Bars and bands are standard deviations over seeds."
@@ -154,7 +158,14 @@ def _scatter(entry: JSONObject, names: Sequence[str], key: str, axes: "Axes") ->
         axes.annotate(
             row["name"], (row[key], row["mean"]), xytext=(4, 3), textcoords="offset points", fontsize=7, color=MUTED[0]
         )
-    axes.set_xscale("log", base=2 if key == "state_bytes" else 10)
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    values = [row[key] for row in entry["rows"]]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(min(values) / 1.5, 4 * max(values))  # with space for the last name
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: memory(x) if key == "state_bytes" else f"{x:,.4g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelsize=7)
     _chance(entry, axes)
 
 

@@ -88,10 +88,10 @@ def _mad(about: str, chance: float, data: DataConfig, sizes: Sizes | None = None
 
 BENCHMARKS: dict[str, Benchmark] = {
     "mqar": Benchmark(
-        "MQAR, small: 4 keys and values among 64 tokens of 256, each key asked once more",
-        2 / 256,
-        MQARConfig(64, 4, 256, rows=500),
-        steps=1200,
+        "MQAR, small: 8 keys and values in 64 tokens of 64, each key asked once more",
+        2 / 64,
+        MQARConfig(64, 8, 64, rows=500),
+        steps=800,
         beyond=tuple({"length": n} for n in (128, 256, 512)),
         sizes=replace(_ZOOLOGY, segment=16),
         published=_FIGURE2[64],
@@ -99,17 +99,26 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rewriting": Benchmark(
         "associative retrieval with rewriting: one pair per segment, the last value of a key is asked",
         1 / 16,
-        AssociativeRetrievalConfig(16, 1, rewrite=True, rows=500),
+        AssociativeRetrievalConfig(8, 1, rewrite=True, rows=500),
         steps=1000,
-        beyond=tuple({"pairs": n} for n in (32, 64, 128)),
+        batch=128,
+        beyond=tuple({"pairs": n} for n in (16, 32, 64)),
         axis="pairs",
         sizes=Sizes(segment=4),
+    ),
+    "noisy-recall": Benchmark(
+        "MAD, noisy in-context recall, small: 8 keys and values among 64 tokens, a fifth of them noise",
+        1 / 8,
+        MADRecallConfig(64, 16, 0.2, examples=0, rows=500),
+        steps=1000,
+        beyond=tuple({"length": n} for n in (128, 256, 512)),
+        sizes=Sizes(segment=16),
     ),
     "facts": Benchmark(
         "facts in text (BABILong-like, task 1): where is a person, told among other text?",
         1 / 10,
         FactsConfig(1, 256, 2, rows=500),
-        steps=1000,
+        steps=6000,
         batch=16,
         beyond=tuple({"length": n} for n in (512, 1024, 2048)),
         sizes=Sizes(segment=64),
@@ -137,7 +146,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "S-NIAH-1 in RULER's words, as bytes: seven digits in a text that repeats a sentence",
         1 / 10,
         NeedleConfig(512, rows=200),
-        steps=1000,
+        steps=6000,
         batch=16,
         beyond=tuple({"length": n} for n in (1024, 2048, 4096)),
         sizes=Sizes(segment=64),
@@ -175,6 +184,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "mad-memorisation": _mad("memorisation", 1 / 127, MADMemorisationConfig()),
 }
-DEFAULT = ("mqar", "rewriting", "facts", "selective-copying")
-QUICK = ("mqar", "rewriting")
+DEFAULT = ("mqar", "noisy-recall", "selective-copying", "rewriting")
+QUICK = ("mqar", "noisy-recall")
 QUICK_STEPS = 400
