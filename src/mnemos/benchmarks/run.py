@@ -3,6 +3,7 @@
 import difflib
 import math
 import multiprocessing
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -195,12 +196,28 @@ def _valid(place: Path) -> float | None:
 
 def _train(runs: Sequence[tuple[Recipe, Path]], jobs: int) -> None:
     """Train runs in processes of their own, `jobs` at a time. A run that fails is reported and left out."""
+    stopped = threading.Event()
+
+    def job(recipe: Recipe, place: Path) -> bool:
+        """Train a run; False if it was not begun, because another was interrupted."""
+        if stopped.is_set():
+            return False
+        try:
+            train_apart(recipe, place, True)
+        except TrainingFailed:
+            raise
+        except BaseException:
+            stopped.set()  # here and not by the thread that waits, which may be late
+            raise
+        return True
+
     with ThreadPoolExecutor(jobs) as pool:
-        waiting: dict[Future[None], Path] = {pool.submit(train_apart, *run, True): run[1] for run in runs}
+        waiting: dict[Future[bool], Path] = {pool.submit(job, *run): run[1] for run in runs}
         try:
             for future in as_completed(waiting):
                 try:
-                    future.result()
+                    if not future.result():
+                        continue
                 except TrainingFailed as error:
                     print(f"  {error}", flush=True)
                     continue
@@ -210,8 +227,7 @@ def _train(runs: Sequence[tuple[Recipe, Path]], jobs: int) -> None:
                 where = f"{place.parents[1].name} at {place.parent.name}, {place.name}"
                 print(f"  {where}: validation {result['metric']} {score:.3f}, {result['seconds']:.0f} s", flush=True)
         except BaseException:
-            for future in waiting:
-                future.cancel()
+            stopped.set()
             for child in multiprocessing.active_children():
                 child.terminate()  # a run that is asked to end saves a checkpoint
             raise
