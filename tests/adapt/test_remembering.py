@@ -186,10 +186,12 @@ def test_generation_reads_the_memory(name):
     )
     assert torch.equal(padded[1], said[1])
     assert not torch.equal(fresh, said)
+    with pytest.raises(InputError, match=r"padding on the left, found rows \[1\] that end with it"):
+        network.generate(prompt, memory, torch.tensor([[True] * 4, [True] * 3 + [False]]), max_new_tokens=5)
 
 
 class Foreign(nn.Module):
-    """A decoder of nobody's library: an embedding, a running mean of embeddings, a head."""
+    """A decoder of no known library: an embedding, a running mean of embeddings, a head."""
 
     def __init__(self, causal: bool = True) -> None:
         super().__init__()

@@ -142,6 +142,13 @@ def test_the_rate_is_chosen_on_the_validation_split_and_its_seeds_are_trained(be
     assert softmax["std"] == pytest.approx(0.01)
 
 
+def test_a_score_of_zero_is_better_than_a_failed_run(bench, unmeasured):
+    scores = {("softmax", 1e-3): None, ("softmax", 1e-2): 0.0, ("lstm", 1e-3): 0.1, ("lstm", 1e-2): None}
+    result, _ = bench(fake(scores), seeds=1)
+    assert result["benchmarks"][0]["failed"] == []
+    assert result["benchmarks"][0]["rows"][0]["rate"] == 1e-2
+
+
 def test_a_memory_whose_runs_all_fail_is_named(bench, unmeasured, capsys):
     scores = {("softmax", 1e-3): 0.4, ("softmax", 1e-2): 0.6, ("lstm", 1e-3): None, ("lstm", 1e-2): None}
     result, _ = bench(fake(scores), seeds=1)

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from mnemos import config, registry
+from mnemos.data import generated
 from mnemos.data.associative_retrieval import AssociativeRetrievalConfig
 from mnemos.data.batch import IGNORE
 from mnemos.data.copying import CopyConfig
 from mnemos.data.facts import FactsConfig
+from mnemos.data.generated import distinct, smallest
 from mnemos.data.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
 from mnemos.data.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
 from mnemos.data.mqar import MQARConfig
@@ -209,3 +211,14 @@ def test_wrong_settings_are_named(settings, words):
     with pytest.raises(InputError, match=words) as error:
         settings.build()
     assert "\n" not in str(error.value)
+
+
+def test_distinct_numbers_are_drawn_in_little_memory(monkeypatch):
+    whole = smallest(np.random.default_rng(3).random((7, 10)), 4)
+    sizes = []
+    monkeypatch.setattr(generated, "BLOCK", 30)
+    monkeypatch.setattr(
+        generated, "smallest", lambda values, count: sizes.append(values.size) or smallest(values, count)
+    )
+    assert np.array_equal(distinct(np.random.default_rng(3), 7, 10, 4), whole)
+    assert max(sizes) == 30

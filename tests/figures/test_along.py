@@ -46,6 +46,10 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert '<section id="along"><h2>How far it reaches</h2>' in page
 
 
+def test_an_axis_without_values_is_not_drawn(tmp_path):
+    assert section(read([run(tmp_path / "a", "demo", [])])) == ""
+
+
 def test_the_picture_has_the_reach_and_the_bytes_of_state(tmp_path, monkeypatch):
     folders = [run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])]
     drawn = []

@@ -207,6 +207,15 @@ def test_half_precision_is_close_and_matrices_stay_float32(kind):
     assert all(layer.matrix.dtype == torch.float32 for layer in (state.memory if kind == "armt" else ()))
 
 
+def test_training_goes_on_from_what_inference_left():
+    model = RMT(vocab_size=9, dim=8, num_heads=2, mlp=8, segment=4, position="rotary")
+    x = torch.randint(9, (2, 6))
+    with torch.inference_mode():
+        model(x)
+    model(x)[0].sum().backward()
+    assert model.embedding.weight.grad is not None
+
+
 def test_bad_input():
     network, x = model("rmt"), ids()
     _, state = network(x)

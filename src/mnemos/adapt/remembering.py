@@ -121,10 +121,16 @@ class Remembering(nn.Module):
     def generate(self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None, **options: Any) -> Any:
         """What the model's own `generate` returns after the memory and the tokens x [B, T]: the new tokens only.
 
-        options: its settings, such as max_new_tokens. mask [B, T] bool: padding is to be on the left. The memory is
-        read and not written: call the wrapper with the whole segment for that.
+        options: its settings, such as max_new_tokens. mask [B, T] bool, with padding on the left, because the new
+        tokens follow the last column. The memory is read and not written: call the wrapper with the whole segment for
+        that. Raises InputError for padding in the last column too.
         """
         state = self._checked(x, state, mask)
+        if mask is not None and not bool(mask[:, -1].all()):
+            rows = (~mask[:, -1]).nonzero().flatten().tolist()
+            raise InputError(
+                f"generate: expected padding on the left, found rows {rows} that end with it; move it to the left"
+            )
         embeds = torch.cat([self._tokens(state), self._parts[0](x)], 1)
         valid = self._valid(x, mask, 0)
         valid = embeds.new_ones(embeds.shape[:2], dtype=torch.int64) if valid is None else valid

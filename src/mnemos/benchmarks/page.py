@@ -80,7 +80,7 @@ def write_page(result: JSONObject, path: Path) -> None:
     seeds = f"{result['seeds']} seeds" if result["seeds"] > 1 else "one seed, so no spread is known"
     lead = (
         "Each memory is trained at several learning rates with one seed. The rate with the best score on the "
-        "validation split is chosen, and only its runs are scored on the test split "
+        "validation split is chosen, and the test scores are those of its runs "
         f"({seeds}). All memories read the same data."
     )
     write_text(

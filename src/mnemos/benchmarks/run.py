@@ -50,10 +50,10 @@ def bench_memory(options: Options) -> JSONObject:
     """Run the benchmarks; returns what is written to out/benchmarks.json, and writes the page out/benchmarks.html.
 
     For each task and memory, one run per learning rate with seed 0, in out/TASK/MEMORY/RATE/seed-0. The rate with the
-    best score on the validation split is chosen. Its other seeds are trained, and only its runs are scored on the test
-    split and on longer rows. A run that fails, for example because its loss is not finite, counts as the worst. Each
-    run has a process of its own. out/TASK/comparison.json is a comparison for `mnemos report`.
-    Raises InputError for unknown names and options out of range, and `Interrupted`.
+    best score on the validation split is chosen. Its other seeds are trained, and only its runs are reported and scored
+    on longer rows; no choice depends on a test split. A run that fails, for example because its loss is not finite,
+    counts as the worst. Each run has a process of its own. out/TASK/comparison.json is a comparison for
+    `mnemos report`. Raises InputError for unknown names and options out of range, and `Interrupted`.
     """
     found = chosen(options)
     for benchmark in found.values():
@@ -147,7 +147,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     sweep = [(recipe(m, benchmark, rate, 0), place[m][rate] / "seed-0") for rate in options.rates for m in names]
     _train(sweep, options.jobs)
     valid = {m: {rate: _valid(place[m][rate] / "seed-0") for rate in options.rates} for m in names}
-    best = {m: max(scores, key=lambda rate: scores[rate] or -math.inf) for m, scores in valid.items()}
+    best = {m: _best(scores) for m, scores in valid.items()}
     trained = [m for m in names if valid[m][best[m]] is not None]
     if not trained:
         raise TrainingFailed(f"{folder}: no run of any memory was finished; the lines above give the reasons")
@@ -192,6 +192,16 @@ def _valid(place: Path) -> float | None:
     result = read_result(place)
     value = result["valid"][result["metric"]]
     return value if value is not None and math.isfinite(value) else None
+
+
+def _best(scores: Mapping[float, float | None]) -> float:
+    """The rate of the greatest score. A run that failed, None, is worse than a score of 0."""
+
+    def rank(rate: float) -> float:
+        score = scores[rate]
+        return -math.inf if score is None else score
+
+    return max(scores, key=rank)
 
 
 def _train(runs: Sequence[tuple[Recipe, Path]], jobs: int) -> None:

@@ -16,6 +16,7 @@ from .token_task import AnsweringTask
 
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # inputs and targets, [rows, T] each
 Draw = Callable[[np.random.Generator, int], Rows]
+BLOCK = 2**20  # random numbers that `distinct` draws at once
 
 
 class GeneratedTask(AnsweringTask):
@@ -85,8 +86,14 @@ class GeneratedTask(AnsweringTask):
 
 
 def distinct(random: np.random.Generator, rows: int, choices: int, count: int) -> NDArray[np.int64]:
-    """`count` different numbers of 0 … `choices` − 1 per row, in random order: [rows, count]. Cost: O(rows·choices)."""
-    return smallest(random.random((rows, choices)), count)
+    """`count` different numbers of 0 … `choices` − 1 per row, in random order: [rows, count].
+
+    Cost: O(rows·choices) time, and memory for the result and `BLOCK` further numbers.
+    """
+    some = max(1, BLOCK // choices)
+    return np.concatenate(
+        [smallest(random.random((min(some, rows - i), choices)), count) for i in range(0, rows, some)]
+    )
 
 
 def smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -62,7 +62,7 @@ def read_along(comparison: Comparison) -> Along | None:
             if (one.get("metric"), one.get("x")) == (found.metric, found.x):
                 for at, value in _points(one["values"], run):
                     found.values.setdefault(name, {}).setdefault(at, []).append(value)
-    return found
+    return found if found and found.values else None
 
 
 def _points(values: list, run: RunRecord) -> list[tuple[float, float]]:

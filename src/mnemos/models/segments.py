@@ -277,10 +277,11 @@ class SegmentModel(nn.Module):
         dtype = (torch.complex128 if wide else torch.complex64) if rotary else like.dtype
         if table is None or table.device != like.device or table.dtype != dtype:
             length = self.front + c.segment + self.back
-            if rotary:
-                table = rotation(length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
-            else:
-                table = sinusoids(length, c.dim, None, like.device)[0].to(dtype)
+            with torch.inference_mode(False):  # training must be able to use a table made during inference
+                if rotary:
+                    table = rotation(length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
+                else:
+                    table = sinusoids(length, c.dim, None, like.device)[0].to(dtype)
             if not torch.compiler.is_compiling():
                 self._table = table
         return table
