@@ -173,6 +173,8 @@ def test_carried_reads_the_same_text_without_resets(tmp_path):
     many = TextConfig(str(wikitext(tmp_path, 12)), segment=8, articles=True).build()
     first = next(many.carried("valid", 4))
     assert first.reset.tolist() == [True, True], "36 documents: two rows of at least 16"
+    starts = sum(int(((batch.inputs == 0) & (batch.targets >= 0)).sum()) for batch in many.carried("valid", 4))
+    assert starts == 36, "each document begins with the start token, as in training"
     whole = replace(TextConfig(str(tmp_path), segment=8)).build()
     assert whole.carried("valid", 4) is None, "one document is not carried to another"
 
