@@ -95,6 +95,21 @@ def test_targets_of_the_shortlist_alone_and_none_at_all(tied):
     assert [int(x) for x in right_predictions(network, hidden, nothing)] == [0, 0]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_under_autocast_it_is_computed_in_float32(tied):
+    network, given = model(tied).float(), batch()
+    hidden, _ = network(given.inputs)
+    wanted = negative_log_likelihood(network, hidden, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = negative_log_likelihood(network, hidden.bfloat16(), given)
+        right, count = right_predictions(network, hidden.bfloat16(), given)
+        drawn = draw(hidden[:, -1].bfloat16(), temperature=0, likelihood=network.likelihood)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0)
+    assert (count, drawn.shape) == (31, (3,))
+    assert right <= count
+
+
 def test_the_other_language_models_have_it(tmp_path):
     lstm = LSTMConfig(vocab_size=V, dim=8, layers=1, cutoffs=CUTOFFS, tied=True).build()
     memformer = Memformer(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
 
@@ -59,7 +60,8 @@ class AdaptiveSoftmax(nn.Module):
     Cost per target: O(D·(c_1 + K)), and for targets in cluster k O(D·(c_(k+1) − c_k)) more, against O(D·V).
 
     `head(hidden)` returns the hidden states [.., D] unchanged: they are the model's outputs, and `loss`, `right` and
-    `log_prob` are its likelihood (`mnemos.types.LogProbLikelihood`).
+    `log_prob` are its likelihood (`mnemos.types.LogProbLikelihood`). Under autocast log-probabilities are
+    computed in float32, as the loss of a linear head is.
     """
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -99,16 +101,21 @@ class UntiedAdaptiveSoftmax(AdaptiveSoftmax):
 
     def scores(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """See the base class."""
-        return self.softmax(hidden.to(self._dtype), targets).output
+        with full_precision(hidden.device.type):  # under autocast the module mixes dtypes, which it cannot add
+            return self.softmax(hidden.to(self._dtype), targets).output
 
     def log_prob(self, outputs: Tensor) -> Tensor:
         """See the base class."""
-        found = self.softmax.log_prob(outputs.to(self._dtype).flatten(0, -2))
+        with full_precision(outputs.device.type):
+            found = self.softmax.log_prob(outputs.to(self._dtype).flatten(0, -2))
         return found.unflatten(0, outputs.shape[:-1])
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """See the base class."""
-        return self.softmax.predict(hidden.to(self._dtype)) if len(hidden) else hidden.new_zeros(0, dtype=torch.int64)
+        if not len(hidden):
+            return hidden.new_zeros(0, dtype=torch.int64)
+        with full_precision(hidden.device.type):
+            return self.softmax.predict(hidden.to(self._dtype))
 
     @property
     def _dtype(self) -> torch.dtype:  # under autocast the hidden states may have another
@@ -132,12 +139,12 @@ class TiedAdaptiveSoftmax(AdaptiveSoftmax):
         """Log-probabilities [N, c_1 + K] of the shortlist and the clusters."""
         first = self.bounds[0]
         weight = torch.cat([self.weight[:first], self.clusters.weight])
-        return F.linear(hidden, weight, torch.cat([self.bias[:first], self.clusters.bias])).log_softmax(-1)
+        return _log_softmax(F.linear(hidden, weight, torch.cat([self.bias[:first], self.clusters.bias])))
 
     def _cluster(self, hidden: Tensor, k: int) -> Tensor:
         """Log-probabilities of the tokens of cluster k, given the cluster."""
         span = slice(self.bounds[k], self.bounds[k + 1])
-        return F.linear(hidden, self.weight[span], self.bias[span]).log_softmax(-1)
+        return _log_softmax(F.linear(hidden, self.weight[span], self.bias[span]))
 
     def scores(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """See the base class."""
@@ -164,3 +171,8 @@ class TiedAdaptiveSoftmax(AdaptiveSoftmax):
         found = self._head(hidden).argmax(-1)
         rows = (found >= self.bounds[0]).nonzero()[:, 0]
         return found.index_copy(0, rows, self.log_prob(hidden[rows]).argmax(-1)) if len(rows) else found
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In float32 at least: autocast of a CPU would compute it, and the sum of a loss, in bfloat16."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
