@@ -49,6 +49,11 @@ class AttentionConfig(Config):
         """The values of `causal` that `build` accepts; {True} for an attention that can only be causal."""
         return frozenset({False, True})
 
+    @property
+    def remembers(self) -> bool:
+        """Whether causal attention keeps a memory: sums, or segments. Keys and values of a window are none."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Config):

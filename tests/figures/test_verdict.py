@@ -8,6 +8,7 @@ import pytest
 from mnemos.data.metrics import UNIFORM
 from mnemos.figures.differences import difference
 from mnemos.figures.results import Comparison, Control, Row, RunRecord
+from mnemos.figures.roles import memory
 from mnemos.figures.verdict import _unwritten_command, verdict
 
 PLAIN = {"mean": 0.500, "std": 0.010, "parameters": 70_000, "cache": None}
@@ -226,3 +227,20 @@ def test_text_is_compared_with_a_guess(score, said):
     runs = {"east": (replace(told.runs["east"][0], result=result),)}
     told = replace(told, metric="bits per byte", rows=(row,), runs=runs)
     assert verdict(told)[-1].startswith(said.format(f"{UNIFORM} (8.000)"))
+
+
+def test_sums_and_segments_are_memories_where_attention_is_causal():
+    def remembers(attention, causal=True):
+        recipe = {"model": {"attention": attention, "causal": causal}}
+        one = RunRecord(Path("x"), "x", recipe, None, {}, {}, None, None, None)
+        rows = (Row("x", 0.5, 0.0, 1, 1.0),)
+        return memory(Comparison("accuracy", True, None, rows, (), {"x": (one,)}, ""), "x") == "other"
+
+    assert remembers({"is": "linear"})
+    assert remembers({"is": "relative", "memory": 4})
+    assert remembers({"is": "compressive"})
+    assert not remembers({"is": "relative", "memory": 0})
+    assert not remembers({"is": "softmax", "window": 32})
+    assert not remembers({"is": "linear"}, causal=False)
+    assert not remembers({"is": "of-a-plug-in"})
+    assert not remembers(None)

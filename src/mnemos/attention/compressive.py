@@ -53,6 +53,11 @@ class CompressiveConfig(AttentionConfig):
         """A memory of earlier tokens is for causal attention only; otherwise `RelativeConfig` serves."""
         return frozenset({True})
 
+    @property
+    def remembers(self) -> bool:
+        """It has a memory of segments, and slots."""
+        return True
+
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "CompressiveAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
         return CompressiveAttention(dim, num_heads, causal, dropout, self)

@@ -41,6 +41,11 @@ class LinearConfig(AttentionConfig):
     compensated: bool = False
     backend: Literal["auto", "native", "triton", "chunked", "reference"] = "auto"
 
+    @property
+    def remembers(self) -> bool:
+        """Its sums are a memory of all tokens."""
+        return True
+
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
         return LinearAttention(

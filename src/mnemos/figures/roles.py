@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from mnemos.config import from_dict, to_dict
+from mnemos.config import AttentionConfig, from_dict, to_dict
 from mnemos.memory.grc import GRC
 from mnemos.memory.written import SEGMENT_MEMORIES
 from mnemos.types import InputError, JSONObject
@@ -20,6 +20,7 @@ Role = Literal["unwritten", "equal", "smaller", "larger", "memory"]
 def memory(comparison: Comparison, name: str) -> Memory:
     """The memory of a variant: a gated cache or slots ("written", or never: "unwritten"), another one, or none.
 
+    Another one: an attention-based cache, the sums or segments of a causal attention, or the state of an LSTM.
     Where no run folder gives a recipe: "written" for what was evaluated with its cache emptied or reports gates.
     """
     runs = comparison.runs.get(name)
@@ -29,7 +30,18 @@ def memory(comparison: Comparison, name: str) -> Memory:
     found = writable(model)
     if found:
         return "written" if any(one.get("write", True) for one in found) else "unwritten"
-    return "other" if isinstance(model, dict) and model.get("cache") else "none"
+    return "other" if isinstance(model, dict) and (model.get("cache") or _remembers(model)) else "none"
+
+
+def _remembers(model: JSONObject) -> bool:
+    """Whether the model itself is recurrent, or reads with a causal attention that keeps a memory."""
+    if model.get("is") == "lstm":
+        return True
+    try:
+        attention = from_dict(AttentionConfig, model.get("attention"))
+    except InputError:  # no attention, or one that is not installed
+        return False
+    return bool(attention.remembers and model.get("causal", True))
 
 
 def noun(comparison: Comparison, name: str) -> str:
