@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnemos.atomic import write_json
+from mnemos.train.checks import complete
 from mnemos.train.compare import summarise, train_apart
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.train.run_files import read_result
@@ -143,8 +144,13 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     """Train the memories on one benchmark; its entry of benchmarks.json."""
     folder = options.out / name
     names, first = _memories(options), [0]
+    task = benchmark.data.build()
+
+    def made(memory: str, rate: float, seed: int) -> Recipe:
+        return complete(recipe(memory, benchmark, rate, seed), task)
+
     place = {memory: {rate: folder / memory / f"{rate:.1e}" for rate in options.rates} for memory in names}
-    sweep = [(recipe(m, benchmark, rate, 0), place[m][rate] / "seed-0") for rate in options.rates for m in names]
+    sweep = [(made(m, rate, 0), place[m][rate] / "seed-0") for rate in options.rates for m in names]
     _train(sweep, options.jobs)
     valid = {m: {rate: _valid(place[m][rate] / "seed-0") for rate in options.rates} for m in names}
     best = {m: _best(scores) for m, scores in valid.items()}
@@ -153,7 +159,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         raise TrainingFailed(f"{folder}: no run of any memory was finished; the lines above give the reasons")
     seeds = [*first, *range(1, _seeds(options))]
     _train(
-        [(recipe(m, benchmark, best[m], s), place[m][best[m]] / f"seed-{s}") for s in seeds for m in trained],
+        [(made(m, best[m], s), place[m][best[m]] / f"seed-{s}") for s in seeds for m in trained],
         options.jobs,
     )
     runs = {m: [p for s in seeds if _valid(p := place[m][best[m]] / f"seed-{s}") is not None] for m in trained}
