@@ -128,7 +128,7 @@ class SegmentedTask(LanguageTask):
         return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
 
     def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
-        """The documents as one text that is cut into rows of equal length, of which only the last may be shorter."""
+        """The documents as one text that is cut into rows of equal length; only the last may be shorter."""
         before = np.array([self._start])
         tokens = np.concatenate([before, *documents])  # one token before each target
         begins = np.cumsum([0, *map(len, documents[:-1])])

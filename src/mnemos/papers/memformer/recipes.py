@@ -1,7 +1,7 @@
 """Recipes of Memformer's Tables 1 and 2: at the paper's settings and at sizes for one core.
 
 The paper names no schedule after the warm-up: these have half a cosine. At the paper's size text is read in words, with
-a tied adaptive softmax, of which the paper says nothing. The small recipes and `wikitext-bytes-…` read bytes: their
+a tied adaptive softmax, which the paper does not mention. The small recipes and `wikitext-bytes-…` read bytes: their
 perplexities cannot be compared with those of Table 2.
 """
 
