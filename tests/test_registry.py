@@ -21,7 +21,7 @@ from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConf
 # Recipes that users and results name: new ones need not be added, old ones stay.
 RECIPES = (Path(__file__).parent / "recipe_names.txt").read_text().split()
 OTHERS = {
-    "attention": "softmax linear bucket-union reformer relative compressive",
+    "attention": "softmax linear bucket-union reformer relative compressive block-sparse",
     "model": "transformer memformer vit pvt swin speech lstm bilstm",
     "data": "listops copy recall digits mnist cifar photos text pixels spoken",
 }

@@ -54,6 +54,10 @@ class AttentionConfig(Config):
         """Whether causal attention keeps a memory: sums, or segments. Keys and values of a window are none."""
         return False
 
+    def of_layer(self, number: int) -> "AttentionConfig":
+        """The configuration in layer `number` (0, 1, …) of a model: the same in all layers, unless they are drawn."""
+        return self
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Config):

@@ -1,5 +1,6 @@
 """Attention layers: (x, state) -> (y, state), one file each."""
 
+from .block_sparse import BlockSparseAttention, BlockSparseConfig
 from .bucket_union import BucketUnionAttention, BucketUnionConfig
 from .compressive import CompressiveAttention, CompressiveConfig
 from .cross import CrossAttention
@@ -11,6 +12,8 @@ from .relative import RelativeAttention, RelativeConfig
 from .softmax import SoftmaxAttention, SoftmaxConfig
 
 __all__ = [
+    "BlockSparseAttention",
+    "BlockSparseConfig",
     "BucketUnionAttention",
     "BucketUnionConfig",
     "CompressiveAttention",

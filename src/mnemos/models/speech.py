@@ -71,12 +71,12 @@ class SpeechRecogniser(Transcriber):
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = module_list(
             Block(
-                c.attention.build(c.dim, c.num_heads, causal=False, dropout=c.dropout),
+                c.attention.of_layer(i).build(c.dim, c.num_heads, causal=False, dropout=c.dropout),
                 MLP(c.dim, c.mlp, c.activation, c.dropout),
                 c.dim,
                 dropout=c.dropout,
             )
-            for _ in range(c.layers)
+            for i in range(c.layers)
         )
         self.final_norm = nn.LayerNorm(c.dim)
         self.head = nn.Linear(c.dim, c.vocab_size + 1)

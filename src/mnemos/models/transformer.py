@@ -114,7 +114,7 @@ class Transformer(nn.Module):
             self.positions = nn.Embedding(config.max_length + self._prefix, config.dim)
         self._table: Tensor | None = None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = module_list(self._block() for _ in range(config.layers))
+        self.blocks = module_list(self._block(i) for i in range(config.layers))
         self.final_norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
         self.head = self._head()
         init_weights(self)
@@ -133,10 +133,11 @@ class Transformer(nn.Module):
     def _prefix(self) -> int:
         return int(bool(self.config.head.classes) and self.config.head.pool == "cls")
 
-    def _block(self) -> Block:
+    def _block(self, number: int) -> Block:
         c = self.config
         rotary = {"rotary": True} if c.position == "rotary" else {}
-        attention = c.attention.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
+        settings = c.attention.of_layer(number)
+        attention = settings.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
         if c.cache is not None:
             if not isinstance(attention, HeadAttention):
                 raise InputError(

@@ -6,6 +6,7 @@ from typing import Any
 from mnemos.types import InputError
 
 from .associative import associative_read, associative_write, dpfp
+from .block_sparse import block_sparse_attention
 from .bucket_union import bucket_union_attention
 from .linear import linear_attention
 from .linear.varlen import linear_attention_varlen
@@ -18,6 +19,7 @@ __all__ = [
     "associative_write",
     "backends",
     "biased_memory_norm",
+    "block_sparse_attention",
     "bucket_union_attention",
     "dpfp",
     "linear_attention",

@@ -1,7 +1,11 @@
-"""Long ListOps at the paper's size (Table 6)."""
+"""Long ListOps at the paper's size (Table 6): four attentions, with and without a cache."""
 
 from dataclasses import replace
 
+from mnemos.attention.block_sparse import BlockSparseConfig
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.reformer import ReformerConfig
+from mnemos.config import AttentionConfig
 from mnemos.data.listops import ListOpsConfig
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import HeadConfig, TransformerConfig
@@ -42,3 +46,44 @@ def listops() -> Recipe:
 def listops_cached() -> Recipe:
     """Long ListOps at the paper's size, GRC-cached: as many slots as tokens, ratio 0.5 (Table 6): hours on a GPU."""
     return replace(listops(), model=replace(_MODEL, cache=GRC(preset="paper")))
+
+
+@recipe
+def listops_bigbird() -> Recipe:
+    """Long ListOps at the paper's size (Table 6, BigBird: blocks of 64, 3 random): hours on a GPU."""
+    return _with(BlockSparseConfig())
+
+
+@recipe
+def listops_bigbird_cached() -> Recipe:
+    """Long ListOps at the paper's size, BigBird, GRC-cached (Table 6): hours on a GPU."""
+    return _with(BlockSparseConfig(), GRC(preset="paper"))
+
+
+@recipe
+def listops_reformer() -> Recipe:
+    """Long ListOps at the paper's size (Table 6, Reformer, with this library's rounds and chunks): hours on a GPU."""
+    return _with(ReformerConfig())
+
+
+@recipe
+def listops_reformer_cached() -> Recipe:
+    """Long ListOps at the paper's size, Reformer, GRC-cached (Table 6): hours on a GPU."""
+    return _with(ReformerConfig(), GRC(preset="paper"))
+
+
+@recipe
+def listops_linear() -> Recipe:
+    """Long ListOps at the paper's size, linear attention (not in Table 6): hours on a GPU."""
+    return _with(LinearConfig())
+
+
+@recipe
+def listops_linear_cached() -> Recipe:
+    """Long ListOps at the paper's size, linear attention, GRC-cached (not in Table 6): hours on a GPU."""
+    return _with(LinearConfig(), GRC(preset="paper"))
+
+
+def _with(attention: AttentionConfig, cache: GRC | None = None) -> Recipe:
+    """`listops` with another attention in every layer."""
+    return replace(listops(), model=replace(_MODEL, attention=attention, cache=cache))

@@ -1,0 +1,154 @@
+"""Block-sparse attention (BigBird, Zaheer et al. 2020): global, window and random blocks of keys. See README.md."""
+
+import itertools
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos.types import InputError
+
+from .pattern import check_pattern, draw_random_blocks, is_dense, window_of
+
+__all__ = ["block_sparse_attention", "check_pattern", "draw_random_blocks", "is_dense"]
+
+
+def block_sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    random_blocks: Tensor | None,
+    block: int = 64,
+    window: int = 3,
+    global_blocks: int = 1,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """y_i = Σ_{j∈P_i} softmax(q_i·k_j/√D)·v_j, where P_i holds the keys of the blocks that the block of query i reads.
+
+    The sequence is cut into n = ⌈T/block⌉ blocks. The first and the last `global_blocks` blocks read all keys, and all
+    queries read them. Every other block also reads the `window` blocks around it and its random blocks.
+
+    q, k [B, T, H, D], v [B, T, H, M]. random_blocks [H or 1, n − 2·global_blocks, R] int64: the numbers of the blocks
+    that each block that is not global reads in addition (`draw_random_blocks`), below n − global_blocks; one that is
+    read already counts again. None: R = 0. mask [B, T] bool, True = valid: an invalid token is read by no other, and
+    has the result 0. dropout: the fraction of the weights dropped. -> y [B, T, H, M].
+
+    T ≥ 0, of any divisibility. At n ≤ 2·global_blocks + window + R y is softmax attention over all keys, and
+    random_blocks may have any number of rows.
+    Cost: O(T·(2·global_blocks + window + R)·block·(D + M)·H) time, and as much memory without the factor `block`.
+    Raises InputError for shapes, dtypes, patterns or dropout that do not fit.
+    """
+    _check(q, k, v, mask, dropout)
+    extra = 0 if random_blocks is None else random_blocks.shape[-1]
+    check_pattern(block, window, extra, global_blocks)
+    b, t, h, _ = q.shape
+    if not b or not t:
+        return v
+    if mask is not None:
+        q, k, v = (x.masked_fill(~mask[..., None, None], 0) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    n = -(-t // block)
+    if is_dense(n, window, extra, global_blocks):
+        y = _attend(q, k, v, None if mask is None else mask[:, None], dropout)
+    else:
+        table = _checked(random_blocks, h, n, global_blocks, q.device)
+        y = _sparse(q, k, v, table, (block, window, global_blocks), mask, dropout)
+    y = y.transpose(1, 2)
+    return y if mask is None else y.masked_fill(~mask[..., None, None], 0)
+
+
+def _sparse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    random_blocks: Tensor,
+    pattern: tuple[int, int, int],
+    mask: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """q, k [B, H, T, D], v [B, H, T, M] -> [B, H, T, M], in runs of equal windows."""
+    block, window, ends = pattern
+    h, t = q.shape[1:3]
+    n = -(-t // block)
+    missing = n * block - t
+    tokens = None if mask is None else mask[:, None]
+    edges = torch.cat([q[:, :, : ends * block], q[:, :, (n - ends) * block :]], 2)
+    edges = _attend(edges, k, v, tokens, dropout)
+    q, k, v = (F.pad(x, (0, 0, 0, missing)).contiguous().unflatten(2, (n, block)) for x in (q, k, v))
+    if tokens is not None:
+        tokens = F.pad(tokens, (0, missing)).expand(-1, h, -1).unflatten(2, (n, block))
+    outputs = [edges[:, :, : ends * block]]
+    # Blocks beside the global ones have shorter windows: each is a run by itself, and all others are one run.
+    starts = [*range(ends, ends + window // 2 + 1), *range(n - ends - window // 2, n - ends + 1)]
+    for start, stop in itertools.pairwise(starts):
+        read = _read(range(start, stop), n, window, ends, random_blocks)
+        # The last block is the last of every list, and the tokens that fill it are cut off.
+        visible = read.shape[2] * block - missing
+        keys, values = (_gathered(x, read)[..., :visible, :] for x in (k, v))
+        seen = None if tokens is None else _gathered(tokens[..., None], read)[..., :visible, 0].flatten(1, 2)
+        y = _attend(q[:, :, start:stop].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), seen, dropout)
+        outputs.append(y.unflatten(1, (h, stop - start)).flatten(2, 3))
+    return torch.cat([*outputs, edges[:, :, ends * block :]], 2)
+
+
+def _read(rows: range, n: int, window: int, ends: int, random_blocks: Tensor) -> Tensor:
+    """The blocks that each of these rows reads, [H, rows, blocks]: the first, its window, its random ones, the last."""
+    near = [[*range(ends), *window_of(row, n, window, ends)] for row in rows]
+    drawn = random_blocks[:, rows.start - ends : rows.stop - ends]
+    heads, device = drawn.shape[0], drawn.device
+    last = torch.arange(n - ends, n, device=device).expand(heads, len(rows), ends)
+    return torch.cat([torch.tensor(near, device=device).expand(heads, -1, -1), drawn, last], 2)
+
+
+def _gathered(x: Tensor, read: Tensor) -> Tensor:
+    """Blocks [B, H, n, block, D] at [H, rows, blocks] -> [B, H, rows, blocks·block, D]. A copy of whole blocks."""
+    b, h, n = x.shape[:3]
+    first = n * torch.arange(b * h, device=x.device).view(b, h, 1, 1)
+    picked = x.reshape(b * h * n, -1).index_select(0, (read + first).flatten())
+    return picked.view(b, h, read.shape[1], -1, x.shape[4])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+    """Softmax attention: q [B, G, i, D], k [B, G, j, D]; visible [B, G or 1, j]. Where no key is, all are read."""
+    if visible is not None:
+        visible = (visible | ~visible.any(-1, keepdim=True))[:, :, None]
+    return F.scaled_dot_product_attention(q, k, v, visible, dropout)
+
+
+def _checked(random_blocks: Tensor | None, h: int, n: int, ends: int, device: torch.device) -> Tensor:
+    """The random blocks of every head, [H, rows, R]."""
+    rows = n - 2 * ends
+    if random_blocks is None:
+        return torch.zeros(h, rows, 0, dtype=torch.int64, device=device)
+    shape = tuple(random_blocks.shape)
+    if len(shape) != 3 or shape[0] not in (1, h) or shape[1] != rows or random_blocks.dtype != torch.int64:
+        raise InputError(
+            f"expected random_blocks int64 [{h} or 1, {rows}, R] for {n} blocks, found {random_blocks.dtype} {shape}; "
+            "draw them with draw_random_blocks"
+        )
+    # Reading values would make a device wait, and cannot be traced.
+    if random_blocks.numel() and random_blocks.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (int(x) for x in torch.aminmax(random_blocks))
+        if low < 0 or high >= n - ends:
+            raise InputError(
+                f"random_blocks: expected 0 to {n - ends - 1}, found {low} to {high}; the last blocks are read by all"
+            )
+    return random_blocks.to(device).expand(h, -1, -1)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> None:
+    fits = q.dim() == v.dim() == 4 and q.shape == k.shape and q.shape[:3] == v.shape[:3]
+    if not fits or not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
+        raise InputError(
+            f"expected floating q and k [B, T, H, D] and v [B, T, H, M] of one dtype, found {q.dtype} "
+            f"{tuple(q.shape)}, {k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}"
+        )
+    if mask is not None and (mask.shape != q.shape[:2] or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(q.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+    if not 0 <= dropout < 1:
+        raise InputError(
+            f"expected a dropout of at least 0 and less than 1, found {dropout}; it is the fraction of weights dropped"
+        )
