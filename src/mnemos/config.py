@@ -215,6 +215,12 @@ def check_fields(config: Any, where: str) -> None:
             if dataclasses.is_dataclass(read):
                 name = type(read).__name__
                 raise InputError(f"{where}.{f.name}: expected a {name}, found {value!r:.80}; write {name}(...)")
+        else:
+            hint = hints[f.name]
+            known = typing.get_args(hint) or (hint,)
+            if all(isinstance(one, type) for one in known) and not isinstance(value, known):
+                names = " or ".join("None" if one is type(None) else one.__name__ for one in known)
+                raise InputError(f"{where}.{f.name}: expected {names}, found {value!r:.80}; change it")
 
 
 def unknown_field(name: str, known: Iterable[str], where: str) -> str:

@@ -226,6 +226,8 @@ def test_bad_input():
         (lambda: RMT(dropout=1.0), "dropout: .* found 1.0"),
         (lambda: RMT(dim=6, num_heads=2, position="rotary"), "even width per head, found 3"),
         (lambda: RMT(memory=3), "model.memory: expected a TokensConfig"),
+        (lambda: RMT(memory=AssociationsConfig()), r"model.memory: expected TokensConfig, found AssociationsConfig\("),
+        (lambda: ARMT(memory=TokensConfig()), r"model.memory: expected AssociationsConfig, found TokensConfig\("),
         (lambda: TokensConfig(tokens=-1), "memory.tokens: .* found -1"),
         (lambda: AssociationsConfig(nu=0), "memory.nu: .* found 0"),
         (lambda: MemoryTransformer(memory_tokens=-1), "memory_tokens: .* found -1"),
