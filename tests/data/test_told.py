@@ -94,6 +94,7 @@ def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
         ({"distances": ()}, "expected distances"),
         ({"distances": (2, 8)}, "at least 4 words"),
         ({"distances": (8, 8)}, "different distances"),
+        ({"distances": (8.0, 16)}, "data.distances"),
         ({"people": 11}, "1 to 10 people"),
         ({"words": 0}, "at least one word"),
         ({"grow": -1}, "grow >= 0"),

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mnemos.config import DataConfig
+from mnemos.config import DataConfig, check_fields
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
@@ -75,6 +75,7 @@ class ToldConfig(DataConfig):
 
         Raises InputError for a setting out of range, and for text with fewer words than a row in one of the splits.
         """
+        check_fields(self, "data")
         if not self.distances or min(self.distances) < NEAREST or not 1 <= self.people <= len(PEOPLE) or self.words < 1:
             raise InputError(
                 f"told: expected distances of at least {NEAREST} words, 1 to {len(PEOPLE)} people and at least one "
@@ -180,7 +181,7 @@ class ToldTask(GeneratedTask):
             "metric": "accuracy",
             "x": "words from the fact to the question",
             "chance": 1 / len(PLACES),
-            "values": [[at, float(one.float().mean())] for at, one in found.items() if len(one)],
+            "values": [[at, float(one.double().mean())] for at, one in found.items() if len(one)],
         }
         return {"along": along, "questions": shown, "examples": {"questions": about}}
 
