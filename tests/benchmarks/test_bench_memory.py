@@ -1,6 +1,9 @@
 """`mnemos bench-memory`: its tables, the choice of learning rates, and its results."""
 
 import json
+import multiprocessing
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from mnemos.benchmarks.memories import MEMORIES, Sizes
 from mnemos.benchmarks.tasks import BENCHMARKS, DEFAULT, QUICK
 from mnemos.cli import _Parser, main
 from mnemos.data.mqar import MQARConfig
+from mnemos.train import compare
 from mnemos.train.checks import complete
 from mnemos.train.compare import train_apart
 from mnemos.train.stopping import Interrupted, TrainingFailed
@@ -156,6 +160,13 @@ def test_a_memory_whose_runs_all_fail_is_named(bench, unmeasured, capsys):
     assert result["benchmarks"][0]["failed"] == ["lstm"]
     assert [row["name"] for row in result["benchmarks"][0]["rows"]] == ["softmax"]
     assert "loss is not finite" in capsys.readouterr().out
+
+
+def test_ctrl_c_of_a_terminal_does_not_end_a_run_that_a_thread_started():
+    child = multiprocessing.get_context("spawn").Process(target=signal.raise_signal, args=(signal.SIGINT,))
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(compare._join, child).result()
+    assert child.exitcode == 0  # 1: KeyboardInterrupt, with a traceback
 
 
 def test_an_interrupted_command_starts_no_other_run(bench):

@@ -42,8 +42,8 @@ def remember(
     named is called once, with random embeddings, to test that it is causal.
     Raises InputError for a model of an unknown layout, parts that it does not have, and a decoder that is not causal.
     """
-    if tokens < 1:
-        raise InputError(f"remember: expected at least 1 memory token, found {tokens}; raise tokens")
+    if not isinstance(tokens, int) or tokens < 1:
+        raise InputError(f"remember: expected tokens, a whole number of at least 1, found {tokens!r}; change tokens")
     names = embedding, decoder, head
     if all(name is None for name in names):
         parts: Sequence[nn.Module] = _known_parts(model)
@@ -196,6 +196,13 @@ class Remembering(nn.Module):
             raise InputError(
                 f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
             )
+        # Reading the values would make a device wait; there the embedding's own check has to suffice.
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high, size = int(x.min()), int(x.max()), len(self._parts[0].weight)
+            if low < 0 or high >= size:
+                raise InputError(
+                    f"token ids: expected 0 to {size - 1}, found {low} to {high}; use the tokenizer of the decoder"
+                )
         m, width = self.memory.start.shape
         if state is None:
             state = self.initial_state(len(x))

@@ -1,5 +1,6 @@
 """Base classes of tasks whose inputs are tokens: classification of rows, and prediction of the next token."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,11 +65,15 @@ class LanguageTask(TokenTask):
             )[0][0]
             wanted = targets[first : last + 1]
             hit = int(((written == wanted) & (wanted != IGNORE)).sum())
-            print(f"read    {' '.join(map(str, inputs[: first + 1].tolist()))}")
-            print(f"wrote   {' '.join(map(str, written.tolist()))}")
-            print(f"wanted  {' '.join('·' if t == IGNORE else str(t) for t in wanted.tolist())}")
+            print(f"read    {self.written(inputs[: first + 1].tolist())}")
+            print(f"wrote   {self.written(written.tolist())}")
+            print(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in wanted.tolist())}")
             print(f"        {hit} of {len(counted)} right\n")
         return False
+
+    def written(self, row: Sequence[int]) -> str:
+        """Tokens as text, for a reader: their numbers, unless the task has names for them."""
+        return " ".join(map(str, row))
 
 
 class AnsweringTask(LanguageTask):

@@ -1,6 +1,7 @@
 """Compare recipes on the same data, seeds and data order: their scores, the spread over seeds, and their cost."""
 
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
 import statistics
@@ -164,7 +165,14 @@ def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
 def _join(child: BaseProcess) -> bool:
     """Start a process and wait for its end, passing SIGINT and SIGTERM on. Returns whether it was interrupted."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
-        child.start()
+        # A terminal sends Ctrl-C to the child too. Its SIGINT stays blocked, so that Ctrl-C cannot end it with a
+        # traceback while it starts up: it ends by the caller's SIGTERM, or by its own when the parent has ended.
+        multiprocessing.resource_tracker.ensure_running()  # a first start of it unblocks SIGINT
+        before_start = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before_start)
         child.join()
         return child.exitcode == 130
     signalled = []
