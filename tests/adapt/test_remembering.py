@@ -237,7 +237,7 @@ def test_bad_input():
     _, state = network(x)
     for wrong, message in (
         (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
-        (lambda: mnemos.remember(network.model, 2.5), "whole number of at least 1, found 2.5"),  # type: ignore[arg-type]
+        (lambda: mnemos.remember(network.model, 2.5), "whole number of at least 1, found 2.5"),
         (lambda: mnemos.remember(network.model.transformer), "layout is known"),
         (lambda: network(ids(3, 15)), "at most the 20 positions .* found 21: 15 tokens and 6 of memory"),
         (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
