@@ -31,7 +31,8 @@ def language_head(
     if any(a >= b for a, b in itertools.pairwise(bounds)):
         raise InputError(
             f"cutoffs: expected increasing numbers above 0 and below the vocabulary's {size:,} tokens, found "
-            f"{' '.join(map(str, cutoffs))}; change them, or use none"
+            f"{' '.join(map(str, cutoffs))}; give others, or none (--model.head.cutoffs, of Memformer and LSTM "
+            "--model.cutoffs)"
         )
     if not div_value >= 1 or dim // div_value ** len(cutoffs) < 1 or (tied and div_value != 1):
         wanted = "1 in a tied head" if tied else f"at least 1, and so small that width {dim} divided by its powers is 1"
