@@ -6,6 +6,7 @@ import random
 import torch
 from torch import Tensor
 
+from mnemos._compat import constant
 from mnemos.types import Device, InputError
 
 
@@ -53,7 +54,7 @@ def draw_random_blocks(
     return torch.tensor(drawn, dtype=torch.int64, device=device).view(shape)
 
 
-@torch.compiler.assume_constant_result  # compilers cannot trace random.Random
+@constant  # compilers cannot trace random.Random
 def _constant(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
     return _drawn(heads, blocks, count, window, ends, seed)
 
