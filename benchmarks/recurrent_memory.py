@@ -18,17 +18,15 @@ RMSNorm, and a gated MLP with as many weights.
 import argparse
 import importlib
 import json
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from segment_memories import VOCABULARY, scored, seconds, trained
+from segment_memories import VOCABULARY, in_rotation, scored, seeded
 from torch import nn
 
-from mnemos.measure.flops import count_flops
 from mnemos.memory import TokensConfig
 from mnemos.models import RMT
 from mnemos.train.run import provenance
@@ -109,31 +107,7 @@ VARIANTS = {"mnemos": ours, "plain": partial(lucidrains, fused=False), "fused": 
 
 def assess(shape: Shape, rounds: int) -> dict[str, Any]:
     """The variants in rotation."""
-    steps, row = {}, {}
-    for name, make in VARIANTS.items():
-        torch.manual_seed(0)
-        loss, model = make(shape)
-        model.train()
-        with torch.no_grad():
-            gflop = count_flops(partial(loss)) / 1e9
-        row[name] = {"parameters": sum(p.numel() for p in model.parameters()), "GFLOP": gflop}
-        steps[name] = trained(model, loss)
-        steps[name]()
-    names, times = list(steps), {name: [] for name in steps}
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            times[name].append(seconds(steps[name]))
-    for name in names:
-        ratios = [a / b for a, b in zip(times["mnemos"], times[name], strict=True)]
-        found = {"seconds": statistics.median(times[name]), "mnemos by this": statistics.median(ratios)}
-        row[name] |= found | {"range": [min(ratios), max(ratios)]}
-        print(
-            f"{name:7} {row[name]['parameters']:>9,} parameters {row[name]['GFLOP']:7.2f} GFLOP "
-            f"{1e3 * found['seconds']:8.1f} ms   mnemos takes {found['mnemos by this']:.2f} of its time "
-            f"({min(ratios):.2f} to {max(ratios):.2f})",
-            flush=True,
-        )
-    return row
+    return in_rotation({name: seeded(make, shape) for name, make in VARIANTS.items()}, rounds)
 
 
 def main() -> None:

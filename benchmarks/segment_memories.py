@@ -23,7 +23,7 @@ import importlib
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,12 +194,10 @@ def seconds(step: Step) -> float:
     return (time.thread_time() - start) / calls
 
 
-def assess(shape: Shape, kind: str, rounds: int) -> dict[str, Any]:
-    """The implementations of one model in rotation."""
+def in_rotation(made: Mapping[str, tuple[Callable[[], torch.Tensor], nn.Module]], rounds: int) -> dict[str, Any]:
+    """Size, FLOPs and CPU time of training steps by implementation, measured in rotation; prints a line for each."""
     steps, row = {}, {}
-    for name, make in MODELS[kind].items():
-        torch.manual_seed(0)
-        loss, model = make(shape, kind == "Compressive")
+    for name, (loss, model) in made.items():
         model.train()
         with torch.no_grad():
             gflop = count_flops(partial(loss)) / 1e9
@@ -218,11 +216,25 @@ def assess(shape: Shape, kind: str, rounds: int) -> dict[str, Any]:
             "range": [min(ratios), max(ratios)],
         }
         print(
-            f"{kind:15} {name:24} {row[name]['GFLOP']:7.2f} GFLOP {1e3 * row[name]['seconds']:8.1f} ms   mnemos takes "
-            f"{row[name]['mnemos by this']:.2f} of its time ({min(ratios):.2f} to {max(ratios):.2f})",
+            f"{name:24} {row[name]['parameters']:>9,} parameters {row[name]['GFLOP']:7.2f} GFLOP "
+            f"{1e3 * row[name]['seconds']:8.1f} ms   mnemos takes {row[name]['mnemos by this']:.2f} of its time "
+            f"({min(ratios):.2f} to {max(ratios):.2f})",
             flush=True,
         )
     return row
+
+
+def seeded(make: Callable[..., Any], *arguments: object) -> Any:
+    """`make(*arguments)` with the weights of seed 0."""
+    torch.manual_seed(0)
+    return make(*arguments)
+
+
+def assess(shape: Shape, kind: str, rounds: int) -> dict[str, Any]:
+    """The implementations of one model in rotation."""
+    print(kind, flush=True)
+    made = {name: seeded(make, shape, kind == "Compressive") for name, make in MODELS[kind].items()}
+    return in_rotation(made, rounds)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from mnemos.atomic import write_json
 from mnemos.train.checks import complete
 from mnemos.train.compare import summarise, train_apart
+from mnemos.train.provenance import provenance
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.train.run_files import read_result
 from mnemos.train.stopping import TrainingFailed
@@ -63,11 +64,12 @@ def bench_memory(options: Options) -> JSONObject:
     print(
         f"{len(found)} tasks × {len(_memories(options))} memories: {count} runs, {options.jobs} at a time", flush=True
     )
-    benchmarks = []
+    benchmarks: list[JSONObject] = []
+    result: JSONObject = {"quick": options.quick, "seeds": _seeds(options), "benchmarks": benchmarks}
+    result["provenance"] = provenance(0, "cpu")
     for name, benchmark in found.items():
         print(f"{name}: {benchmark.about}", flush=True)
         benchmarks.append(_bench(name, benchmark, options))
-        result: JSONObject = {"quick": options.quick, "seeds": _seeds(options), "benchmarks": benchmarks}
         write_json(options.out / "benchmarks.json", result)
         show(benchmarks[-1])
         write_page(result, options.out / "benchmarks.html")

@@ -5,12 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedTask, Rows, distinct
+from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct
 from .randomness import ORDER, generator
 
 SYMBOLS = 16  # the digits of keys and values
@@ -19,7 +18,7 @@ SEPARATOR, QUESTION, END = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2
 
 @register
 @dataclass(frozen=True)
-class AssociativeRetrievalConfig(DataConfig):
+class AssociativeRetrievalConfig(GeneratedConfig):
     """Associative retrieval (ARMT): one pair of a key and a value per segment, then a question for one value.
 
     A row has `pairs` segments "key SEPARATOR value END", and then "key QUESTION" and the value, whose digits are the
@@ -55,10 +54,6 @@ class AssociativeRetrievalConfig(DataConfig):
     def length(self) -> int:
         """The length T of a row: the pairs, and the question without the last digit of its answer."""
         return self.pairs * self.segment + self.key_digits + self.value_digits
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: 19 tokens, T = pairs·segment + key_digits + value_digits. Raises InputError for other settings."""

@@ -6,17 +6,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import GeneratedTask
+from .generated import GeneratedConfig, GeneratedTask
 
 
 @register
 @dataclass(frozen=True)
-class CopyConfig(DataConfig):
+class CopyConfig(GeneratedConfig):
     """Sequences [w, 0, w, 0, 0, …] of `length` tokens. The word w has n symbols, uniform over 1 … `symbols`.
 
     n is uniform between length/4 and length/2 − 1, the longest word that fits twice (32 to 63 for length 128). The loss
@@ -30,10 +29,6 @@ class CopyConfig(DataConfig):
     symbols: int = 10
     rows: int = 1024
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: vocabulary size `symbols` + 1, T = `length`. Raises InputError for a setting out of range."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mnemos.config import DataConfig
 from mnemos.types import InputError
 
 from .batch import IGNORE, Batch
@@ -17,6 +18,14 @@ from .token_task import AnsweringTask
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # inputs and targets, [rows, T] each
 Draw = Callable[[np.random.Generator, int], Rows]
 BLOCK = 2**20  # random numbers that `distinct` draws at once
+
+
+class GeneratedConfig(DataConfig):
+    """Base of the configurations of tasks whose sequences are all generated: they read no file."""
+
+    def files(self) -> tuple[()]:
+        """An empty result, because every sequence is generated."""
+        return ()
 
 
 class GeneratedTask(AnsweringTask):

@@ -7,19 +7,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedTask, Rows
+from .generated import Draw, GeneratedConfig, GeneratedTask, Rows
 
 Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]  # whole rows, and which of their tokens are targets
 
 
 @register
 @dataclass(frozen=True)
-class MADRecallConfig(DataConfig):
+class MADRecallConfig(GeneratedConfig):
     """MAD's in-context recall: pairs of a key and a value; predict the value of each key that was seen before.
 
     A row of N = `length` tokens is N/2 pairs without the last value. Keys are uniform over the lower half of
@@ -41,10 +40,6 @@ class MADRecallConfig(DataConfig):
     examples: int = 12_800
     rows: int = 1280
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = length − 1, and `vocabulary` tokens plus those of the noise. Raises InputError otherwise."""
@@ -93,7 +88,7 @@ class MADRecallConfig(DataConfig):
 
 @register
 @dataclass(frozen=True)
-class MADFuzzyRecallConfig(DataConfig):
+class MADFuzzyRecallConfig(GeneratedConfig):
     """MAD's fuzzy in-context recall: keys and values are motifs of up to `motif` tokens.
 
     A key is a motif of different tokens of the lower half of `vocabulary` − 1 tokens, a value one of the upper half;
@@ -113,10 +108,6 @@ class MADFuzzyRecallConfig(DataConfig):
     examples: int = 12_800
     rows: int = 1280
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""

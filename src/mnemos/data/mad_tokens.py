@@ -5,18 +5,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import GeneratedTask, Rows
+from .generated import GeneratedConfig, GeneratedTask, Rows
 from .randomness import SPLIT, generator
 
 
 @register
 @dataclass(frozen=True)
-class MADCopyingConfig(DataConfig):
+class MADCopyingConfig(GeneratedConfig):
     """MAD's copying: read `tokens` tokens among blanks, and after the copy token write them in order.
 
     A row has `length` tokens: the tokens to copy, uniform over `vocabulary` − 2, and blanks; the copy token; `tokens`
@@ -35,10 +34,6 @@ class MADCopyingConfig(DataConfig):
     examples: int = 12_800
     rows: int = 1280
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""
@@ -66,7 +61,7 @@ class MADCopyingConfig(DataConfig):
 
 @register
 @dataclass(frozen=True)
-class MADCompressionConfig(DataConfig):
+class MADCompressionConfig(GeneratedConfig):
     """MAD's compression: read random tokens and a compression token, then write all of them from the state.
 
     The first `length` tokens of a row are those of the published task: length − 1 tokens, uniform over
@@ -83,10 +78,6 @@ class MADCompressionConfig(DataConfig):
     examples: int = 12_800
     rows: int = 1280
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = 2·length − 2, `vocabulary` tokens. Raises InputError for a setting out of range."""
@@ -108,7 +99,7 @@ class MADCompressionConfig(DataConfig):
 
 @register
 @dataclass(frozen=True)
-class MADMemorisationConfig(DataConfig):
+class MADMemorisationConfig(GeneratedConfig):
     """MAD's memorisation: learn a fixed table of values by heart; no row tells them.
 
     A row is k i k i … of `length` tokens: keys, uniform over the lower half of `vocabulary` − 1 tokens, each followed
@@ -124,10 +115,6 @@ class MADMemorisationConfig(DataConfig):
     examples: int = 256
     rows: int = 1280
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""

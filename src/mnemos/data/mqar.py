@@ -5,12 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedTask, Rows, distinct, smallest
+from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
 from .randomness import ORDER, generator
 
 # (N, D, rows) of the training set of Arora et al. 2024 ("Based", Figure 2): D pairs in N tokens.
@@ -19,7 +18,7 @@ MIXTURE = ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_0
 
 @register
 @dataclass(frozen=True)
-class MQARConfig(DataConfig):
+class MQARConfig(GeneratedConfig):
     """MQAR (Zoology): `pairs` keys with values, then each key once more at a random place: predict its value.
 
     A row has N = `length` tokens of a vocabulary of V = `vocabulary`. It begins with k_1 v_1 … k_D v_D, D = `pairs`.
@@ -47,10 +46,6 @@ class MQARConfig(DataConfig):
     examples: int = 0
     rows: int = 1024
     seed: int = 0
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = `length`, vocabulary size `vocabulary`. Raises InputError for a setting out of range."""

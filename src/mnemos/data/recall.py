@@ -6,19 +6,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedTask
+from .generated import Draw, GeneratedConfig, GeneratedTask
 
 TokensAndTargets = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @register
 @dataclass(frozen=True)
-class RecallConfig(DataConfig):
+class RecallConfig(GeneratedConfig):
     """Pairs k₁ v₁ … k_P v_P, then `gap` blanks, `distance` distractors and `queries` keys, each followed by its value.
 
     Keys are drawn from 1 … `symbols` without repetition, and the queried keys are distinct. Values are uniform over
@@ -53,10 +52,6 @@ class RecallConfig(DataConfig):
     def length(self) -> int:
         """The length T of a held-out sequence."""
         return 2 * self.pairs + self.gap + self.distance + 2 * self.queries - 1
-
-    def files(self) -> tuple[()]:
-        """An empty result, because every sequence is generated."""
-        return ()
 
     def build(self) -> GeneratedTask:
         """The task: T = 2·pairs + gap + distance + 2·queries − 1.
