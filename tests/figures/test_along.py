@@ -11,7 +11,8 @@ from mnemos.figures import summary_image
 from mnemos.figures.along import read_along, section
 from mnemos.figures.page import report
 from mnemos.figures.read import read
-from mnemos.train.compare import show, summarise
+from mnemos.train.comparison import summarise
+from mnemos.train.comparison_table import show
 
 ALONG = {"metric": "accuracy", "x": "words back", "chance": 0.1}
 

@@ -9,7 +9,7 @@ from synthetic_runs import write_comparison, write_run
 
 from mnemos.figures.read import read, read_tasks
 from mnemos.figures.read_metrics import read_metrics
-from mnemos.train.compare import summarise
+from mnemos.train.comparison import summarise
 from mnemos.types import InputError
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mnemos.train.rates import read_rates
 from mnemos.types import InputError
 
 from .memories import MEMORIES
@@ -39,8 +40,5 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Options:
             )
         fields[name] = fields[name] or 0
     rates = fields.pop("rates")
-    try:
-        fields["rates"] = default.rates if rates is None else tuple(map(float, rates.split(",")))
-    except ValueError:
-        raise InputError(f"--rates: expected numbers such as 1e-3,1e-2, found {rates!r}; see --help") from None
+    fields["rates"] = default.rates if rates is None else read_rates(rates)
     return Options(**fields)

@@ -1,20 +1,17 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
 import difflib
-import math
-import multiprocessing
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnemos.atomic import write_json
 from mnemos.train.checks import complete
-from mnemos.train.compare import summarise, train_apart
+from mnemos.train.comparison import summarise
 from mnemos.train.provenance import provenance
+from mnemos.train.rates import at_best_rates, check_rates, end_warning, sweep, valid_score
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
-from mnemos.train.run_files import read_result
+from mnemos.train.several import train_several
 from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError, JSONObject
 
@@ -84,12 +81,7 @@ def chosen(options: Options) -> dict[str, Benchmark]:
     for name, least in (("seeds", 1), ("jobs", 1), ("steps", 0), ("dim", 0)):
         if getattr(options, name) < least:
             raise InputError(f"--{name}: expected at least {least}, found {getattr(options, name)}; raise it")
-    if not options.rates or not all(0 < rate < math.inf for rate in options.rates):
-        raise InputError(f"--rates: expected learning rates above 0, found {list(options.rates)}; such as 1e-3,1e-2")
-    if len({f"{rate:.1e}" for rate in options.rates}) < len(options.rates):
-        raise InputError(
-            f"--rates: expected rates that differ in two digits, found {list(options.rates)}; leave some out"
-        )
+    check_rates(options.rates)
     if options.out.exists() and not options.out.is_dir():
         raise InputError(f"{options.out}: expected a folder, found a file; name another with --out")
     names = options.tasks or (tasks.QUICK if options.quick else tasks.DEFAULT)
@@ -145,33 +137,28 @@ def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
 def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     """Train the memories on one benchmark; its entry of benchmarks.json."""
     folder = options.out / name
-    names, first = _memories(options), [0]
+    names = _memories(options)
     task = benchmark.data.build()
-
-    def made(memory: str, rate: float, seed: int) -> Recipe:
-        return complete(recipe(memory, benchmark, rate, seed), task)
-
-    place = {memory: {rate: folder / memory / f"{rate:.1e}" for rate in options.rates} for memory in names}
-    sweep = [(made(m, rate, 0), place[m][rate] / "seed-0") for rate in options.rates for m in names]
-    _train(sweep, options.jobs)
-    valid = {m: {rate: _valid(place[m][rate] / "seed-0") for rate in options.rates} for m in names}
-    best = {m: _best(scores) for m, scores in valid.items()}
-    trained = [m for m in names if valid[m][best[m]] is not None]
-    if not trained:
+    recipes = [complete(recipe(memory, benchmark, options.rates[0], 0), task) for memory in names]
+    sweeps = sweep(recipes, options.rates, folder, options.jobs)
+    best = {memory: one.best for memory, one in sweeps.items() if one.best is not None}
+    if not best:
         raise TrainingFailed(f"{folder}: no run of any memory was finished; the lines above give the reasons")
-    seeds = [*first, *range(1, _seeds(options))]
-    _train(
-        [(made(m, best[m], s), place[m][best[m]] / f"seed-{s}") for s in seeds for m in trained],
-        options.jobs,
-    )
-    runs = {m: [p for s in seeds if _valid(p := place[m][best[m]] / f"seed-{s}") is not None] for m in trained}
+    if (warning := end_warning(sweeps)) is not None:
+        print(f"  warning: {warning}", flush=True)
+    planned = at_best_rates(recipes, sweeps, _seeds(options), folder)
+    train_several([run for run in planned if run[0].train.seed], options.jobs, keep_going=True)
+    runs: dict[str, list[Path]] = {memory: [] for memory in best}
+    for run, place in planned:
+        if valid_score(place) is not None:
+            runs[run.name].append(place)
     comparison = summarise(runs, folder)
     write_json(folder / "comparison.json", comparison)
     rows = [
         {
             **row,
             "rate": best[row["name"]],
-            "rates": [[rate, valid[row["name"]][rate]] for rate in options.rates],
+            "rates": [list(pair) for pair in sweeps[row["name"]].scores.items()],
             **measured(runs[row["name"]], benchmark),
         }
         for row in comparison["rows"]
@@ -186,66 +173,8 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         "steps": benchmark.steps,
         "batch": benchmark.batch,
         "rows": rows,
-        "failed": [m for m in names if m not in trained],
+        "failed": [m for m in names if m not in best],
         "published": [list(one) for one in benchmark.published],
         "published_at_this_size": benchmark.exact,
         "provenance": comparison["provenance"],
     }
-
-
-def _valid(place: Path) -> float | None:
-    """The score of a finished run on the validation split; None for a run that failed."""
-    if not (place / "result.json").is_file():
-        return None
-    result = read_result(place)
-    value = result["valid"][result["metric"]]
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _best(scores: Mapping[float, float | None]) -> float:
-    """The rate of the greatest score. A run that failed, None, is worse than a score of 0."""
-
-    def rank(rate: float) -> float:
-        score = scores[rate]
-        return -math.inf if score is None else score
-
-    return max(scores, key=rank)
-
-
-def _train(runs: Sequence[tuple[Recipe, Path]], jobs: int) -> None:
-    """Train runs in processes of their own, `jobs` at a time. A run that fails is reported and left out."""
-    stopped = threading.Event()
-
-    def job(recipe: Recipe, place: Path) -> bool:
-        """Train a run; False if it was not begun, because another was interrupted."""
-        if stopped.is_set():
-            return False
-        try:
-            train_apart(recipe, place, True)
-        except TrainingFailed:
-            raise
-        except BaseException:
-            stopped.set()  # here and not by the thread that waits, which may be late
-            raise
-        return True
-
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting: dict[Future[bool], Path] = {pool.submit(job, *run): run[1] for run in runs}
-        try:
-            for future in as_completed(waiting):
-                try:
-                    if not future.result():
-                        continue
-                except TrainingFailed as error:
-                    print(f"  {error}", flush=True)
-                    continue
-                place = waiting[future]
-                result = read_result(place)
-                score = result["valid"][result["metric"]]
-                where = f"{place.parents[1].name} at {place.parent.name}, {place.name}"
-                print(f"  {where}: validation {result['metric']} {score:.3f}, {result['seconds']:.0f} s", flush=True)
-        except BaseException:
-            stopped.set()
-            for child in multiprocessing.active_children():
-                child.terminate()  # a run that is asked to end saves a checkpoint
-            raise

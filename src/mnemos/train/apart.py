@@ -1,0 +1,109 @@
+"""A run in a process of its own, so that runs share neither memory nor threads."""
+
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import signal
+import sys
+import threading
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from mnemos.config import from_dict, to_dict
+from mnemos.errors import one_line
+from mnemos.types import InputError, JSONObject
+
+from .recipe import Recipe, as_json, as_written
+from .run_files import read_object, read_result
+from .stopping import Interrupted, TrainingFailed
+
+
+def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
+    """Train one recipe in a separate process, in the folder `place`, or continue it there. A finished run is read only.
+
+    Raises InputError if the folder has a run of another recipe or the run cannot start, TrainingFailed if it fails, and
+    `Interrupted` after Ctrl-C, when the run has saved. Only a call from the main thread handles signals.
+    """
+    done = (place / "result.json").is_file() and "flops" in read_result(place)
+    resume = (place / "recipe.json").is_file()
+    if resume and as_written(read_object(place / "recipe.json")) != as_json(recipe):
+        raise InputError(
+            f"{place}: expected a run of this recipe, found one of another recipe; name another folder with --out, or "
+            "remove this one"
+        )
+    if done:
+        return
+    child = multiprocessing.get_context("spawn").Process(
+        target=_child, args=(to_dict(recipe), str(place), resume, quiet)
+    )
+    if _join(child):
+        raise Interrupted(f"{place}: interrupted; the same command continues from the last checkpoint")
+    if child.exitcode == 2:
+        raise InputError(f"{place}: the run could not start; the line above gives the reason")
+    if child.exitcode:
+        raise TrainingFailed(
+            f"{place}: the run failed with exit code {child.exitcode}; the lines above give the reason"
+        )
+
+
+def _join(child: BaseProcess) -> bool:
+    """Start a process and wait for its end, passing SIGINT and SIGTERM on. Returns whether it was interrupted."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+        # A terminal sends Ctrl-C to the child too. Its SIGINT stays blocked, so that Ctrl-C cannot end it with a
+        # traceback while it starts up: it ends by the caller's SIGTERM, or by its own when the parent has ended.
+        multiprocessing.resource_tracker.ensure_running()  # a first start of it unblocks SIGINT
+        before_start = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before_start)
+        child.join()
+        return child.exitcode == 130
+    signalled = []
+
+    def pass_on(*_: object) -> None:
+        signalled.append(True)
+        if child.pid is not None:
+            child.terminate()
+
+    # A terminal sends Ctrl-C to parent and child. The child starts with SIGINT ignored, so that Ctrl-C cannot end it
+    # before it is able to save. The SIGTERM that the parent sends ends the child at once while it starts up, and makes
+    # it save later on.
+    before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        signal.signal(signal.SIGTERM, pass_on)
+        child.start()
+        signal.signal(signal.SIGINT, pass_on)
+        if signalled:
+            child.terminate()
+        child.join()
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    return bool(signalled) or child.exitcode == 130
+
+
+def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
+    from .session import run
+
+    # The child must not train on after its parent was killed.
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
+    except (InputError, TrainingFailed, Interrupted) as error:
+        print(f"mnemos: {error}", file=sys.stderr)
+        raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None
+    except Exception as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        print(f"mnemos: {line}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _stop_with_parent() -> None:
+    """Wait for the parent process to end, then stop this process with SIGTERM."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

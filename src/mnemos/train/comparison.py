@@ -1,0 +1,57 @@
+"""The content of comparison.json: the scores of finished runs, their spread over seeds, and their costs."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from mnemos.data.metrics import description
+from mnemos.types import JSONObject
+
+from .provenance import shared, trained
+from .run_files import COMPARED, read_result
+
+
+def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
+    """The content of comparison.json for finished runs: {name: run folders}."""
+    rows, controls = [], []
+    place = next(iter(runs.values()))[0]
+    first = read_result(place, COMPARED)
+    metric = first["metric"]
+    described = description(first, metric, str(place / "result.json"))
+    for name, places in runs.items():
+        results = [read_result(place, COMPARED) for place in places]
+        spread = _spread([result["test"][metric] for result in results])
+        cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
+        cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
+        commits = [trained(place, str(place.relative_to(folder))) for place in places]
+        rows.append({"name": name, **spread, **cost, **_along(results), "runs": commits})
+        for control in results[0].get("controls", {}):
+            found = [result["controls"][control][metric] for result in results]
+            controls.append({"name": name, "control": control, **_spread(found)})
+    return {
+        "metric": metric,
+        "higher_is_better": described["higher_is_better"],
+        "about": described["about"],
+        "majority": first["majority"],
+        "rows": rows,
+        "controls": controls,
+        "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},
+        "provenance": shared([place for places in runs.values() for place in places]),
+    }
+
+
+def _spread(values: list[float]) -> JSONObject:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "seeds": len(values)}
+
+
+def _along(results: Sequence[JSONObject]) -> JSONObject:
+    """{"along": the metric along an axis of the task, mean and spread over the seeds}; {} if no run measured one."""
+    found = [result["along"] for result in results if "along" in result]
+    if not found:
+        return {}
+    by_place: dict[float, list[float]] = {}
+    for at, value in (pair for one in found for pair in one["values"]):
+        by_place.setdefault(at, []).append(value)
+    values = [{"x": at, **_spread(by_place[at])} for at in sorted(by_place)]
+    return {"along": {"metric": found[0].get("metric"), "x": found[0].get("x"), "values": values}}

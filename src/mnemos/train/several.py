@@ -1,0 +1,66 @@
+"""Several runs, each in a process of its own, a number of them at a time."""
+
+import multiprocessing
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from .apart import train_apart
+from .recipe import Recipe
+from .run_files import read_result
+from .stopping import TrainingFailed
+
+Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
+
+
+def train_several(
+    runs: Sequence[Planned], jobs: int = 1, *, quiet: bool = True, tell: bool = True, keep_going: bool = False
+) -> None:
+    """Train runs in their folders, `jobs` at a time; finished ones are left as they are (`train_apart`).
+
+    quiet: the runs print nothing. tell: print a line for each finished run: its score on the validation split and its
+    seconds. keep_going: a run that fails is reported and left out; otherwise the first failure stops all runs, which
+    save a checkpoint, and raises TrainingFailed. Raises InputError and `Interrupted` as `train_apart`.
+    """
+    if jobs == 1:
+        for recipe, place in runs:  # in the main thread, which passes signals on
+            _train(recipe, place, quiet, tell, keep_going)
+        return
+    stopped = threading.Event()
+
+    def job(recipe: Recipe, place: Path) -> None:
+        """Train a run, unless another one has stopped all."""
+        if stopped.is_set():
+            return
+        try:
+            _train(recipe, place, quiet, tell, keep_going)
+        except BaseException:
+            stopped.set()  # here and not by the thread that waits, which may be late
+            raise
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting: list[Future[None]] = [pool.submit(job, *run) for run in runs]
+        try:
+            for future in as_completed(waiting):
+                future.result()
+        except BaseException:
+            stopped.set()
+            for child in multiprocessing.active_children():
+                child.terminate()  # a run that is told to end saves a checkpoint
+            raise
+
+
+def _train(recipe: Recipe, place: Path, quiet: bool, tell: bool, keep_going: bool) -> None:
+    try:
+        train_apart(recipe, place, quiet)
+    except TrainingFailed as error:
+        if not keep_going:
+            raise
+        print(f"  {error}", flush=True)
+        return
+    if tell:
+        result = read_result(place)
+        score = f"validation {result['metric']} {result['valid'][result['metric']]:.4g}"
+        where = f"{recipe.name} at learning rate {recipe.optim.lr:.1e}, seed {recipe.train.seed}"
+        print(f"  {where}: {score}, {result['seconds']:.0f} s", flush=True)
