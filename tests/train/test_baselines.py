@@ -7,6 +7,7 @@ from mnemos import registry
 from mnemos.config import ModelConfig
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
+from mnemos.ops.block_sparse import is_dense
 from mnemos.train.baselines import equal_parameters, parameters, with_baselines
 from mnemos.train.compare import compare
 from mnemos.train.stopping import Interrupted
@@ -19,6 +20,7 @@ SIZES = {
     "cifar-pvt-cached": {"image": 32, "channels": 3, "classes": 10},
     "cifar-swin-cached": {"image": 32, "channels": 3, "classes": 10},
 }
+ATTENTIONS = {"": "softmax", "-bigbird": "block-sparse", "-reformer": "reformer", "-linear": "linear"}
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -54,6 +56,21 @@ def test_baselines_follow_each_recipe_with_a_cache():
         InputError, match="--baselines: expected a recipe with a cache or slots, found short-listops; leave"
     ):
         with_baselines([demo])
+
+
+def test_shortened_listops_has_all_rows_and_stays_sparse():
+    names = [f"listops-128{attention}{cached}" for attention in ATTENTIONS for cached in ("", "-cached")]
+    recipes = [registry.load("recipe", name)() for name in names]
+    recipes = [replace(one, model=replace(one.model, vocab_size=16, max_length=128)) for one in recipes]
+    assert [one.model.attention.name for one in recipes[::2]] == list(ATTENTIONS.values())
+    made = with_baselines(recipes)
+    endings = ("", "-cached", "-cached-unwritten", "-cached-wider")
+    assert [one.name for one in made] == [f"listops-128{attention}{end}" for attention in ATTENTIONS for end in endings]
+    assert {(one.data, one.optim, one.train) for one in made} == {(made[0].data, made[0].optim, made[0].train)}
+    shortest = made[0].data.min_length + 1
+    bigbird, reformer = recipes[2].model.attention, recipes[4].model.attention
+    assert not is_dense(shortest // bigbird.block, bigbird.window, bigbird.random_blocks, bigbird.global_blocks)
+    assert reformer.rounds * reformer.chunk * (1 + reformer.look_back + reformer.look_ahead) < shortest
 
 
 def test_slots_have_baselines_too():
