@@ -123,7 +123,7 @@ class ModelCase:
     @property
     def predicts(self) -> bool:
         """Whether it is a causal language model: what it must then declare as autoregressive."""
-        return self.inputs == "tokens" and self.causal
+        return self.inputs in ("tokens", "pairs") and self.causal
 
     def __str__(self) -> str:
         cache = "plain" if self.cache is None else self.cache.scope
@@ -161,7 +161,7 @@ def _models() -> list[ModelCase]:
         stores = (None, GRC(length=3), GRC(length=3, scope="stream")) if has(config, "cache") else (None,)
         if config.inputs == "images":  # a stream's cache is for sequences
             stores = stores[:2]
-        modes = (True, False) if has(config, "causal") else (config.inputs == "tokens",)
+        modes = (True, False) if has(config, "causal") else (config.inputs in ("tokens", "pairs"),)
         cases += [ModelCase(name, cache, causal) for cache, causal in itertools.product(stores, modes)]
     return cases
 

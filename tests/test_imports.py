@@ -19,6 +19,7 @@ ROOMS = [
     "interrupts",
     "errors",
     "_compat",
+    "states",
     "types",
     "json_text",
     "atomic",

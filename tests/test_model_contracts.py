@@ -10,8 +10,9 @@ from contract_cases import BANDS, ROWS, TOKENS, VOCABULARY, ModelCase, close, nu
 
 import mnemos
 from mnemos.memory import gated_cache
+from mnemos.models import Pair
 from mnemos.modes import evaluating
-from mnemos.types import Advances, InputError, RecurrentModel, Splits, StateKind, reset
+from mnemos.types import Advances, InputError, RecurrentModel, Splits, StateKind, map_state, reset
 
 pytest_generate_tests = contract_cases.generate
 
@@ -28,7 +29,17 @@ def inputs(model, seed=2, t=TOKENS):
         return torch.randn(ROWS, c.channels, c.image, c.image, dtype=torch.float64, generator=generator)
     if c.inputs == "frames":
         return torch.randn(ROWS, t, BANDS, dtype=torch.float64, generator=generator)
-    return torch.randint(VOCABULARY, (ROWS, t), generator=generator)
+    tokens = torch.randint(VOCABULARY, (ROWS, t), generator=generator)
+    return Pair(tokens.flip(1), tokens) if c.inputs == "pairs" else tokens
+
+
+def begun(model, x):
+    """Tokens, and the state before them: that of their sources, where the model reads some."""
+    return (x.target, model.encode(x.source)) if isinstance(x, Pair) else (x, None)
+
+
+def at(x, rows):
+    return map_state(lambda part: part[rows], x)
 
 
 def predicts(case):
@@ -55,9 +66,10 @@ def test_declarations_are_complete_and_true(model, request):
         assert (state is None) == (model.state_kind == "none")
         with pytest.raises(InputError, match=r"expected (no|the) state"):  # of another model
             model(inputs(model), torch.zeros(ROWS, 1))
-        if case.inputs == "tokens":
-            long = model(inputs(model, t=240))[1]
-            longer = model(inputs(model, t=240), long)[1]
+        if case.inputs in ("tokens", "pairs"):
+            x, state = begun(model, inputs(model, t=240))
+            long = model(x, state)[1]
+            longer = model(x, long)[1]
             first, then = numbers(long), numbers(longer)
             kinds = {"none": then == first == 0, "constant": then == first > 0, "growing": then > first}
             assert kinds[model.state_kind]
@@ -67,17 +79,18 @@ def test_declarations_are_complete_and_true(model, request):
 def test_split_and_resume(model):
     assert model.splits == "anywhere"
     model.eval()
-    x = inputs(model)
-    whole, end = model(x)
+    whole, end = model(inputs(model))
+    x, start = begun(model, inputs(model))
     for cuts in ([4], range(1, TOKENS)):
-        state, parts = None, []
+        state, parts = start, []
         for a, b in itertools.pairwise([0, *cuts, TOKENS]):
             y, state = model(x[:, a:b], state)
             parts.append(y)
         close(torch.cat(parts, 1), whole)
         same_state(state, end)
     fresh = reset(end, torch.tensor([True, False, True]))
-    close(model(x, fresh)[0][[0, 2]], whole[[0, 2]])
+    new = whole if start is None else model(x, model.initial_state(ROWS))[0]
+    close(model(x, fresh)[0][[0, 2]], new[[0, 2]])
 
 
 @over_models(advances)
@@ -114,9 +127,8 @@ def test_rows_are_independent(model):
     model.eval()
     x = inputs(model)
     whole = model(x)[0]
-    close(whole[1:2], model(x[1:2])[0])
-    other = x.clone()
-    other[0] = inputs(model, 3)[0]
+    close(whole[1:2], model(at(x, slice(1, 2)))[0])
+    other = map_state(lambda a, b: torch.cat([a[:1], b[1:]]), inputs(model, 3), x)
     close(model(other)[0][1:], whole[1:])
     model.train()
     with gated_cache.hold_caches(model):
@@ -131,9 +143,16 @@ def test_a_mask_hides_padding(model):
     x = inputs(model)
     mask = torch.ones(ROWS, TOKENS, dtype=torch.bool)
     mask[1, 7:] = False
-    other = torch.where(mask.reshape(ROWS, TOKENS, *[1] * (x.dim() - 2)), x, 1 if x.dim() == 2 else 100.0)
+
+    def hidden(part):
+        valid = mask.reshape(ROWS, TOKENS, *[1] * (part.dim() - 2))
+        return torch.where(valid, part, 1 if part.dim() == 2 else 100.0)
+
     with torch.no_grad():
-        alone = model(x[1:2, :7])[0][0]
+        alone = model(map_state(lambda part: part[1:2, :7], x))[0][0]
+        other = map_state(hidden, x)
+        if isinstance(x, Pair):
+            x, other = x._replace(mask=mask), other._replace(mask=mask)
         for padded in (model(other, None, mask=mask)[0], model(x, None, mask=mask)[0]):
             close(padded[1, : len(alone)] if padded.dim() == 3 else padded[1], alone)
 
@@ -141,13 +160,13 @@ def test_a_mask_hides_padding(model):
 @over_models(predicts)
 def test_the_future_cannot_change_the_past(model):
     model.train()
-    x = inputs(model)
     with gated_cache.hold_caches(model):
-        before = model(x)[0]
+        x, state = begun(model, inputs(model))
+        before = model(x, state)[0]
         for j in range(TOKENS):
             other = x.clone()
             other[:, j] = (other[:, j] + 1) % VOCABULARY
-            close(before[:, :j], model(other)[0][:, :j])
+            close(before[:, :j], model(other, state)[0][:, :j])
 
 
 @over_models()

@@ -40,6 +40,9 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .memory.grc import GRC as GRC
     from .memory.slots import SlotsConfig as SlotsConfig
     from .memory_replay import replay as replay
+    from .models.encoder_decoder import EncoderDecoder as EncoderDecoder
+    from .models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+    from .models.encoder_decoder import Pair as Pair
     from .models.memformer import Memformer as Memformer
     from .models.memformer import MemformerConfig as MemformerConfig
     from .models.store import load as load
@@ -67,12 +70,15 @@ _NAMES = {
     "Batch": "mnemos.data.batch",
     "CorpusMetric": "mnemos.data.metrics",
     "DataConfig": "mnemos.config",
+    "EncoderDecoder": "mnemos.models.encoder_decoder",
+    "EncoderDecoderConfig": "mnemos.models.encoder_decoder",
     "GRC": "mnemos.memory.grc",
     "InputError": "mnemos.errors",
     "Memformer": "mnemos.models.memformer",
     "MemformerConfig": "mnemos.models.memformer",
     "ModelConfig": "mnemos.config",
     "OptimConfig": "mnemos.train.recipe",
+    "Pair": "mnemos.models.encoder_decoder",
     "Recipe": "mnemos.train.recipe",
     "Sampling": "mnemos.data.task",
     "SlotsConfig": "mnemos.memory.slots",

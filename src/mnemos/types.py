@@ -7,29 +7,34 @@ A memory is a *state*: a plain pytree of tensors that is passed in and returned,
 
     y, state = layer(x, state)        # any length of x; state=None starts a new sequence
 
-Two rules let one `select` and one `reset` serve every memory. The first axis of every leaf is the batch, and a row
-of zeros *is* a new row: a memory that starts elsewhere (a learned start, a stored cache) keeps a count of the tokens
-seen and reads its start where that count is zero.
+Two rules let one `select` and one `reset` serve every memory. The first axis of every leaf is the batch (what several
+rows share is a `SharedRows`), and a row of zeros *is* a new row: a memory that starts elsewhere (a learned start, a
+stored cache) keeps a count of the tokens seen and reads its start where that count is zero.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mnemos._compat import pytree
-
 from .errors import InputError as InputError
+from .states import S as S
+from .states import SharedRows as SharedRows
+from .states import State as State
+from .states import detach as detach
+from .states import join as join
+from .states import leaves as leaves
+from .states import map_state as map_state
+from .states import reset as reset
+from .states import select as select
 
-State: TypeAlias = Any  # a pytree (tuples, dicts, classes registered with torch) of [B, ...] tensors, or None
 Output: TypeAlias = tuple[Tensor, State]
 Device: TypeAlias = torch.device | str | int | None  # what torch takes as `device=`; None: torch's default
 JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
 JSONObject: TypeAlias = dict[str, Any]  # one read from a file: a value has no type until it is checked
-S = TypeVar("S")  # a state of any type: what goes in comes out
 
 # Where a sequence may be cut, so that the parts, resumed from the state, give what the whole gives: at any token; at no
 # token, but the state goes on (the cuts are part of the computation); or there is no state to resume from.
@@ -134,6 +139,15 @@ class Advances(Protocol):
 
     def advance(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> State:
         """The state that `forward` returns."""
+        ...
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """An attention or model whose rows can branch, as a search needs it, without a copy of the tokens they share."""
+
+    def branch(self, state: State, copies: int) -> State:
+        """The state of `copies` rows for every row, next to each other. `select` then reorders rows within a group."""
         ...
 
 
@@ -292,93 +306,6 @@ def angle_dtype(device: Device) -> torch.dtype:
     return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
 
 
-def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
-    """Apply `function` to every tensor of a state (and to the same tensors of others of the same structure)."""
-    mapped: S = pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)
-    return mapped
-
-
-def leaves(state: object) -> list[Tensor]:
-    """The tensors of a state, in a fixed order."""
-    return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
-
-
-def select(state: S, rows: Tensor) -> S:
-    """The state of the given batch rows: `rows` are indices [R] (a repeated index copies a row) or a mask [B].
-
-    Cost: one copy of the selected rows. Raises InputError for rows that the state does not have.
-    """
-    batch = _batch(state, rows, "select")
-    if rows.dtype == torch.bool:
-        rows = rows.nonzero().squeeze(1)
-    elif rows.device.type == "cpu" and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < batch:
-        raise InputError(f"select: expected rows 0 to {batch - 1}, found {int(rows.min())} to {int(rows.max())}")
-    return map_state(lambda leaf: leaf.index_select(0, rows.to(leaf.device)), state)
-
-
-def reset(state: S, rows: Tensor) -> S:
-    """The state with the rows of the mask [B] (True) as new; the other rows keep their values and gradient.
-
-    Raises InputError unless `rows` is a mask of the state's batch.
-    """
-    _batch(state, rows, "reset")
-    if rows.dtype != torch.bool:
-        raise InputError(f"reset: expected a mask [B] of booleans, found {rows.dtype}; build one with rows == value")
-
-    def fresh(leaf: Tensor) -> Tensor:
-        mask = rows.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1))
-        return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
-
-    return map_state(fresh, state)
-
-
-def join(states: Sequence[S]) -> S:
-    """States of one structure as one batch: the rows of the first state, then those of the second, and so on.
-
-    Where tensors hold different numbers of tokens (axis 1 of a key-value state), the shorter ones are padded with
-    zeros in front, and the state's `valid` marks the padding as invalid. Raises InputError for states of different
-    models.
-    """
-    if not states:
-        raise InputError("join: expected at least one state, found none")
-    parts = [pytree.tree_flatten(state) for state in states]
-    structure = parts[0][1]
-    if any(other != structure for _, other in parts):
-        raise InputError("join: expected states of one structure, found different ones; join states of one model")
-    rows = [_joined(same) for same in zip(*(found for found, _ in parts), strict=True)]
-    joined: S = pytree.tree_unflatten(rows, structure)
-    return joined
-
-
-def _joined(rows: Sequence[Tensor | None]) -> Tensor | None:
-    tensors = [x for x in rows if x is not None]
-    if len(tensors) != len(rows):
-        if tensors:
-            raise InputError(
-                "join: expected a tensor in every state or in no state, found both; join states of one model"
-            )
-        return None
-    if len({x.shape[1:] for x in tensors}) == 1:
-        return torch.cat(tensors)
-    if len({x.shape[2:] for x in tensors}) > 1 or min(x.dim() for x in tensors) < 2:
-        found = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise InputError(f"join: expected tensors that differ only in rows and tokens, found {found}")
-    longest = max(x.shape[1] for x in tensors)
-    padded = [torch.cat([x.new_zeros(len(x), longest - x.shape[1], *x.shape[2:]), x], 1) for x in tensors]
-    return torch.cat(padded)
-
-
-def _batch(state: object, rows: Tensor, verb: str) -> int:
-    """The batch size B of a state, after a check that `rows` fit it."""
-    if not isinstance(rows, Tensor) or rows.dim() != 1:
-        raise InputError(f"{verb}: expected rows as a tensor of one dimension, found {rows!r}")
-    found = leaves(state)
-    batch = found[0].shape[0] if found else rows.shape[0]
-    if rows.dtype == torch.bool and rows.shape[0] != batch:
-        raise InputError(f"{verb}: expected a mask of {batch} rows, as the state has, found one of {rows.shape[0]}")
-    return batch
-
-
 def check_input(x: Tensor, dim: int) -> None:
     """Raise InputError unless x is [B, T, dim] of floats; T may be 0."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != dim or not x.is_floating_point():
@@ -393,8 +320,3 @@ def check_stateful(state_kind: StateKind, state: object) -> None:
             f"expected no state, because none is kept between calls here, found {type(state).__name__}; pass "
             "state=None, or build it with causal=True"
         )
-
-
-def detach(state: S) -> S:
-    """The same values without the graph that computed them: this truncates back-propagation through time."""
-    return map_state(Tensor.detach, state)

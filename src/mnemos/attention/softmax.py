@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig
+from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.sinusoids import angles
 from mnemos.registry import register
@@ -42,7 +43,10 @@ class SoftmaxConfig(AttentionConfig):
         return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, self.window)
 
 
-class SoftmaxAttention(MultiHeadAttention[KeyValues]):
+Keys = KeyValues | BranchedKeyValues  # the latter: of rows that branch from common tokens, as the beams of a search
+
+
+class SoftmaxAttention(MultiHeadAttention[Keys]):
     """Multi-head softmax self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of the N tokens so
@@ -78,13 +82,20 @@ class SoftmaxAttention(MultiHeadAttention[KeyValues]):
         """No tokens."""
         return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
 
-    def check_state(self, state: KeyValues, batch_size: int) -> None:
+    def check_state(self, state: Keys, batch_size: int) -> None:
         """Raise InputError unless the keys are [B, N, H, D/H]."""
-        check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
+        heads, width = self.num_heads, self.dim // self.num_heads
+        if isinstance(state, BranchedKeyValues) and state.fits(batch_size, heads, width):
+            return
+        check_key_values(state, batch_size, heads, width)
+
+    def branch(self, state: Keys, copies: int) -> Keys:
+        """The state of `copies` rows for every row, next to each other, for a search. They share their tokens' keys."""
+        return BranchedKeyValues.of(state, copies) if isinstance(state, KeyValues) else state
 
     def attended(
-        self, x: Tensor, state: KeyValues | None, mask: Tensor | None, bias: Tensor | None = None
-    ) -> tuple[Tensor, KeyValues | None]:
+        self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None
+    ) -> tuple[Tensor, Keys | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         b, t, _ = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.num_heads, -1).unbind(2)
@@ -92,6 +103,10 @@ class SoftmaxAttention(MultiHeadAttention[KeyValues]):
             turn = rotation(t, q.shape[-1], None if state is None else state.seen, x.device)
             q, k = rotate(q, turn), rotate(k, turn)
         p = self.dropout if self.training else 0.0
+        if isinstance(state, BranchedKeyValues):
+            if t == 1 and bias is None and mask is None:
+                return self._branched(q, k, v, state, p)
+            state = state.unshared()
         if not self.causal:
             return attend(q, k, v, biased(None if mask is None else some(mask)[:, None, None], bias), False, p), None
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
@@ -107,9 +122,22 @@ class SoftmaxAttention(MultiHeadAttention[KeyValues]):
         seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
         return attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
 
+    def _branched(
+        self, q: Tensor, k: Tensor, v: Tensor, state: BranchedKeyValues, dropout: float
+    ) -> tuple[Tensor, BranchedKeyValues]:
+        """One token of every row: the rows of a group attend to the group's entries, each to its own past."""
+        new = state.append(k, v)
+        if self.window is not None:
+            new = new.last(self.window)
+        n = new.copies
+        visible = new.visible.unflatten(0, (-1, n))[:, None]
+        y = attend(q.unflatten(0, (-1, n)).flatten(1, 2), new.k, new.v, visible, False, dropout)
+        keep = new if self.window is None else new.last(self.window - 1)
+        return y.flatten(0, 1)[:, None], keep
+
     def forward(
-        self, x: Tensor, state: KeyValues | None = None, mask: Tensor | None = None, bias: Tensor | None = None
-    ) -> tuple[Tensor, KeyValues | None]:
+        self, x: Tensor, state: Keys | None = None, mask: Tensor | None = None, bias: Tensor | None = None
+    ) -> tuple[Tensor, Keys | None]:
         """See the class. bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
         self.check(x, state)
         heads, state = self.attended(x, state, mask, bias)

@@ -265,6 +265,8 @@ def _why_not(model: nn.Module) -> str:
     for name, part in model.named_modules():
         if has_forward_hooks(part):
             return f"there is a hook on {name or 'the model'}, which the kernel would skip"
+    if model.config.activation not in ("gelu", "relu"):
+        return f"the kernel has the activations gelu and relu, found {model.config.activation}"
     if not model.config.mlp:
         return "its blocks have no MLP, for which there is no kernel"
     if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):

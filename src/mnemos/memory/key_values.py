@@ -62,7 +62,7 @@ class KeyValues:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"
 
 
-def check_key_values(state: KeyValues, batch: int, heads: int, width: int) -> None:
+def check_key_values(state: object, batch: int, heads: int, width: int) -> None:
     """Raise InputError unless the state's keys are [batch, N, heads, width]."""
     found = tuple(state.k.shape) if isinstance(state, KeyValues) else type(state).__name__
     if not isinstance(state, KeyValues) or (found[0], *found[2:]) != (batch, heads, width):

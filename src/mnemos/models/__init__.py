@@ -1,6 +1,7 @@
 """Whole models: logits, state = model(x, state)."""
 
 from .armt import ARMT, ARMTConfig
+from .encoder_decoder import EncoderDecoder, EncoderDecoderConfig, EncoderDecoderState, Pair
 from .lstm import LSTM, LSTMConfig, LSTMState
 from .memformer import Memformer, MemformerConfig, MemformerState
 from .memory_tokens import RMT, MemoryTransformer, MemoryTransformerConfig, RMTConfig
@@ -12,6 +13,9 @@ __all__ = [
     "LSTM",
     "RMT",
     "ARMTConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "EncoderDecoderState",
     "HeadConfig",
     "LSTMConfig",
     "LSTMState",
@@ -20,6 +24,7 @@ __all__ = [
     "MemformerState",
     "MemoryTransformer",
     "MemoryTransformerConfig",
+    "Pair",
     "RMTConfig",
     "SegmentState",
     "Transformer",

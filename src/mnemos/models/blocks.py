@@ -1,6 +1,6 @@
 """The parts that the models share: attention and MLP blocks, positions, initialisation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
@@ -10,7 +10,15 @@ from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Attention, Device, Output, State
 
 Norm = Literal["pre", "post"]
-Activation = Literal["gelu", "relu"]
+Activation = Literal["gelu", "relu", "silu"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
+
+
+_IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.GELU: torch.ops.aten.gelu_,
+    nn.ReLU: torch.relu_,
+    nn.SiLU: torch.ops.aten.silu_,
+}
 
 
 class MLP(nn.Module):
@@ -19,7 +27,7 @@ class MLP(nn.Module):
     def __init__(self, dim: int, hidden: int, activation: Activation = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.activation: nn.Module = nn.GELU() if activation == "gelu" else nn.ReLU()
+        self.activation: nn.Module = ACTIVATIONS[activation]()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,7 +36,7 @@ class MLP(nn.Module):
         if torch.is_grad_enabled():
             hidden = self.activation(hidden)
         else:  # in place: allocating every intermediate costs more than the arithmetic
-            hidden = torch.ops.aten.gelu_(hidden) if isinstance(self.activation, nn.GELU) else hidden.relu_()
+            hidden = _IN_PLACE.get(type(self.activation), self.activation)(hidden)
         return self.contract(self.dropout(hidden))
 
     if TYPE_CHECKING:

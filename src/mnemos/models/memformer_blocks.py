@@ -10,6 +10,7 @@ from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
+from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import Device
 
@@ -59,11 +60,12 @@ class ReadingBlock(nn.Module):
         visible: Sequence[Tensor | None],
     ) -> tuple[Tensor, KeyValues | None]:
         """See the class."""
-        y, state = self.attention(self.attention_norm(x), state, mask, bias)
+        y, after = self.attention(self.attention_norm(x), state, mask, bias)
+        assert not isinstance(after, BranchedKeyValues)  # as no state that was given
         x = add(x, self.dropout(y))
         for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
             x = add(x, self.dropout(read(norm(x), source, seen)))
-        return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+        return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), after
 
     if TYPE_CHECKING:
         __call__ = forward

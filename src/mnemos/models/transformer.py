@@ -27,9 +27,10 @@ from mnemos.types import (
     leaves,
 )
 
-from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
+from .blocks import ACTIVATIONS, MLP, Activation, Block, Norm, init_weights, module_list
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .likelihood import LogisticMixture, spread_means
+from .positions import LearnedPositions, SinusoidalPositions
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,11 @@ class Transformer(nn.Module):
         _check(config)
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.cls = nn.Parameter(torch.zeros(config.dim)) if self._prefix else None
-        self.positions = None
+        self.positions: LearnedPositions | SinusoidalPositions | None = None
         if config.position == "learned":
-            self.positions = nn.Embedding(config.max_length + self._prefix, config.dim)
-        self._table: Tensor | None = None
+            self.positions = LearnedPositions(config.max_length + self._prefix, config.dim)
+        elif config.position == "sinusoidal":
+            self.positions = SinusoidalPositions()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = module_list(self._block(i) for i in range(config.layers))
         self.final_norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
@@ -158,8 +160,8 @@ class Transformer(nn.Module):
             return language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
         if not c.head.hidden:
             return nn.Linear(c.dim, c.head.classes)
-        activation = nn.GELU() if c.activation == "gelu" else nn.ReLU()
-        return nn.Sequential(nn.Linear(c.dim, c.head.hidden), activation, nn.Linear(c.head.hidden, c.head.classes))
+        hidden = nn.Linear(c.dim, c.head.hidden)
+        return nn.Sequential(hidden, ACTIVATIONS[c.activation](), nn.Linear(c.head.hidden, c.head.classes))
 
     @property
     def likelihood(self) -> LogisticMixture | AdaptiveSoftmax | None:
@@ -219,7 +221,7 @@ class Transformer(nn.Module):
         if self.cls is not None:
             y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
             mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)
-        y = self.dropout(self._placed(y, seen))
+        y = self.dropout(y if self.positions is None else self.positions(y, seen))
         layers: list[State] = []
         for i, block in enumerate(self.blocks):
             y, new = block(y, None if state is None else state.layers[i], mask)
@@ -232,32 +234,6 @@ class Transformer(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _placed(self, y: Tensor, seen: Tensor | None) -> Tensor:
-        """Token embeddings [B, T, D] plus positions, which continue from `seen` [B]."""
-        t = y.shape[1]
-        if self.config.position == "sinusoidal":
-            return y + self._sinusoids(t, seen, y)
-        if self.positions is None:
-            return y
-        limit = self.positions.num_embeddings
-        start = 0 if seen is None or not seen.numel() else int(seen.max())
-        if start + t > limit:
-            raise InputError(
-                f"learned positions: expected at most {limit} tokens, found {start + t}; raise max_length or use "
-                'position="sinusoidal"'
-            )
-        place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
-        return y + self.positions(place)
-
-    def _sinusoids(self, t: int, seen: Tensor | None, y: Tensor) -> Tensor:
-        """Fixed positions like y. Those from 0 come from a table that is kept between calls and grows."""
-        if seen is not None or torch.compiler.is_compiling():
-            return sinusoids(t, self.config.dim, seen, y.device).to(y.dtype)
-        table = self._table
-        if table is None or table.shape[1] < t or table.device != y.device or table.dtype != y.dtype:
-            table = self._table = sinusoids(t, self.config.dim, None, y.device).to(y.dtype)
-        return table[:, :t]
 
     def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, D] -> [B, D] for a classifier."""

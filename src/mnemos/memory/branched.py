@@ -1,0 +1,113 @@
+"""Keys and values of rows that branch from common tokens, as the beams of a search do: every token is stored once."""
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import pytree
+from mnemos.states import Rows, SharedRows
+
+from .key_values import Buffer, KeyValues, appended
+
+
+class BranchedKeyValues(SharedRows):
+    """The keys and values of G groups of K rows. A group's rows share their first tokens and branch from there.
+
+    k, v [G, E, H, D/H]: the entries of a group: P tokens that its rows share, then K tokens for every token since, one
+    of each row. visible [G·K, E] bool: the entries that are a row's own past. `select` of rows within their groups
+    changes `visible` alone: no key or value is copied when beams are reordered. seen [G·K] int64: tokens since the row
+    began. Memory: O(P + K·N) entries per group for N tokens since the branching, of which a query reads all and attends
+    to P + N.
+    """
+
+    __slots__ = ("_buffer", "_end", "copies", "k", "seen", "shared", "v", "visible")
+
+    def __init__(
+        self,
+        entries: tuple[Tensor, Tensor],
+        visible: Tensor,
+        seen: Tensor,
+        copies: int,
+        shared: int,
+        buffer: tuple[Buffer | None, int] = (None, 0),
+    ) -> None:
+        (self.k, self.v), self.visible, self.seen = entries, visible, seen
+        self.copies, self.shared = copies, shared  # K and P
+        self._buffer, self._end = buffer
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "keys and values"
+
+    def fits(self, rows: int, heads: int, width: int) -> bool:
+        """Whether the state is one of `rows` rows, with heads of `width` channels."""
+        return (len(self.visible), *self.k.shape[2:]) == (rows, heads, width)
+
+    @staticmethod
+    def of(state: KeyValues, copies: int) -> "BranchedKeyValues":
+        """`copies` rows for every row of a state, next to each other. No key or value is copied."""
+        visible, seen = state.valid.repeat_interleave(copies, 0), state.seen.repeat_interleave(copies)
+        return BranchedKeyValues((state.k, state.v), visible, seen, copies, state.k.shape[1])
+
+    def append(self, k: Tensor, v: Tensor) -> "BranchedKeyValues":
+        """The state after one more token of every row: k, v [G·K, 1, H, D/H]. Cost: O(G·K), amortised."""
+        n = self.copies
+        k, v = (x.squeeze(1).unflatten(0, (-1, n)) for x in (k, v))
+        buffer, end = None, 0
+        if self.k.shape[1]:
+            (k, v), buffer, end = appended((self.k, self.v), (k, v), self._buffer, self._end)
+        own = torch.eye(n, dtype=torch.bool, device=k.device).repeat(len(k), 1)
+        visible = torch.cat([self.visible, own], 1)
+        return BranchedKeyValues((k, v), visible, self.seen + 1, n, self.shared, (buffer, end))
+
+    def last(self, n: int) -> "BranchedKeyValues":
+        """The state with only the last n tokens of every row, in the same buffer."""
+        since = (self.k.shape[1] - self.shared) // self.copies
+        if n >= since + self.shared:
+            return self
+        shared = max(0, n - since)
+        drop = self.shared - shared + self.copies * max(0, since - n)
+        return BranchedKeyValues(
+            (self.k[:, drop:], self.v[:, drop:]),
+            self.visible[:, drop:],
+            *(self.seen, self.copies, shared, (self._buffer, self._end)),
+        )
+
+    def select_rows(self, rows: Rows) -> "BranchedKeyValues | KeyValues":
+        """The given rows. Rows that stay K to a group copy nothing, or only whole groups where groups are dropped."""
+        groups = rows.groups(self.copies)
+        if groups is None:
+            found = self.unshared()
+            k, v, valid, seen = (x.index_select(0, rows.index) for x in (found.k, found.v, found.valid, found.seen))
+            return KeyValues(k, v, valid, seen)
+        visible, seen = self.visible.index_select(0, rows.index), self.seen.index_select(0, rows.index)
+        if groups == list(range(len(self.k))):
+            buffer = self._buffer, self._end
+            return BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, buffer)
+        kept = torch.tensor(groups, device=self.k.device)
+        entries = self.k.index_select(0, kept), self.v.index_select(0, kept)
+        return BranchedKeyValues(entries, visible, seen, self.copies, self.shared)
+
+    def unshared(self) -> KeyValues:
+        """The keys and values of every row by itself."""
+        n, rows = self.copies, len(self.visible)
+        device = self.k.device
+        shared = torch.arange(self.shared, device=device).expand(rows, -1)
+        since = self.visible[:, self.shared :].unflatten(1, (-1, n)).int().argmax(-1)  # [G·K, N]
+        place = torch.cat([shared, since + self.shared + n * torch.arange(since.shape[1], device=device)], 1)
+        group = torch.arange(rows, device=device)[:, None] // n
+        return KeyValues(self.k[group, place], self.v[group, place], self.visible.gather(1, place), self.seen)
+
+    def __repr__(self) -> str:
+        return f"BranchedKeyValues(k={tuple(self.k.shape)}, copies={self.copies}, seen={tuple(self.seen.shape)})"
+
+
+# The first leaf leads with the batch, as `select` expects of a state.
+pytree.register_pytree_node(
+    BranchedKeyValues,
+    lambda s: ([s.seen, s.visible, s.k, s.v], (s.copies, s.shared)),
+    lambda children, context: BranchedKeyValues((children[2], children[3]), children[1], children[0], *context),
+    serialized_type_name="mnemos.BranchedKeyValues",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
+)

@@ -1,0 +1,336 @@
+"""An encoder-decoder for translation: a bidirectional encoder, with a gated cache if wanted, and a causal decoder."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos._compat import exportable
+from mnemos.attention.gated import gated
+from mnemos.attention.softmax import SoftmaxConfig, some
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
+from mnemos.memory.encoded import Encoded
+from mnemos.memory.gated_cache import begin_forward, caches, end_forward
+from mnemos.memory.grc import GRC
+from mnemos.registry import register
+from mnemos.types import (
+    Attention,
+    Device,
+    HeadAttention,
+    InputError,
+    Splits,
+    State,
+    StateKind,
+    check_heads,
+    combined_splits,
+    combined_state_kind,
+)
+
+from .blocks import MLP, Activation, Block, Norm, init_weights, module_list
+from .encoder_decoder_blocks import DecoderBlock, branched_layers, encoded_source
+from .positions import LearnedPositions, SinusoidalPositions
+from .transformer import check_mode, check_tokens
+
+
+@register
+@dataclass(frozen=True)
+class EncoderDecoderConfig(ModelConfig):
+    """The sizes and parts of an `EncoderDecoder`.
+
+    source_vocab_size: 0 for that of the target. mlp: hidden width of the MLPs. max_length: the longest source or target
+    with learned positions, and the length of a cache of length "auto". encoder, decoder: the self-attentions; that of
+    the decoder is causal and has a state. cache: a gated cache around every attention of the encoder. share: "all": one
+    matrix is both embeddings and the head; "target": one is the target's embedding and the head; "none".
+    scale_embedding: multiply embeddings by √D (Vaswani et al. 2017, §3.4). head_bias: add a bias to the logits.
+    """
+
+    name: ClassVar[str] = "encoder-decoder"
+    inputs: ClassVar[str] = "pairs"
+    vocab_size: int = 256
+    source_vocab_size: int = 0
+    dim: int = 128
+    encoder_layers: int = 4
+    decoder_layers: int = 4
+    num_heads: int = 4
+    mlp: int = 256
+    max_length: int = 512
+    norm: Norm = "pre"
+    position: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    activation: Activation = "relu"
+    dropout: float = 0.0
+    encoder: AttentionConfig = field(default_factory=SoftmaxConfig)  # or the name of one
+    decoder: AttentionConfig = field(default_factory=SoftmaxConfig)  # or the name of one
+    cache: GRC | None = None
+    share: Literal["all", "target", "none"] = "all"
+    scale_embedding: bool = True
+    head_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for part in ("encoder", "decoder"):
+            if isinstance(name := getattr(self, part), str):
+                object.__setattr__(self, part, default_config("attention", name, part))
+
+    def build(self) -> "EncoderDecoder":
+        """The model, freshly initialised."""
+        return EncoderDecoder(self)
+
+
+class Pair(NamedTuple):
+    """Sources and the targets to predict: source [B, S] and target [B, T] int64; mask [B, S] bool, True = valid source.
+
+    target: what the decoder reads: the token that begins every sentence, then the target without its last token.
+    """
+
+    source: Tensor
+    target: Tensor
+    mask: Tensor | None = None
+
+
+@exportable
+class EncoderDecoderState(NamedTuple):
+    """seen [R] int64: target tokens so far. source: what the rows read of their sources. layers: the decoder's states.
+
+    The source's keys and values are stored once per source, however many rows read it (see `mnemos.memory.Encoded`).
+    """
+
+    seen: Tensor
+    source: Encoded
+    layers: tuple[State, ...]
+
+
+class EncoderDecoder(nn.Module):
+    """A Transformer from a source to a target (Vaswani et al. 2017), with the memory of its attentions.
+
+        logits, state = model(Pair(source, target, source_mask), mask=target_mask)     # training
+        state = model.encode(source, source_mask)                                      # decoding: once per source
+        logits, state = model(tokens, state)                                           # then any tokens of the target
+
+    source [B, S], target [B, T], tokens [R, T] int64; masks bool, True = valid. logits [R, T, V]: logits[:, i] predict
+    the token after target i. Encoder: bidirectional self-attention over the valid source tokens, with `cache` mixed
+    with an attention to a gated recurrent cache. Decoder: causal self-attention with a state, then softmax attention to
+    the encoded source, whose keys and values are projected once per source and are part of the state. Each block has a
+    residual and a layer norm around each part, before it (and one at the end) or after the sum.
+
+    `mnemos.beam_search(model, state, prefix, config)` searches for the best targets; rows that branch from one
+    source read one copy of its keys and values. A gated cache with scope="stream" begins anew with every source.
+    Cost: encode O(S·(S + D)·D) per layer with softmax; a token O((N + S + D)·D) per layer after N tokens.
+
+    `EncoderDecoder(EncoderDecoderConfig(...))` or `EncoderDecoder(dim=64, ...)` with the configuration's fields.
+    Raises InputError for impossible shapes, tokens outside a vocabulary, tokens without a source or a state with one,
+    a state of another model or batch, and sequences longer than learned positions.
+    """
+
+    autoregressive = True
+
+    def __init__(self, config: EncoderDecoderConfig | None = None, **fields: Any) -> None:
+        super().__init__()
+        for name in fields:
+            if name not in (known := {f.name for f in dataclasses.fields(EncoderDecoderConfig)}):
+                raise InputError(unknown_field(name, known, "EncoderDecoder"))
+        self.config = c = dataclasses.replace(config or EncoderDecoderConfig(), **fields)
+        _check(c)
+        self.embedding = nn.Embedding(c.vocab_size, c.dim)
+        self.source_embedding = self.embedding
+        if c.share != "all":
+            self.source_embedding = nn.Embedding(c.source_vocab_size or c.vocab_size, c.dim)
+        self.positions, self.source_positions = _positions(c), _positions(c)
+        self.dropout = nn.Dropout(c.dropout)
+        self.encoder = module_list(self._encoder_block(i) for i in range(c.encoder_layers))
+        self.decoder = module_list(self._decoder_block(i) for i in range(c.decoder_layers))
+        pre = c.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(c.dim) if pre else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(c.dim) if pre else nn.Identity()
+        self.head = nn.Linear(c.dim, c.vocab_size, bias=c.head_bias)
+        init_weights(self)
+        if c.share != "none":
+            self.head.weight = self.embedding.weight
+        # The model begins and ends a forward for all its caches; see memory/stored.py.
+        self._caches = caches(self)
+        for cache in self._caches:
+            cache.owned = True
+
+    def _encoder_block(self, number: int) -> Block:
+        c = self.config
+        attention = c.encoder.of_layer(number).build(c.dim, c.num_heads, causal=self._causal, dropout=c.dropout)
+        if c.cache is not None:
+            if not isinstance(attention, HeadAttention):
+                raise InputError(
+                    f"model.cache: expected an attention with heads() and project(), found {c.encoder.name!r}; use "
+                    "another attention in the encoder, or cache=None"
+                )
+            attention = gated(attention, c.cache, c.max_length)
+        return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
+
+    def _decoder_block(self, number: int) -> DecoderBlock:
+        c = self.config
+        attention = c.decoder.of_layer(number).build(c.dim, c.num_heads, causal=True, dropout=c.dropout)
+        return DecoderBlock(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
+
+    @property
+    def _causal(self) -> bool:
+        """Whether the encoder's attention is causal: where it has no other mode."""
+        return False not in self.config.encoder.causal_modes
+
+    @property
+    def _attentions(self) -> list[Attention]:
+        return [block.attention for block in self.decoder]
+
+    @property
+    def splits(self) -> Splits:
+        """Where a target may be cut: that of the decoder's layers. A source is always encoded as a whole."""
+        return combined_splits(attention.splits for attention in self._attentions)
+
+    @property
+    def state_kind(self) -> StateKind:
+        """That of the decoder's layers; the source's keys and values do not grow with the target."""
+        return combined_state_kind(["constant", *(attention.state_kind for attention in self._attentions)])
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone: in every layer."""
+        found = [block.attention for block in self.encoder] + self._attentions
+        return all(attention.rows_independent for attention in found)
+
+    @property
+    def state_gradient(self) -> bool:
+        """Whether gradient flows through the incoming and outgoing state: in every layer of the decoder."""
+        return all(attention.state_gradient for attention in self._attentions)
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> EncoderDecoderState:
+        """The state of `batch_size` rows with an empty source, whose one token is padding; `reset` makes rows so."""
+        c, weight = self.config, self.embedding.weight
+        device, dtype = weight.device if device is None else device, dtype or weight.dtype
+        shape = batch_size, 1, c.num_heads, c.dim // c.num_heads
+
+        def nothing() -> Tensor:
+            return torch.zeros(shape, device=device, dtype=dtype)
+
+        valid = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+        source = Encoded(tuple((nothing(), nothing()) for _ in self.decoder), valid)
+        return self._begun(source, device, dtype)
+
+    def _begun(self, source: Encoded, device: Device, dtype: torch.dtype) -> EncoderDecoderState:
+        """The state of new rows of a source."""
+        rows = source.rows
+        layers = tuple(attention.initial_state(rows, device, dtype) for attention in self._attentions)
+        return EncoderDecoderState(torch.zeros(rows, dtype=torch.int64, device=device), source, layers)
+
+    def encode(self, source: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
+        """The state of B new rows that translate source [B, S] int64; mask [B, S] bool, True = valid.
+
+        Each decoder layer projects its keys and values of the source here, and nowhere else. In training mode the call
+        is one forward of the gated caches.
+        """
+        began = self.training and begin_forward(self._caches)
+        state = self._encode(source, mask)
+        if began:
+            end_forward(self._caches)
+        return state
+
+    def _encode(self, source: Tensor, mask: Tensor | None) -> EncoderDecoderState:
+        check_tokens(source, self.source_embedding.num_embeddings, mask)
+        y = self._embedded(self.source_embedding, self.source_positions, source, None)
+        for block in self.encoder:
+            y, _ = block(y, None, mask)
+        valid = torch.ones(source.shape, dtype=torch.bool, device=source.device) if mask is None else mask
+        encoded = encoded_source(self.decoder, self.encoder_norm(y), valid)
+        return self._begun(encoded, y.device, self.embedding.weight.dtype)
+
+    def forward(
+        self, x: Tensor | Pair, state: EncoderDecoderState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, EncoderDecoderState]:
+        """See the class. mask: that of the target [R, T]."""
+        if not isinstance(x, Pair):
+            return self._decode(x, _checked(state, x, len(self.decoder)), mask)
+        if state is not None:
+            raise InputError(
+                f"expected no state, because a source begins a new row, found {type(state).__name__}; pass the target "
+                "tokens alone to continue a row"
+            )
+        check_tokens(x.target, self.config.vocab_size, mask)
+        if len(x.source) != len(x.target):
+            raise InputError(
+                f"expected as many sources as targets, found {len(x.source)} and {len(x.target)}; pair them row by row"
+            )
+        began = self.training and begin_forward(self._caches)
+        found = self._decode(x.target, self._encode(x.source, x.mask), mask)
+        if began:
+            end_forward(self._caches)
+        return found
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _decode(self, x: Tensor, state: EncoderDecoderState, mask: Tensor | None) -> tuple[Tensor, EncoderDecoderState]:
+        check_tokens(x, self.config.vocab_size, mask)
+        y = self._embedded(self.embedding, self.positions, x, state.seen)
+        visible = _visible(state.source.valid)
+        layers = []
+        for block, before, source in zip(self.decoder, state.layers, state.source.layers, strict=True):
+            y, after = block(y, before, mask, source, visible)
+            layers.append(after)
+        return self.head(self.decoder_norm(y)), state._replace(seen=state.seen + x.shape[1], layers=tuple(layers))
+
+    def _embedded(self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None) -> Tensor:
+        y = embedding(x)
+        if self.config.scale_embedding:
+            y = y * self.config.dim**0.5
+        return self.dropout(y if positions is None else positions(y, seen))
+
+    def branch(self, state: EncoderDecoderState, copies: int) -> EncoderDecoderState:
+        """The state of `copies` rows for every row, next to each other: they share their source and their tokens."""
+        rows, source = len(state.seen), state.source
+        layers = branched_layers(self._attentions, state.layers, rows, copies)
+        shared = Encoded(source.layers, source.valid, source.copies * copies)
+        return EncoderDecoderState(state.seen.repeat_interleave(copies), shared, layers)
+
+
+def _positions(c: EncoderDecoderConfig) -> LearnedPositions | SinusoidalPositions | None:
+    if c.position == "none":
+        return None
+    return LearnedPositions(c.max_length, c.dim) if c.position == "learned" else SinusoidalPositions()
+
+
+def _visible(valid: Tensor) -> Tensor | None:
+    """Which source tokens a decoder attends to, [G, 1, 1, S]; None: all, which is faster."""
+    # Checking it would make a device wait, and is no part of a compiled program.
+    if valid.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid.all()):
+        return None
+    return some(valid)[:, None, None]
+
+
+def _checked(state: object, x: Tensor, layers: int) -> EncoderDecoderState:
+    """The state, after a check that it is one of a model of so many layers and of the rows of x."""
+    if not isinstance(state, EncoderDecoderState) or len(state.layers) != layers:
+        found = f"one of {len(state.layers)} layers" if isinstance(state, EncoderDecoderState) else type(state).__name__
+        raise InputError(
+            f"expected the state of a source for a decoder of {layers} layers, found {found}; use encode(source), or "
+            "Pair(source, target)"
+        )
+    if len(state.seen) != len(x):
+        raise InputError(
+            f"expected a state of {len(x)} rows, as the tokens have, found {len(state.seen)}; use select or reset"
+        )
+    return state
+
+
+def _check(c: EncoderDecoderConfig) -> None:
+    check_fields(c, "model")
+    check_fields(c.encoder, "model.encoder")
+    check_fields(c.decoder, "model.decoder")
+    check_heads(c.dim, c.num_heads)
+    for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "max_length"):
+        if getattr(c, name) < 1:
+            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
+    if not 0 <= c.dropout < 1:
+        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+    if c.source_vocab_size < 0 or (c.share == "all" and c.source_vocab_size not in (0, c.vocab_size)):
+        raise InputError(
+            f"source_vocab_size: expected 0 or {c.vocab_size}, as the embeddings are shared, found "
+            f'{c.source_vocab_size}; use share="target" for separate vocabularies'
+        )
+    check_mode(c.decoder, True)
