@@ -213,6 +213,31 @@ def test_wrong_settings_are_named(settings, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("few", [False, True])
+def test_distinct_numbers_are_uniform(few, monkeypatch):
+    if few:  # independent draws, of which repeated numbers are left out: here most rows draw again
+        monkeypatch.setattr(generated, "MANY", 5)
+        monkeypatch.setattr(generated, "FEW", 1)
+    drawn = distinct(np.random.default_rng(3), 60_000, 5, 3)
+    found, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(found) == 5 * 4 * 3
+    assert all(len({*one}) == 3 for one in found.tolist())
+    assert abs(counts - 1000).max() < 5 * 1000**0.5  # binomial
+
+
+def test_few_distinct_numbers_of_many_need_few_draws():
+    class Counting:
+        drawn = 0
+
+        def integers(self, low, high, shape):
+            self.drawn += math.prod(shape)
+            return np.random.default_rng(4).integers(low, high, shape)
+
+    counting = Counting()
+    assert distinct(counting, 10, 4095, 64).shape == (10, 64)
+    assert counting.drawn < 2 * 10 * 64
+
+
 def test_distinct_numbers_are_drawn_in_little_memory(monkeypatch):
     whole = smallest(np.random.default_rng(3).random((7, 10)), 4)
     sizes = []

@@ -18,6 +18,7 @@ from .token_task import AnsweringTask
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # inputs and targets, [rows, T] each
 Draw = Callable[[np.random.Generator, int], Rows]
 BLOCK = 2**20  # random numbers that `distinct` draws at once
+MANY, FEW = 1024, 8  # choices from which on `distinct` draws one number at a time, at most 1/FEW of them
 
 
 class GeneratedConfig(DataConfig):
@@ -97,12 +98,32 @@ class GeneratedTask(AnsweringTask):
 def distinct(random: np.random.Generator, rows: int, choices: int, count: int) -> NDArray[np.int64]:
     """`count` different numbers of 0 … `choices` − 1 per row, in random order: [rows, count].
 
-    Cost: O(rows·choices) time, and memory for the result and `BLOCK` further numbers.
+    Few of many are the first `count` different numbers of a sequence of independent draws; a larger part of them is the
+    beginning of a random order of all. Both are uniform. Cost: O(rows·count·log count) time for at most 1/`FEW` of at
+    least `MANY` choices, else O(rows·choices) time, and memory for the result and `BLOCK` further numbers.
     """
+    if choices >= MANY and count * FEW <= choices:
+        return _first_different(random, rows, choices, count)
     some = max(1, BLOCK // choices)
     return np.concatenate(
         [smallest(random.random((min(some, rows - i), choices)), count) for i in range(0, rows, some)]
     )
+
+
+def _first_different(random: np.random.Generator, rows: int, choices: int, count: int) -> NDArray[np.int64]:
+    """The first `count` different numbers of each row of independent uniform ones."""
+    drawn = random.integers(0, choices, (rows, count))
+    while True:
+        order = np.argsort(drawn, axis=1, kind="stable")  # equal numbers stay in the order in which they were drawn
+        ordered = np.take_along_axis(drawn, order, 1)
+        repeated = np.zeros(drawn.shape, bool)
+        np.put_along_axis(repeated, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], 1)
+        missing = count - int((~repeated).sum(1).min())
+        if missing <= 0:
+            break
+        drawn = np.concatenate([drawn, random.integers(0, choices, (rows, missing))], 1)
+    first = np.argsort(repeated, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(drawn, first, 1)
 
 
 def smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
