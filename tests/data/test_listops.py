@@ -7,6 +7,9 @@ import torch
 
 from mnemos import config, registry
 from mnemos.data.listops import FILES, ListOpsConfig
+from mnemos.data.batch import IGNORE
+from mnemos.data.listops_answers import EQUALS, ListOpsAnswersConfig
+from mnemos.data.listops_generate import ZERO
 from mnemos.data.listops_text import evaluate, read_tsv, to_text
 from mnemos.types import InputError
 
@@ -112,3 +115,33 @@ def test_a_hundred_thousand_short_samples_in_a_moment():
     start = time.perf_counter()
     dataclasses.replace(SHORT, train_size=100_000, seed=11).build()
     assert time.perf_counter() - start < 5  # a fifth of a second where this was written
+
+
+def test_answers_are_the_values_of_the_same_expressions():
+    task = ListOpsAnswersConfig(4, 25, 3, 4, 0.5, examples=300, rows=50).build()
+    source = dataclasses.replace(SHORT, train_size=300, valid_size=50, test_size=50).generate()
+    batches = [*task.batches("valid", 20), *(task.train_batch(i, 30, 1) for i in range(10))]  # one epoch
+    found = []
+    for inputs, targets, *_ in batches:
+        assert inputs.shape == targets.shape
+        for tokens, answers in zip(inputs.tolist(), targets.tolist(), strict=True):
+            end = tokens.index(EQUALS)
+            assert not any(tokens[end + 1 :])
+            assert answers[:end] + answers[end + 1 :] == [IGNORE] * (len(answers) - 1)
+            assert evaluate(to_text(np.array(tokens[:end]))) == answers[end] - ZERO
+            found.append(bytes(tokens[:end]))
+    assert sorted(found) == sorted(texts(source["valid"]) + texts(source["train"]))
+    assert (task.vocab_size, task.max_length, task.size("test")) == (17, 25, 50)
+    assert task.written([11, 2, 3, 15, EQUALS, 0]) == "[MIN 1 2 ] ="
+
+
+def test_a_batch_of_answers_is_of_similar_lengths():
+    task = ListOpsAnswersConfig(4, 60, 4, 5, 0.5, examples=4000, rows=10).build()
+    shares = [(task.train_batch(i, 16, 0).inputs > 0).float().mean().item() for i in range(20)]
+    assert sum(shares) / 20 > 0.85
+
+
+@pytest.mark.parametrize("field", ["examples", "rows"])
+def test_answers_without_expressions_are_refused(field):
+    with pytest.raises(InputError, match=f"data.{field}: expected at least 1 expression, found 0"):
+        ListOpsAnswersConfig(**{field: 0}).build()

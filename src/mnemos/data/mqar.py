@@ -71,7 +71,7 @@ class MQARConfig(GeneratedConfig):
         return replace(self, length=MIXTURE[chosen][0], pairs=MIXTURE[chosen][1]).draw
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each. Cost: O(rows·length·log length)."""
+        """Draw inputs and targets, [rows, length] each. Cost: O(rows·length·log length), or that of `distinct`."""
         context, half = 2 * self.pairs, self.vocabulary // 2
         keys = 1 + distinct(random, rows, half - 1, self.pairs)
         values = half + distinct(random, rows, self.vocabulary - half, self.pairs)
