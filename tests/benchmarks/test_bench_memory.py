@@ -149,6 +149,19 @@ def test_the_rate_is_chosen_on_the_validation_split_and_its_seeds_are_trained(be
     assert softmax["std"] == pytest.approx(0.01)
 
 
+def test_progress_counts_all_runs_of_a_task_and_prints_each_once(bench, unmeasured, capsys):
+    scores = {("softmax", 1e-3): 0.4, ("softmax", 1e-2): 0.6, ("lstm", 1e-3): None, ("lstm", 1e-2): None}
+    bench(fake(scores), seeds=3)
+    first, *said = [line for line in capsys.readouterr().out.splitlines() if "run" in line]
+    assert first == "1 task × 2 memories: 8 runs, 1 at a time"
+    assert [line.partition(" of ")[0].rpartition("(")[2] for line in said[:6]] == [*"123456"]
+    assert ("8 runs" in said[3], "6 runs" in said[4]) == (True, True), "the failed memory needs no other seeds"
+    assert "left" in said[4]
+    assert "left" not in said[5]
+    bench(fake(scores), seeds=3)
+    assert "validation" not in capsys.readouterr().out, "nothing was trained"
+
+
 def test_a_score_of_zero_is_better_than_a_failed_run(bench, unmeasured):
     scores = {("softmax", 1e-3): None, ("softmax", 1e-2): 0.0, ("lstm", 1e-3): 0.1, ("lstm", 1e-2): None}
     result, _ = bench(fake(scores), seeds=1)

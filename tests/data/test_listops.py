@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mnemos import config, registry
-from mnemos.data.listops import FILES, ListOpsConfig
 from mnemos.data.batch import IGNORE
+from mnemos.data.listops import FILES, ListOpsConfig
 from mnemos.data.listops_answers import EQUALS, ListOpsAnswersConfig
 from mnemos.data.listops_generate import ZERO
 from mnemos.data.listops_text import evaluate, read_tsv, to_text

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnemos.atomic import write_json
+from mnemos.figures.markup import plural
 from mnemos.train.checks import complete
 from mnemos.train.comparison import summarise
 from mnemos.train.provenance import provenance
 from mnemos.train.rates import at_best_rates, check_rates, end_warning, sweep, valid_score
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
+from mnemos.train.runs_left import RunsLeft
 from mnemos.train.several import train_several
 from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError, JSONObject
@@ -57,10 +59,10 @@ def bench_memory(options: Options) -> JSONObject:
     found = chosen(options)
     for benchmark in found.values():
         benchmark.data.files()  # missing books are named before anything is trained
-    count = sum(len(options.rates) + _seeds(options) - 1 for _ in found for _ in _memories(options))
-    print(
-        f"{len(found)} tasks × {len(_memories(options))} memories: {count} runs, {options.jobs} at a time", flush=True
-    )
+    names = _memories(options)
+    count = len(found) * len(names) * _runs(options)
+    compared = "1 memory" if len(names) == 1 else f"{len(names)} memories"
+    print(f"{plural(len(found), 'task')} × {compared}: {plural(count, 'run')}, {options.jobs} at a time", flush=True)
     benchmarks: list[JSONObject] = []
     result: JSONObject = {"quick": options.quick, "seeds": _seeds(options), "benchmarks": benchmarks}
     result["provenance"] = provenance(0, "cpu")
@@ -110,6 +112,11 @@ def _seeds(options: Options) -> int:
     return 1 if options.quick else options.seeds
 
 
+def _runs(options: Options) -> int:
+    """The number of runs per task and memory: one per rate, and the other seeds at the best one."""
+    return len(options.rates) + _seeds(options) - 1
+
+
 def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
     """The recipe of one run: all memories have the same data, updates, batches and schedule."""
     model, segment_length, horizon = memories.MEMORIES[memory](benchmark.sizes)
@@ -140,14 +147,17 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     names = _memories(options)
     task = benchmark.data.build()
     recipes = [complete(recipe(memory, benchmark, options.rates[0], 0), task) for memory in names]
-    sweeps = sweep(recipes, options.rates, folder, options.jobs)
+    seeds = _seeds(options)
+    left = RunsLeft([name for name in names for _ in range(_runs(options))], options.jobs)
+    sweeps = sweep(recipes, options.rates, folder, options.jobs, left)
     best = {memory: one.best for memory, one in sweeps.items() if one.best is not None}
     if not best:
         raise TrainingFailed(f"{folder}: no run of any memory was finished; the lines above give the reasons")
     if (warning := end_warning(sweeps)) is not None:
         print(f"  warning: {warning}", flush=True)
-    planned = at_best_rates(recipes, sweeps, _seeds(options), folder)
-    train_several([run for run in planned if run[0].train.seed], options.jobs, keep_going=True)
+    left.without([name for name in names if name not in best])
+    planned = at_best_rates(recipes, sweeps, seeds, folder)
+    train_several([run for run in planned if run[0].train.seed], options.jobs, keep_going=True, left=left)
     runs: dict[str, list[Path]] = {memory: [] for memory in best}
     for run, place in planned:
         if valid_score(place) is not None:

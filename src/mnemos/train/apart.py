@@ -24,14 +24,13 @@ def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
     Raises InputError if the folder has a run of another recipe or the run cannot start, TrainingFailed if it fails, and
     `Interrupted` after Ctrl-C, when the run has saved. Only a call from the main thread handles signals.
     """
-    done = (place / "result.json").is_file() and "flops" in read_result(place)
     resume = (place / "recipe.json").is_file()
     if resume and as_written(read_object(place / "recipe.json")) != as_json(recipe):
         raise InputError(
             f"{place}: expected a run of this recipe, found one of another recipe; name another folder with --out, or "
             "remove this one"
         )
-    if done:
+    if finished(place):
         return
     child = multiprocessing.get_context("spawn").Process(
         target=_child, args=(to_dict(recipe), str(place), resume, quiet)
@@ -44,6 +43,11 @@ def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
         raise TrainingFailed(
             f"{place}: the run failed with exit code {child.exitcode}; the lines above give the reason"
         )
+
+
+def finished(place: Path) -> bool:
+    """Whether the run in a folder has ended, with its measurements."""
+    return (place / "result.json").is_file() and "flops" in read_result(place)
 
 
 def _join(child: BaseProcess) -> bool:

@@ -49,7 +49,7 @@ class LogProgress(NoProgress):
         left = (self.steps - step) / rate
         self.message(
             f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} lr {update['lr']:.2e} "
-            f"{rate:.1f} steps/s {_clock(left)} left {memory() / 2**20:.0f} MiB"
+            f"{rate:.1f} steps/s {clock(left)} left {memory() / 2**20:.0f} MiB"
         )
 
     def evaluation(
@@ -63,7 +63,7 @@ class LogProgress(NoProgress):
             if done and now - last_line >= INTERVAL:
                 last_line = now
                 left = (now - began) / done * max(size - done, 0)
-                self.message(f"{self.name} evaluating {split} {done}/{size} {_clock(left)} left")
+                self.message(f"{self.name} evaluating {split} {done}/{size} {clock(left)} left")
             yield batch
             done += count(batch)
 
@@ -131,7 +131,8 @@ def progress(quiet: bool, *arguments: Any) -> NoProgress:
     return (BarProgress if sys.stderr.isatty() else LogProgress)(*arguments)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as hours:minutes:seconds."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

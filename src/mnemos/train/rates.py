@@ -15,6 +15,7 @@ from mnemos.types import InputError
 
 from .recipe import Recipe
 from .run_files import read_result
+from .runs_left import RunsLeft
 from .several import Planned, train_several
 
 
@@ -73,15 +74,17 @@ def place_at_rate(folder: Path, recipe: Recipe) -> Path:
     return folder / recipe.name / f"{recipe.optim.lr:.1e}" / f"seed-{recipe.train.seed}"
 
 
-def sweep(recipes: Sequence[Recipe], rates: Sequence[float], folder: Path, jobs: int = 1) -> dict[str, Sweep]:
+def sweep(
+    recipes: Sequence[Recipe], rates: Sequence[float], folder: Path, jobs: int = 1, left: RunsLeft | None = None
+) -> dict[str, Sweep]:
     """Train each recipe once with each rate and its own seed; {name: scores on the validation split}.
 
     The runs are in the folders `place_at_rate`, `jobs` at a time. A run that fails, for example because its loss is
-    not finite, is reported and counts as worse than any score. Finished runs are read again.
+    not finite, is reported and counts as worse than any score. Finished runs are read again. left: see `train_several`.
     """
     check_rates(rates)
     runs = [at_rate(recipe, rate) for rate in rates for recipe in recipes]
-    train_several([(run, place_at_rate(folder, run)) for run in runs], jobs, keep_going=True)
+    train_several([(run, place_at_rate(folder, run)) for run in runs], jobs, keep_going=True, left=left)
     found = {}
     for recipe in recipes:
         places = {rate: place_at_rate(folder, at_rate(recipe, rate)) for rate in rates}

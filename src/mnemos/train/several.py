@@ -6,26 +6,35 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from .apart import train_apart
+from .apart import finished, train_apart
 from .recipe import Recipe
 from .run_files import read_result
+from .runs_left import RunsLeft
 from .stopping import TrainingFailed
 
 Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
 
 
 def train_several(
-    runs: Sequence[Planned], jobs: int = 1, *, quiet: bool = True, tell: bool = True, keep_going: bool = False
+    runs: Sequence[Planned],
+    jobs: int = 1,
+    *,
+    quiet: bool = True,
+    tell: bool = True,
+    keep_going: bool = False,
+    left: RunsLeft | None = None,
 ) -> None:
     """Train runs in their folders, `jobs` at a time; finished ones are left as they are (`train_apart`).
 
-    quiet: the runs print nothing. tell: print a line for each finished run: its score on the validation split and its
-    seconds. keep_going: a run that fails is reported and left out; otherwise the first failure stops all runs, which
-    save a checkpoint, and raises TrainingFailed. Raises InputError and `Interrupted` as `train_apart`.
+    quiet: the runs print nothing. tell: print a line for each run that ends now: its score on the validation split, its
+    seconds, and how many runs and about how much time are left. left: counts these runs together with others; by
+    default alone. keep_going: a run that fails is reported and left out; otherwise the first failure stops all runs,
+    which save a checkpoint, and raises TrainingFailed. Raises InputError and `Interrupted` as `train_apart`.
     """
+    left = left or RunsLeft([recipe.name for recipe, _ in runs], jobs)
     if jobs == 1:
         for recipe, place in runs:  # in the main thread, which passes signals on
-            _train(recipe, place, quiet, tell, keep_going)
+            _train(recipe, place, quiet, tell, keep_going, left)
         return
     stopped = threading.Event()
 
@@ -34,7 +43,7 @@ def train_several(
         if stopped.is_set():
             return
         try:
-            _train(recipe, place, quiet, tell, keep_going)
+            _train(recipe, place, quiet, tell, keep_going, left)
         except BaseException:
             stopped.set()  # here and not by the thread that waits, which may be late
             raise
@@ -51,16 +60,19 @@ def train_several(
             raise
 
 
-def _train(recipe: Recipe, place: Path, quiet: bool, tell: bool, keep_going: bool) -> None:
+def _train(recipe: Recipe, place: Path, quiet: bool, tell: bool, keep_going: bool, left: RunsLeft) -> None:
+    """Train a run and print its line. A run that was finished before is counted and not printed."""
+    began = None if finished(place) else left.now()
     try:
         train_apart(recipe, place, quiet)
     except TrainingFailed as error:
         if not keep_going:
             raise
-        print(f"  {error}", flush=True)
+        print(f"  {error} ({left.done(recipe.name, began)})", flush=True)
         return
-    if tell:
+    ended = left.done(recipe.name, began)
+    if tell and began is not None:
         result = read_result(place)
         score = f"validation {result['metric']} {result['valid'][result['metric']]:.4g}"
         where = f"{recipe.name} at learning rate {recipe.optim.lr:.1e}, seed {recipe.train.seed}"
-        print(f"  {where}: {score}, {result['seconds']:.0f} s", flush=True)
+        print(f"  {where}: {score}, {result['seconds']:.0f} s ({ended})", flush=True)
