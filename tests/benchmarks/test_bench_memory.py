@@ -33,10 +33,11 @@ SMALL = replace(
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("task", [*DEFAULT, "facts"])
+@pytest.mark.parametrize("task", [*DEFAULT, "listops-32", "facts"])
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):
     benchmark = BENCHMARKS[task].of_books(__file__)
     data = replace(benchmark.data, rows=2)
+    data = replace(data, examples=min(data.examples, 8)) if hasattr(data, "examples") else data
     made = run.recipe(memory, replace(benchmark, data=data, sizes=replace(benchmark.sizes, dim=16)), 1e-3, 0)
     model = complete(made, data.build()).model.build().eval()
     for settings in ({}, benchmark.beyond[0]):
@@ -56,6 +57,14 @@ def test_the_tables_are_whole():
         assert benchmark.of_books("x").data == (
             replace(benchmark.data, path="x") if benchmark.books else benchmark.data
         )
+
+
+@pytest.mark.parametrize("task", ["listops-32", "listops"])
+def test_chance_in_listops_is_the_most_frequent_digit(task):
+    benchmark = BENCHMARKS[task]
+    opened = replace(benchmark.data, examples=1, rows=1000).build()
+    answers = torch.cat([batch.targets[batch.targets >= 0] for batch in opened.batches("test", 1000)])
+    assert answers.bincount().max() / 1000 == pytest.approx(benchmark.chance, abs=0.02)
 
 
 @pytest.fixture

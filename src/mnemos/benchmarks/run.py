@@ -178,7 +178,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         "about": benchmark.about,
         "metric": comparison["metric"],
         "chance": benchmark.chance,
-        "axis": benchmark.axis,
+        "axis": benchmark.axis.replace("_", " "),
         "trained_at": benchmark.at({}),
         "steps": benchmark.steps,
         "batch": benchmark.batch,

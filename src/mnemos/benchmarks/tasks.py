@@ -7,6 +7,7 @@ from mnemos.config import DataConfig
 from mnemos.data.associative_retrieval import AssociativeRetrievalConfig
 from mnemos.data.copying import CopyConfig
 from mnemos.data.facts import FactsConfig
+from mnemos.data.listops_answers import ListOpsAnswersConfig
 from mnemos.data.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
 from mnemos.data.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
 from mnemos.data.mqar import MQARConfig
@@ -49,7 +50,7 @@ class Benchmark:
         return self if path is None or not self.books else replace(self, data=replace(data, path=path))
 
 
-_ZOOLOGY = Sizes(num_heads=1, mlp=0, tied=True)  # blocks of attention alone, one head, as Zoology has them
+_ZOOLOGY = Sizes(num_heads=1, mlp=0, tied=True)  # Transformers of attention without MLPs, one head, as Zoology has them
 _FIGURE2 = {
     64: (("attention, width 64", 1.0), ("H3", 0.93), ("RWKV", 0.76), ("BaseConv", 0.70), ("Hyena", 0.52)),
     128: (("attention, width 64", 1.0), ("BaseConv", 0.37), ("RWKV", 0.25), ("Hyena", 0.19), ("H3", 0.18)),
@@ -68,10 +69,13 @@ _BASED = (
     ("attention, 524k", 1.0),
 )
 
+# Classifiers of six layers of width 512 that read from both sides, as Cached Transformers (Table 6) reports them.
+_LISTOPS = (("Transformer, bidirectional", 0.3623), ("BigBird", 0.3606), ("Reformer", 0.3727))
+
 
 def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
     return Benchmark(
-        f"MQAR as published: {pairs} pairs in {length} tokens, 8,192 tokens, 2 layers of attention alone",
+        f"MQAR as published: {pairs} pairs in {length} tokens of 8,192; Transformers have 2 layers without MLPs",
         2 / 8192,
         MQARConfig(length, pairs, rows=1000),
         steps=6000,
@@ -160,6 +164,30 @@ BENCHMARKS: dict[str, Benchmark] = {
         steps=1000,
         beyond=tuple({"length": n} for n in (128, 256)),
         sizes=Sizes(segment=16),
+    ),
+    "listops-32": Benchmark(
+        "Long ListOps, small: the value of an expression of 9 to 25 symbols in at most 3 levels",
+        0.11,
+        ListOpsAnswersConfig(8, 32, 3, 4, 0.5, examples=64_000, rows=500),
+        steps=2000,
+        batch=32,
+        beyond=tuple(
+            {"min_length": n // 2, "max_length": n, "max_depth": depth, "examples": 1}
+            for n, depth in ((64, 5), (128, 6), (256, 8))
+        ),
+        axis="max_length",
+        sizes=Sizes(segment=8, num_heads=4),
+    ),
+    "listops": Benchmark(
+        "Long ListOps as in Long Range Arena: the value of an expression of 501 to 1,999 symbols",
+        0.16,
+        ListOpsAnswersConfig(rows=1000),
+        steps=5000,
+        batch=32,
+        beyond=({"min_length": 2000, "max_length": 4000, "examples": 1},),
+        axis="max_length",
+        sizes=Sizes(segment=64, num_heads=4),
+        published=_LISTOPS,
     ),
     "mqar-64x4": _mqar(64, 4, 128),
     "mqar-128x8": _mqar(128, 8, 128),
