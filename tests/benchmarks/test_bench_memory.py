@@ -33,7 +33,7 @@ SMALL = replace(
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("task", [*DEFAULT, "listops-32", "facts"])
+@pytest.mark.parametrize("task", [*DEFAULT, "rewriting", "facts"])
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):
     benchmark = BENCHMARKS[task].of_books(__file__)
     data = replace(benchmark.data, rows=2)

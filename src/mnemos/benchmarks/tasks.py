@@ -95,7 +95,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MQAR, small: 8 keys and values in 64 tokens of 64, each key asked once more",
         2 / 64,
         MQARConfig(64, 8, 64, rows=500),
-        steps=800,
+        steps=2000,
+        batch=16,
         beyond=tuple({"length": n} for n in (128, 256, 512)),
         sizes=replace(_ZOOLOGY, segment=16),
         published=_FIGURE2[64],
@@ -114,7 +115,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MAD, noisy in-context recall, small: 8 keys and values among 64 tokens, a fifth of them noise",
         1 / 8,
         MADRecallConfig(64, 16, 0.2, examples=0, rows=500),
-        steps=1000,
+        steps=2000,
+        batch=16,
         beyond=tuple({"length": n} for n in (128, 256, 512)),
         sizes=Sizes(segment=16),
     ),
@@ -133,7 +135,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MAD, selective copying, small: 8 tokens among 64, written in order",
         1 / 6,
         MADCopyingConfig(64, 8, 8, examples=0, rows=500),
-        steps=800,
+        steps=2000,
+        batch=16,
         beyond=tuple({"length": n} for n in (128, 256, 512)),
         sizes=Sizes(segment=16),
     ),
@@ -212,6 +215,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "mad-memorisation": _mad("memorisation", 1 / 127, MADMemorisationConfig()),
 }
-DEFAULT = ("mqar", "noisy-recall", "selective-copying", "rewriting")
-QUICK = ("mqar", "noisy-recall")
-QUICK_STEPS = 400
+DEFAULT = ("mqar", "noisy-recall", "selective-copying", "listops-32")
+QUICK = ("mqar", "selective-copying")
+QUICK_STEPS = 1000
