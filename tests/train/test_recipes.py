@@ -21,6 +21,7 @@ from mnemos.data.pixels import PixelsConfig
 from mnemos.data.spoken import SpokenConfig
 from mnemos.data.task import Task
 from mnemos.data.text import TextConfig
+from mnemos.measure.gradients import state_bytes
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
@@ -121,6 +122,27 @@ def test_model_and_task_fit(name, folder):
     logits, _ = model.eval()(inputs, None, mask)
     soft = batch.targets.is_floating_point()  # mixed images have a mixture of classes
     assert (logits.shape if soft else logits.shape[:-1]) == batch.targets.shape
+
+
+def test_memories_of_equal_state_have_equal_bytes_and_data():
+    """Two recipes differ by design: the LSTM's state is smaller, and that of attention to the whole document grows."""
+    names = [name for name in registry.names("recipe") if name.startswith("text-state-")]
+    recipes = {name: registry.load("recipe", name)() for name in names}
+    first = recipes["text-state-xl"]
+    assert {one.data for one in recipes.values()} == {first.data}
+    assert {one.train for one in recipes.values()} == {first.train}, "other batches would be scored on other bytes"
+    sizes = {}
+    for name, one in recipes.items():
+        sized = {"vocab_size": 256} | ({"max_length": first.data.segment} if hasattr(one.model, "max_length") else {})
+        model, state = dataclasses.replace(one.model, **sized).build().eval(), None
+        for _ in range(3):
+            _, state = model(torch.ones(1, first.data.segment, dtype=torch.int64), state)
+        sizes[name] = state_bytes(state)
+    assert sizes.pop("text-state-lstm") < 2**12
+    assert sizes.pop("text-state-full") > 3 * 64 * 2**12
+    assert len(sizes) == 9
+    for name, size in sizes.items():
+        assert size == pytest.approx(2**15, rel=0.1), name
 
 
 @pytest.mark.slow
