@@ -22,7 +22,9 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Options:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("tasks", nargs="*", metavar="TASK", help="tasks; see below")
-    add("--quick", action="store_true", help="two tasks, five memories, 1,000 steps, one seed: ten minutes on two cores")
+    add(
+        "--quick", action="store_true", help="two tasks, five memories, 1,000 steps, one seed: ten minutes on two cores"
+    )
     add("--memories", metavar="A,B", default="", help="memories, by default all")
     add("--seeds", type=int, default=default.seeds, metavar="N", help="runs at the best rate (%(default)s)")
     add("--steps", type=int, metavar="N", help="steps (updates) per run, by default the task's own")

@@ -20,16 +20,18 @@ from mnemos.types import JSONObject, State
 
 from .tasks import Benchmark
 
-FILE = "beyond.json"  # in the folder of a run
+BEYOND, STATE = "beyond.json", "state.json"  # in the folder of a run
 ROWS = 200  # of a longer test
 
 
 def measured(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
-    """{"state_bytes", "beyond": [{"at", "mean", "std"}], "controls": {name: mean score} or {"left": reason}}.
+    """{"state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "controls"}.
 
-    "state_bytes" is the state of one row after a test row of the training length, at most within the row. The first
-    place of "beyond" is the training length. Controls: the whole state emptied, exchanged or frozen (`state_controls`),
-    from the runs' explain.json. What was measured before is read from the runs' folders.
+    "state_bytes" is what one row must keep between two tokens, at most within a row of the training length that is
+    read token by token; "segment_state_bytes" is the same between two segments, or after the row where the memory
+    reads it in one call. The first place of "beyond" is the training length. "controls": {name: mean score} with the
+    whole state emptied, exchanged or frozen (`state_controls`), from the runs' explain.json, or {"left": reason}. What
+    was measured before is read from the runs' folders.
     """
     found = [_run(run, benchmark) for run in runs]
     beyond = []
@@ -37,12 +39,12 @@ def measured(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
         values = [one["beyond"][i] for one in found]
         std = statistics.stdev(values) if len(values) > 1 else None
         beyond.append({"at": benchmark.at(settings), "mean": statistics.fmean(values), "std": std})
-    return {"state_bytes": found[0]["state_bytes"], "beyond": beyond, "controls": _controls(runs)}
+    return {**_state(runs[0], benchmark), "beyond": beyond, "controls": _controls(runs)}
 
 
 def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
-    """The measurements of one run, which are kept in its folder."""
-    path = folder / FILE
+    """The scores of one run beyond training, which are kept in its folder."""
+    path = folder / BEYOND
     wanted = [list(settings.items()) for settings in benchmark.beyond]
     if path.is_file():
         kept: JSONObject = json.loads(path.read_text())
@@ -50,13 +52,28 @@ def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
             return kept
     recipe = read_recipe(folder)
     model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
-    scores, size = [], 0
+    scores = []
     for settings in ({}, *benchmark.beyond):
         data: Any = benchmark.data
         task = replace(data, **{**settings, "rows": min(data.rows, ROWS)} if settings else {}).build()
         scores.append(evaluate(model, _segments(task, segment), task)[task.metrics[0].name])
-        size = size or _most_bytes(model, task, segment)
-    result = {"settings": wanted, "state_bytes": size, "beyond": scores}
+    result = {"settings": wanted, "beyond": scores}
+    write_json(path, result)
+    return result
+
+
+def _state(folder: Path, benchmark: Benchmark) -> JSONObject:
+    """The bytes of state of one run, which are kept in its folder."""
+    path = folder / STATE
+    if path.is_file():
+        kept: JSONObject = json.loads(path.read_text())
+        return kept
+    recipe, task = read_recipe(folder), benchmark.data.build()
+    model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
+    result = {
+        "state_bytes": most_bytes(model, task, 1),
+        "segment_state_bytes": most_bytes(model, task, segment),
+    }
     write_json(path, result)
     return result
 
@@ -67,11 +84,11 @@ def _segments(task: Task, length: int) -> Any:
 
 
 @torch.no_grad()
-def _most_bytes(model: torch.nn.Module, task: Task, length: int) -> int:
-    """The most bytes of state of one row, between the segments of a row and at its end."""
+def most_bytes(model: torch.nn.Module, task: Task, length: int) -> int:
+    """The most bytes of state between calls of `length` tokens of the task's example, and at its end; 0: one call."""
     most = 0
     state: State = None
-    for part in task.segments(next(iter(task.batches("test", 1))), length):
+    for part in task.segments(task.example(), length):
         _, state = task.forward(model, part, state)
         most = max(most, state_bytes(state))
     return most

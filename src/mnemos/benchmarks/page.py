@@ -25,11 +25,14 @@ from mnemos.figures.markup import (
 from mnemos.figures.style import MARKERS, MUTED, VARIANTS, panel, style_sheet, variant_colour
 from mnemos.types import JSONObject
 
+from .labels import Point, label
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _GLYPHS = dict(zip(MARKERS, "●■▲◆▼✚", strict=True))  # the markers in the legend
-HEAD = ("memory", "score", "rate", "state", "parameters", "FLOPs", "training", "emptied", "longest")
+HEAD = ("memory", "score", "rate", "state", "at segments", "parameters", "FLOPs", "training", "emptied", "longest")
+ERROR = 0.02  # of a score from the rows of a test split, whatever the seed
 
 
 def show(entry: JSONObject) -> None:
@@ -47,9 +50,31 @@ def show(entry: JSONObject) -> None:
     printed.add_row("guessing", decimal(entry["chance"]))
     for name, value in entry["published"]:
         printed.add_row(f"published: {name}", decimal(value))
-    Console(width=max(120, Console().width)).print(printed)
-    if entry["published"] and not entry["published_at_this_size"]:
-        print("published scores are of other sizes and other training")
+    Console(width=max(130, Console().width)).print(printed)
+    for line in (_origin(entry), unlearned(entry)):
+        if line:
+            print(line)
+
+
+def unlearned(entry: JSONObject) -> str:
+    """A sentence that names the memories whose score is not above a guess; empty if there is none."""
+    names = [row["name"] for row in entry["rows"] if row["mean"] <= entry["chance"] + (row["std"] or 0.0) + ERROR]
+    if not names:
+        return ""
+    who, verb = ("every memory", "has") if len(names) == len(entry["rows"]) > 1 else (listed(names), "have")
+    verb = "has" if len(names) == 1 else verb
+    return (
+        f"Not learned: {who} {verb} a score of at most a guess, {decimal(entry['chance'])}, plus the spread over seeds "
+        f"and {ERROR} for the rows of the test. This training does not show what such a memory can hold."
+    )
+
+
+def _origin(entry: JSONObject) -> str:
+    """Where the published scores differ; empty without any."""
+    if not entry["published"]:
+        return ""
+    where = "at this size of the data" if entry["published_at_this_size"] else "at other sizes and with other training"
+    return f"Published scores are {where}; models are wider or trained for longer where it is not said."
 
 
 def _cells(row: JSONObject) -> list[str]:
@@ -59,6 +84,7 @@ def _cells(row: JSONObject) -> list[str]:
         _spread(row["mean"], row["std"]),
         f"{row['rate']:.1e}",
         memory(row["state_bytes"]),
+        memory(row["segment_state_bytes"]),
         count(row["parameters"]),
         operations(row["flops"]),
         duration(row["seconds"]),
@@ -97,10 +123,10 @@ def _section(entry: JSONObject, names: Sequence[str]) -> str:
     parts = [
         paragraph(f"{entry['about'][0].upper()}{entry['about'][1:]}."),
         _table(entry, names),
+        *([paragraph(line)] if (line := unlearned(entry)) else []),
         _figures(entry, names),
     ]
     parts += [missing(f"{listed(entry['failed'])}: every run failed.")] if entry["failed"] else []
-    parts += [_published(entry)] if entry["published"] else []
     return f'<section id="{escape(entry["name"])}"><h2>{escape(entry["name"])}</h2>\n' + "\n".join(parts) + "</section>"
 
 
@@ -114,17 +140,17 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
     caption = (
         f"{entry['metric'].capitalize()} on the test split after {entry['steps']:,} updates of {entry['batch']} rows; "
         f"guessing: {decimal(entry['chance'])}. Mean and standard deviation over seeds. Rate: chosen among {rates}. "
-        "State: bytes of one row, at most within a test row. FLOPs: of a training forward of one row. Training: "
-        "seconds of the updates of one run with one thread, beside other runs. Emptied: the score of later segments of "
-        "some rows with the state replaced by that of a new row before each. Longest: the score on the longest rows."
+        "State: the most bytes that one row keeps between two tokens; at segments: between two segments, or after the "
+        "row if it is read in one call. The memories are in the order of their state. FLOPs: of a training forward of "
+        "one row. Training: seconds of the updates of one run with one thread, beside other runs. Emptied: the score "
+        "of later segments of some rows with the state replaced by that of a new row before each. Longest: the score "
+        "on the longest rows. "
+        f"{_origin(entry)}"
     )
+    rows.append(["guessing", decimal(entry["chance"]), *["–"] * (len(HEAD) - 2)])
+    for name, value in entry["published"]:
+        rows.append([escape(f"published: {name}"), decimal(value), *["–"] * (len(HEAD) - 2)])
     return table(caption, HEAD, rows)
-
-
-def _published(entry: JSONObject) -> str:
-    where = "at this size of the data" if entry["published_at_this_size"] else "at other sizes and with other training"
-    caption = f"Published scores, {where}; models are wider or trained for longer where it is not said."
-    return table(caption, ["model", "score"], [[escape(name), decimal(value)] for name, value in entry["published"]])
 
 
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:
@@ -152,21 +178,22 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
 
 def _scatter(entry: JSONObject, names: Sequence[str], key: str, axes: "Axes") -> None:
     """Score against bytes of state or seconds, one mark per memory, with its name."""
-    for row in entry["rows"]:
-        look = _look(names, row)
-        axes.errorbar([row[key]], [row["mean"]], yerr=row["std"], markersize=5, **look)
-        axes.annotate(
-            row["name"], (row[key], row["mean"]), xytext=(4, 3), textcoords="offset points", fontsize=7, color=MUTED[0]
-        )
-    from matplotlib.ticker import FuncFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    for row in entry["rows"]:
+        axes.errorbar([row[key]], [row["mean"]], yerr=row["std"], markersize=5, **_look(names, row))
     values = [row[key] for row in entry["rows"]]
     axes.set_xscale("log", base=2)
-    axes.set_xlim(min(values) / 1.5, 4 * max(values))  # with space for the last name
+    axes.set_xlim(min(values) / 2, 2 * max(values))  # with space for names
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: memory(x) if key == "state_bytes" else f"{x:,.4g}"))
+    axes.xaxis.set_major_locator(LogLocator(2, numticks=7))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=7)
     _chance(entry, axes)
+    axes.set_ylim(bottom=-0.14)  # with space for the names of memories that have not learned
+    label(
+        axes, [Point(row["name"], row[key], row["mean"], row["std"] or 0.0) for row in entry["rows"]], [entry["chance"]]
+    )
 
 
 def _beyond(entry: JSONObject, names: Sequence[str], axes: "Axes") -> None:

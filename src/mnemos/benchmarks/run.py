@@ -173,6 +173,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         }
         for row in comparison["rows"]
     ]
+    rows.sort(key=lambda row: row["state_bytes"])
     return {
         "name": name,
         "about": benchmark.about,

@@ -83,6 +83,10 @@ class GeneratedTask(AnsweringTask):
         for first in range(0, len(inputs), batch_size):
             yield _batch(inputs[first : first + batch_size], targets[first : first + batch_size])
 
+    def example(self) -> Batch:
+        """The first validation row: logits of large vocabularies are computed, and counted, at its targets only."""
+        return next(iter(self.batches("valid", 1)))
+
     def size(self, split: Literal["train", "valid", "test"]) -> int:
         """The number of predicted tokens in a split; 0 for an endless training split."""
         if split == "train" and not self.examples:
