@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .data.task import Sampling as Sampling
     from .data.task import Task as Task
     from .errors import InputError as InputError
+    from .generate.beam import BeamConfig as BeamConfig
+    from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
     from .generate.stream import Stream as Stream
     from .memory.grc import GRC as GRC
@@ -68,6 +70,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "AttentionConfig": "mnemos.config",
     "Batch": "mnemos.data.batch",
+    "BeamConfig": "mnemos.generate.beam",
     "CorpusMetric": "mnemos.data.metrics",
     "DataConfig": "mnemos.config",
     "EncoderDecoder": "mnemos.models.encoder_decoder",
@@ -90,6 +93,7 @@ _NAMES = {
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
     "add_auxiliary_loss": "mnemos.types",
+    "beam_search": "mnemos.generate.beam",
     "cache": "mnemos.adapt.attach",
     "collect_auxiliary_losses": "mnemos.types",
     "fit": "mnemos.train.fit",

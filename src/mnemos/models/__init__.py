@@ -3,6 +3,7 @@
 from .armt import ARMT, ARMTConfig
 from .encoder_decoder import EncoderDecoder, EncoderDecoderConfig, EncoderDecoderState, Pair
 from .lstm import LSTM, LSTMConfig, LSTMState
+from .marian import from_marian
 from .memformer import Memformer, MemformerConfig, MemformerState
 from .memory_tokens import RMT, MemoryTransformer, MemoryTransformerConfig, RMTConfig
 from .segments import SegmentState
@@ -30,4 +31,5 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "TransformerState",
+    "from_marian",
 ]

@@ -1,0 +1,320 @@
+"""Beam search, and independent samples, for every model with a state: `mnemos.beam_search`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.config import check_fields
+from mnemos.types import Branching, InputError, Likelihood, Output, State, likelihood_of, select
+
+from .candidates import Candidates, best, drawn, forbid_repeats, normaliser, scored
+from .finished import Finished, Stopping, accepted, is_done
+from .fused import fused_step
+
+IGNORE = -100  # in a prefix: no token
+WAIT = 8  # steps between two questions to a device whether all sentences are done; a CPU is asked at every step
+
+
+@dataclass(frozen=True)
+class BeamConfig:
+    """The settings of `beam_search`.
+
+    Attributes:
+        eos: the token that ends a hypothesis; None: all have the greatest length.
+        beams: K, the number of hypotheses that are extended per sentence.
+        n_best: how many are returned per sentence, at most K.
+        max_length: the greatest number of tokens after the prefix, with the end token.
+        min_length: the least number of tokens after the prefix, without the end token.
+        length_penalty: α in score = Σ log p / lengthᵅ, where the length counts the end token and not the prefix. 0: the
+            log-probability itself; above 0 favours longer hypotheses.
+        stopping: when a sentence is done. "fairseq": as soon as K hypotheses have ended; at the greatest length the
+            running ones take the end token, with its probability. The others are those of transformers, in which the
+            best K of all that end are kept, and at the greatest length the running ones count as they are: "early"
+            (early_stopping=True): as soon as K have ended; "heuristic" (False): when the best running one would be
+            worse than all K if it ended now; "never" ("never"): when it cannot become better than the worst of them.
+        no_repeat_ngram: no n tokens in a row occur twice in prefix and hypothesis; 0: allowed.
+        forbidden: tokens that never occur, such as padding.
+        temperature: 0: beam search. Above 0: K independent samples at this temperature, the best first.
+        top_k, top_p: of samples: only the k most probable tokens, or the most probable ones with this probability.
+    """
+
+    eos: int | None = None
+    beams: int = 5
+    n_best: int = 1
+    max_length: int = 200
+    min_length: int = 0
+    length_penalty: float = 1.0
+    stopping: Stopping = "fairseq"
+    no_repeat_ngram: int = 0
+    forbidden: tuple[int, ...] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "BeamConfig")
+        for name, least in (("beams", 1), ("n_best", 1), ("max_length", 1), ("min_length", 0), ("no_repeat_ngram", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"BeamConfig.{name}: expected at least {least}, found {getattr(self, name)}; raise it")
+        if self.n_best > self.beams:
+            raise InputError(f"BeamConfig.n_best: expected at most beams, {self.beams}, found {self.n_best}; lower it")
+        if self.min_length >= self.max_length:
+            raise InputError(
+                f"BeamConfig.min_length: expected below max_length {self.max_length}, found {self.min_length}; lower it"
+            )
+        if self.eos in self.forbidden:
+            raise InputError(f"BeamConfig.forbidden: expected tokens other than eos, found {self.eos}; leave it out")
+
+
+class Hypothesis(NamedTuple):
+    """tokens [L] int64 without the prefix, the end token included; score = log_prob / Lᵅ; log_prob = Σ log p, in nats.
+
+    finished: whether it ends with the end token.
+    """
+
+    tokens: Tensor
+    score: float
+    log_prob: float
+    finished: bool
+
+
+Step = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
+
+
+def beam_search(
+    model: nn.Module,
+    state: State,
+    prefix: Tensor,
+    config: BeamConfig | None = None,
+    generator: torch.Generator | None = None,
+    step: Step | None = None,
+) -> list[list[Hypothesis]]:
+    """The best continuations of B sentences: found[b][i] is the i-th best of sentence b, at most `config.n_best`.
+
+        state = model.encode(source, mask)                                   # an EncoderDecoder
+        found = mnemos.beam_search(model, state, bos, BeamConfig(eos=2))     # bos [B, 1]
+        found = mnemos.beam_search(language_model, None, prompt, BeamConfig(eos=0, temperature=1.0))
+
+    model: any with `logits, state = model(tokens, state)`, in eval mode. state: of B rows (None: new ones); it is not
+    changed. prefix [B, P] int64: the tokens that the hypotheses of a sentence begin with; a shorter one ends with −100.
+    They are read and never scored, so a sentence has the same scores alone and in a batch. `generator` draws samples.
+    step: what computes single tokens, by default `mnemos.fused_step(model)`.
+
+    The prefix is read once per sentence. Then a step extends K hypotheses of every sentence by the model's state: the
+    rows of the best continuations are taken by `select`, which copies no keys and values in `EncoderDecoder` and
+    `Transformer` with softmax attention. Sentences that are done leave the batch, an eighth of it at a time.
+    Log-probabilities are in float32 at least. Cost per token: one step of B·K rows, one pass over B·K·V logits.
+
+    Raises InputError for a model in training mode, a prefix that is empty or of other rows, tokens outside the
+    vocabulary, and NaN.
+    """
+    config = config or BeamConfig()
+    lengths = _checked(model, prefix, config)
+    with torch.no_grad():
+        search = _Search(model, prefix, lengths, config, generator)
+        search.start(state, step or fused_step(model))
+        return search.run()
+
+
+class _Search:
+    """One search: what is running, what is finished, and what the sentences that left have found."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prefix: Tensor,
+        lengths: Tensor,
+        config: BeamConfig,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.model, self.prefix, self.config, self.generator = model, prefix, config, generator
+        self.likelihood: Likelihood | None = likelihood_of(model)
+        self.start_lengths = lengths[:, None]  # [B, 1]
+        self.common = int(lengths.min())  # tokens that every prefix has
+        self.forced = int(lengths.max()) - self.common  # steps in which a longer prefix is read
+        self.sentences = torch.arange(len(prefix), device=prefix.device)
+        self.results: dict[int, list[Hypothesis]] = {}
+
+    def start(self, state: State, step: Step) -> None:
+        """Read the common prefix once per sentence, and branch."""
+        k, prefix = self.config.beams, self.prefix[:, : self.common]
+        outputs, state = self.model(prefix, state)
+        self.step = step
+        if k > 1 and isinstance(self.model, Branching):
+            state = self.model.branch(state, k)
+        elif k > 1:
+            state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(k))
+        self.state = state
+        self.logits = scored(outputs[:, -1], self.likelihood)  # [B, V]: the hypotheses are still the same
+        self.tokens = prefix[:, None].expand(-1, k, -1)
+        self.scores = torch.zeros(len(prefix), 1, dtype=self.logits.dtype, device=prefix.device)
+        self.finished = Finished.none(self.scores.expand(-1, k), self.tokens)
+        self.done = self.scores > 0
+
+    def run(self) -> list[list[Hypothesis]]:
+        """Extend the hypotheses until every sentence is done."""
+        steps = self.config.max_length + self.forced
+        often = 1 if self.prefix.device.type == "cpu" else WAIT
+        for i in range(steps):
+            self._extend()
+            if i + 1 == steps or ((i + 1) % often == 0 and self._leave()):
+                break
+            flat = self.tokens.flatten(0, 1)
+            outputs, self.state = self.step(flat[:, -1:], self.state)
+            self.logits = scored(outputs[:, -1], self.likelihood)
+        self._collect(torch.arange(len(self.sentences)))
+        return [self.results[i] for i in range(len(self.prefix))]
+
+    def _extend(self) -> None:
+        """Choose the next tokens, keep what ends, and take the rows of what goes on."""
+        c, k = self.config, self.config.beams
+        place = self.tokens.shape[2]
+        count = place + 1 - self.start_lengths  # [B, 1]: tokens after the prefix, with the next one
+        last = count >= c.max_length
+        norm = normaliser(self.logits)
+        self._constrain(count, last)
+        if c.temperature:
+            if self.scores.shape[1] < k:
+                self.logits, norm = self.logits.repeat_interleave(k, 0), norm.repeat_interleave(k, 0)
+                self.scores = self.scores.expand(-1, k)
+            settings = c.temperature, c.top_k, c.top_p
+            found = drawn(self.logits, norm, self.scores, settings, self.generator)
+        else:
+            found = best(self.logits, norm, self.scores, 2 * k)
+        if place < self.common + self.forced:
+            found = self._force(found, place)
+        ends = (found.tokens == c.eos) & (count > 0) if c.eos is not None else found.tokens < 0
+        self._finish(found, ends, count, last)
+        self._go_on(found, ends | last)
+        if not c.temperature:
+            lengths = torch.cat([count.clamp(min=1), torch.full_like(count, c.max_length)], 1)
+            full = is_done(self.finished.scores, self.scores[:, :1], lengths, c.stopping, c.length_penalty)
+        else:
+            full = (self.scores == -torch.inf).all(1, keepdim=True)
+        self.done = self.done | (full & (count > 0))
+
+    def _constrain(self, count: Tensor, last: Tensor) -> None:
+        """Set the logits of tokens that may not come next to −inf."""
+        c, logits = self.config, self.logits
+        rows = len(logits) // len(count)
+        if c.forbidden:
+            logits[:, list(c.forbidden)] = -torch.inf
+        if c.no_repeat_ngram:
+            tokens = self.tokens[:, :rows].flatten(0, 1)
+            forbid_repeats(logits, tokens, c.no_repeat_ngram)
+        if c.eos is None:
+            return
+        if c.min_length and self.tokens.shape[2] < self.common + self.forced + c.min_length:
+            early = (count <= c.min_length).repeat_interleave(rows, 0)[:, 0]
+            logits[:, c.eos] = logits[:, c.eos].masked_fill(early, -torch.inf)
+        if c.stopping == "fairseq" and not c.temperature and self.tokens.shape[2] >= self.common + c.max_length - 1:
+            kept = logits[:, c.eos].clone()
+            logits.masked_fill_(last.repeat_interleave(rows, 0), -torch.inf)
+            logits[:, c.eos] = kept
+
+    def _force(self, found: Candidates, place: int) -> Candidates:
+        """The next token of the prefixes that are not at their end, with the score 0; of the others, what was found."""
+        token = self.prefix.index_select(0, self.sentences)[:, place : place + 1]
+        free, scores = token == IGNORE, torch.zeros_like(found.scores)
+        if not self.config.temperature:
+            scores[:, 1:] = -torch.inf  # one hypothesis, which the first free step continues
+        parents = torch.where(free, found.parents, torch.zeros_like(found.parents))
+        return Candidates(torch.where(free, found.scores, scores), parents, torch.where(free, found.tokens, token))
+
+    def _finish(self, found: Candidates, ends: Tensor, count: Tensor, last: Tensor) -> None:
+        """Keep the hypotheses that end: only the first K candidates count, the others are there to go on with."""
+        c, k = self.config, self.config.beams
+        hits = (ends | last)[:, :k] & (found.scores[:, :k] > -torch.inf)
+        if c.stopping == "fairseq" and c.eos is not None and not c.temperature:
+            hits = hits & ends[:, :k]
+        hits = accepted(self.finished.scores, hits, self.done, c.stopping)
+        if hits.device.type == "cpu" and not bool(hits.any()):
+            return
+        scores = found.scores[:, :k] / count.clamp(min=1).to(found.scores.dtype) ** c.length_penalty
+        tokens = torch.cat([self._parents(found.parents[:, :k]), found.tokens[:, :k, None]], 2)
+        new = Finished(
+            scores.masked_fill(~hits, -torch.inf),
+            found.scores[:, :k],
+            count.expand_as(hits),
+            ends[:, :k],
+            tokens,
+        )
+        self.finished = self.finished.merged(new)
+
+    def _parents(self, parents: Tensor) -> Tensor:
+        """The tokens of hypotheses [B, N], [B, N, T]."""
+        return self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
+
+    def _go_on(self, found: Candidates, ends: Tensor) -> None:
+        """Continue with the first K candidates that do not end."""
+        k = self.config.beams
+        chosen = found._replace(scores=found.scores.masked_fill(ends, -torch.inf))
+        if not self.config.temperature:
+            order = torch.arange(2 * k, device=ends.device) + 2 * k * ends
+            chosen = chosen.take(order.topk(k, largest=False).indices)
+            if self.scores.shape[1] > 1 or k == 1:  # in the first step the rows are still the same
+                self._reorder(chosen.parents)
+        self.tokens = torch.cat([self._parents(chosen.parents), chosen.tokens[..., None]], 2)
+        self.scores = chosen.scores
+
+    def _reorder(self, parents: Tensor) -> None:
+        """Take the state's rows of the parents [B, K]."""
+        base = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beams
+        rows, same = (parents + base).flatten(), torch.arange(parents.numel(), device=parents.device)
+        if rows.device.type != "cpu" or not torch.equal(rows, same):
+            self.state = select(self.state, rows)
+
+    def _leave(self) -> bool:
+        """Let sentences that are done leave the batch, an eighth of it at a time; True if none is left."""
+        done = self.done[:, 0]
+        count = int(done.sum())
+        if count == len(done):
+            return True
+        if count >= max(1, len(done) // 8):
+            self._collect(done.nonzero()[:, 0])
+            kept = (~done).nonzero()[:, 0]
+            k = self.config.beams
+            self.state = select(self.state, (kept[:, None] * k + torch.arange(k, device=kept.device)).flatten())
+            self.tokens, self.scores, self.sentences, self.done, self.start_lengths = (
+                x.index_select(0, kept)
+                for x in (self.tokens, self.scores, self.sentences, self.done, self.start_lengths)
+            )
+            self.finished = self.finished.select(kept)
+        return False
+
+    def _collect(self, rows: Tensor) -> None:
+        """Store what the sentences at these rows have found."""
+        found = self.finished.select(rows.to(self.scores.device))
+        numbers = (found.scores, found.log_probs, found.lengths, found.ended)
+        starts = self.start_lengths[rows, 0].tolist()
+        for i, sentence in enumerate(self.sentences[rows].tolist()):
+            self.results[sentence] = [
+                Hypothesis(found.tokens[i, j, starts[i] : starts[i] + length].clone(), score, log_prob, ended)
+                for j, (score, log_prob, length, ended) in enumerate(
+                    zip(*(x[i].tolist() for x in numbers), strict=True)
+                )
+                if j < self.config.n_best and score > -torch.inf
+            ]
+
+
+def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:
+    """The lengths of the prefixes [B], after a check of what was given."""
+    if model.training:
+        raise InputError("beam_search: expected a model in eval mode, found training mode; call model.eval()")
+    if not isinstance(prefix, Tensor) or prefix.dim() != 2 or not prefix.numel() or prefix.dtype != torch.int64:
+        found = f"{prefix.dtype} {tuple(prefix.shape)}" if isinstance(prefix, Tensor) else type(prefix).__name__
+        raise InputError(f"beam_search: expected a prefix [B, P] of int64, P at least 1, found {found}")
+    given = prefix != IGNORE
+    lengths = given.sum(1)
+    if bool((given != (torch.arange(prefix.shape[1], device=prefix.device) < lengths[:, None])).any()):
+        raise InputError(f"beam_search: expected {IGNORE} in a prefix after its tokens alone, found it between them")
+    if not bool(lengths.all()):
+        raise InputError("beam_search: expected at least one token in every prefix, found none; begin with BOS")
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    named = [token for token in (config.eos, *config.forbidden) if token is not None]
+    if size is not None and any(not 0 <= token < size for token in named):
+        raise InputError(f"BeamConfig: expected tokens from 0 to {size - 1}, found {named}; change eos or forbidden")
+    return lengths
