@@ -17,7 +17,7 @@ from processes import mnemos
 from mnemos import registry
 from mnemos.cli import main
 
-COSTS = ("seconds", "peak_bytes")
+COSTS = ("seconds", "peak_bytes", "steps", "tokens", "train_flops")
 QUICK = "--train.steps 20 --train.batch-size 8 --train.eval-every 10 --train.log-every 5 --train.checkpoint-every 10"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
 QUICK = QUICK.split()
@@ -391,6 +391,7 @@ def test_compare_writes_what_it_promises(comparison):
     assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
         assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "state_bytes", *COSTS, "runs"}
+        assert (row["steps"], row["tokens"] > 20 * 8) == (20, True)
         assert [run["folder"] for run in row["runs"]] == found["runs"][row["name"]]
         assert [run["seed"] for run in row["runs"]] == [0, 1]
         assert row["seeds"] == 2

@@ -42,7 +42,7 @@ def test_commands_name_verbs_recipes_and_fields_that_exist(capsys):
             names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
             files = [name for name in names if name.endswith(".json")]
             assert set(names) - set(files) <= set(registry.names("recipe")), line
-            options = r"--unwritten|--baselines|--vary \S+ \S+|--(?:seeds|out) \S+"
+            options = r"--unwritten|--baselines|--vary \S+ \S+|--(?:seeds|out|jobs|equal|minutes|rates|against) \S+"
             fields = re.sub(options, "", " ".join(words[len(names) :])).split()
             if files:  # what `mnemos show` printed
                 assert not fields

@@ -39,7 +39,9 @@ USAGE = """mnemos: memory for transformers
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
-                                               [--unwritten] [--baselines] [--vary FIELD V1,V2 ...]
+                                               [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
+                                               [--equal updates|samples|parameters|flops|time] [--minutes M]
+                                               [--rates R1,R2: the best for each recipe]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
   mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
                                                [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
@@ -324,19 +326,10 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    about = "Train recipes on the same data, seeds and data order, and compare their scores and costs."
-    takes = "RECIPE RECIPE ... [--field value ...] [--seeds N] [--out DIR] [--unwritten] [--baselines] "
-    takes += "[--vary FIELD V1,V2 ...]"
-    parser = _RecipeParser("compare", about, takes)
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
-    parser.add_argument("--out", metavar="DIR", help="the comparison's folder; by default a new one in runs")
-    about = "add, for each recipe with a gated cache or slots, the baseline whose memory is never written"
-    parser.add_argument("--unwritten", action="store_true", help=about)
-    about = "add that baseline, and one of equal parameters without the memory"
-    parser.add_argument("--baselines", action="store_true", help=about)
-    about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32; given for "
-    about += "several fields, with each combination of their values"
-    parser.add_argument("--vary", nargs=2, metavar=("FIELD", "V1,V2"), action="append", default=[], help=about)
+    from .train.compare_arguments import ABOUT, TAKES, add_options, settings
+
+    parser = _RecipeParser("compare", ABOUT, TAKES)
+    add_options(parser)
     options, names, fields = parser.split(arguments)
     if not names and "--help" in fields:
         parser.print_help()
@@ -352,8 +345,8 @@ def _compare(arguments: list[str]) -> int:
 
     recipes = variants(names, fields, options.vary)
     folder = Path(options.out) if options.out else Path("runs") / run_name(recipes[0], "compare")
-    switches = {"unwritten": options.unwritten, "baselines": options.baselines}
-    return _training(lambda: compare(recipes, folder, options.seeds, **switches))
+    switches = settings(options)
+    return _training(lambda: compare(recipes, folder, **switches))
 
 
 def _report(arguments: list[str]) -> int:

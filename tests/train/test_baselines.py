@@ -127,7 +127,7 @@ def test_a_comparison_says_whose_baselines_it_adds(tmp_path, monkeypatch, capsys
     def stopped(*_: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("mnemos.train.compare.train_apart", stopped)
+    monkeypatch.setattr("mnemos.train.several.train_apart", stopped)
     recipes = variants(["short-listops-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
     with pytest.raises(Interrupted):
         compare(recipes, tmp_path / "run", baselines=True)

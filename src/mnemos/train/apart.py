@@ -1,11 +1,13 @@
 """A run in a process of its own, so that runs share neither memory nor threads."""
 
+import contextlib
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -53,14 +55,7 @@ def finished(place: Path) -> bool:
 def _join(child: BaseProcess) -> bool:
     """Start a process and wait for its end, passing SIGINT and SIGTERM on. Returns whether it was interrupted."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
-        # A terminal sends Ctrl-C to the child too. Its SIGINT stays blocked, so that Ctrl-C cannot end it with a
-        # traceback while it starts up: it ends by the caller's SIGTERM, or by its own when the parent has ended.
-        multiprocessing.resource_tracker.ensure_running()  # a first start of it unblocks SIGINT
-        before_start = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            child.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before_start)
+        start_shielded(child)
         child.join()
         return child.exitcode == 130
     signalled = []
@@ -87,13 +82,33 @@ def _join(child: BaseProcess) -> bool:
     return bool(signalled) or child.exitcode == 130
 
 
+def start_shielded(child: BaseProcess) -> None:
+    """Start a process in which SIGINT stays blocked, so that Ctrl-C of a terminal cannot end it with a traceback.
+
+    It ends by the caller's SIGTERM, or by its own when the parent has ended (`child_of_comparison`).
+    """
+    multiprocessing.resource_tracker.ensure_running()  # a first start of it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
     from .session import run
 
-    # The child must not train on after its parent was killed.
+    with child_of_comparison():
+        run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
+
+
+@contextlib.contextmanager
+def child_of_comparison() -> Iterator[None]:
+    """Context of all work of a child process: it ends with its parent, and an error is one line and an exit code."""
+    # The child must not work on after its parent was killed.
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
+        yield
     except (InputError, TrainingFailed, Interrupted) as error:
         print(f"mnemos: {error}", file=sys.stderr)
         raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None

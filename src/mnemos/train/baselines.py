@@ -84,7 +84,7 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
     wanted = parameters(recipe.model)
     if parameters(plain) == wanted:
         return None
-    model = _widened(plain, wanted)
+    model = _widened(plain, wanted, "--baselines")
     found = parameters(model)
     if abs(found / wanted - 1) > NEAR:
         raise InputError(
@@ -93,6 +93,25 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
         )
     about = f"{recipe.name} without its memory and with wider MLPs: {found:,} parameters, of {wanted:,} with it"
     return replace(recipe, name=f"{recipe.name}-wider", about=about, model=model)
+
+
+def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
+    """The recipe with MLPs of the width that gives it `wanted` parameters, those of the recipe named `of`.
+
+    Parameters that differ by no more than 5 % are equal, and such a recipe stays as it is. Raises InputError if the
+    model has no field that sets the width of its MLPs, or if no width comes within 5 %.
+    """
+    before = parameters(recipe.model)
+    if abs(before / wanted - 1) <= NEAR:
+        return recipe
+    model = _widened(recipe.model, wanted, "--equal parameters")
+    found = parameters(model)
+    if abs(found / wanted - 1) > NEAR:
+        raise InputError(
+            f"--equal parameters: expected {wanted:,} parameters as of {of}, found {before:,} of {recipe.name}, and "
+            f"that other widths of its MLPs give {found:,} at the nearest; change its sizes with --model.FIELD"
+        )
+    return replace(recipe, model=model)
 
 
 def parameters(model: ModelConfig) -> int:
@@ -104,12 +123,12 @@ def _none() -> Any:
     return None
 
 
-def _widened(model: ModelConfig, wanted: int) -> ModelConfig:
+def _widened(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
     """The model with the MLP widths whose number of parameters is nearest to `wanted`; the count is linear in them."""
     name = next((name for name in _WIDTHS if hasattr(model, name)), None)
     if name is None:
         raise InputError(
-            f"--baselines: expected a model with one of the fields {', '.join(_WIDTHS)}, found {model.name}; write its "
+            f"{option}: expected a model with one of the fields {', '.join(_WIDTHS)}, found {model.name}; write its "
             "baseline of equal parameters as a recipe"
         )
     value: Any = getattr(model, name)
@@ -117,14 +136,27 @@ def _widened(model: ModelConfig, wanted: int) -> ModelConfig:
         return _widened_stages(model, name, value, wanted)
     if not value:
         raise InputError(
-            f"--baselines: expected a model with an MLP, to make it wider, found {name} 0; write the "
+            f"{option}: expected a model with an MLP, to make it wider, found {name} 0; write the "
             "baseline of equal parameters as a recipe"
         )
     unit = 1 if isinstance(value, int) else 1 / model.dim  # type: ignore[attr-defined]  # one hidden channel
     start, channels = parameters(model), round(value / unit)
     slope = parameters(replace(model, **{name: _width(2 * channels, unit)})) - start
     more = round((wanted - start) / (slope / channels))
-    return replace(model, **{name: _width(channels + more, unit)})
+    return replace(model, **{name: _width(max(1, channels + more), unit)})
+
+
+def widths_text(before: ModelConfig, after: ModelConfig) -> str | None:
+    """How the widths of the MLPs of two models differ: "mlp 384 instead of 512"; None if they do not."""
+    for name in _WIDTHS:
+        old, new = getattr(before, name, None), getattr(after, name, None)
+        if old != new:
+            return f"{name} {_text(new)} instead of {_text(old)}, {parameters(after):,} parameters"
+    return None
+
+
+def _text(width: Any) -> str:
+    return f"{width:.4g}" if isinstance(width, float) else str(width)
 
 
 def _width(channels: int, unit: float) -> float:
@@ -133,15 +165,20 @@ def _width(channels: int, unit: float) -> float:
 
 
 def _widened_stages(model: ModelConfig, name: str, ratios: Sequence[int], wanted: int) -> ModelConfig:
-    """The same for integer ratios, one per stage: of the nearest models the one with the smallest changes."""
+    """The same for integer ratios ≥ 1, one per stage: of the nearest models the one with the smallest changes."""
     start = parameters(model)
     slopes = []
     for i in range(len(ratios)):
         other = tuple(ratio + (j == i) for j, ratio in enumerate(ratios))
         slopes.append(parameters(replace(model, **{name: other})) - start)
-    most = [round((wanted - start) / slope) + 1 for slope in slopes]
-    choices = itertools.product(*(range(min(count, 12) + 1) for count in most))
-    best = min(
-        choices, key=lambda more: (abs(start + sum(map(operator.mul, more, slopes)) - wanted), max(more), sum(more))
-    )
+    sign = 1 if wanted >= start else -1
+    most = [round(abs(wanted - start) / slope) + 1 for slope in slopes]
+    if sign < 0:
+        most = [min(count, ratio - 1) for count, ratio in zip(most, ratios, strict=True)]
+    choices = itertools.product(*([sign * i for i in range(min(count, 12) + 1)] for count in most))
+
+    def distance(more: tuple[int, ...]) -> tuple[int, int, int]:
+        return abs(start + sum(map(operator.mul, more, slopes)) - wanted), max(map(abs, more)), abs(sum(more))
+
+    best = min(choices, key=distance)
     return replace(model, **{name: tuple(map(sum, zip(ratios, best, strict=True)))})

@@ -1,18 +1,25 @@
 """Compare recipes on the same data, seeds and data order: their scores, the spread over seeds, and their cost."""
 
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mnemos.atomic import write_json
 from mnemos.types import InputError, JSONObject
 
-from .apart import train_apart
-from .baselines import with_baselines, with_unwritten
-from .checks import complete, unresolved
+from .baselines import widths_text, with_baselines, with_unwritten
+from .budgets import FILE, Budget, budget_lines
+from .checks import unresolved
 from .comparison import summarise
 from .comparison_table import show
-from .recipe import Recipe, RolloutConfig, TrainConfig, as_json
+from .equal import PARAMETERS, UPDATES, check_equal, check_parameters, check_scored, completed, of_equal_parameters
+from .rates import Sweep, at_best_rates, check_rates, end_warning, sweep, with_seed
+from .recipe import Recipe, as_json
 from .run import differing
+from .runs_left import RunsLeft
+from .several import Planned, train_several
+from .stopping import TrainingFailed
 
 
 def compare(
@@ -22,51 +29,78 @@ def compare(
     quiet: bool = False,
     unwritten: bool = False,
     baselines: bool = False,
+    equal: Sequence[str] = (UPDATES,),
+    minutes: float | None = None,
+    rates: Sequence[float] = (),
+    jobs: int = 1,
 ) -> JSONObject:
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
     Result: {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for
     one seed), "seeds", "parameters", "flops", "state_bytes" (null in results of older versions), "seconds",
-    "peak_bytes", "runs"}], "controls": [{"name", "control", "mean", "std", "seeds"}], "runs": {name: [folders]},
+    "peak_bytes", "steps", "tokens", "train_flops", "runs"}], "controls": [{"name", "control", "mean", "std", "seeds"}],
+    "runs": {name: [folders]}, "equal": what was made equal (`Budget.applied`), with "parameters": whether they are,
     "provenance" (`provenance.shared`)}. The metric is the task's first, on the test split; "about" explains it.
-    "seconds" (of updates) and "peak_bytes" are means over seeds. A row's "runs" give the commit that trained each run:
+    "seconds" (of updates), "peak_bytes", "steps", "tokens" (as the task counts the samples that were read) and
+    "train_flops" (of all updates; null in results of older versions) are means over seeds. A row's "runs" give the
+    commit that trained each run:
     [{"folder", "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit.
     A row of a task that measures a metric along an axis (`figures.along`) has "along": {"metric", "x", "values": [{"x",
     "mean", "std", "seeds"}]} too.
+
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
+    equal: kinds of `equal.KINDS`. "updates": of equal batches. "samples", "flops" or "time": the steps of each recipe
+    follow from a budget, that of the first recipe with its steps, or `minutes` of updates per run (`budgets`).
+    "parameters", alone or beside one of these: MLPs get the widths that give all recipes as many as the first.
+    rates: learning rates. Each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N; only
+    the rate with the best score on the validation split gets the other seeds and is reported, as "rate" and "rates":
+    [[rate, score]] of its row.
+    jobs: runs at a time, with one thread each if there are several.
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
-    results of a finished one are read again. Raises InputError if the recipes differ in data or training settings;
-    only `RolloutConfig` may differ, because it belongs to the memory.
+    results of a finished one are read again. Raises InputError if the recipes differ in data or training settings
+    (`check_equal`), or are scored on different targets (`check_scored`).
     """
-    if seeds < 1:
-        raise InputError(f"--seeds: expected at least 1, found {seeds}; raise it")
-    folder = Path(folder)
-    given = {recipe.name for recipe in recipes}
-    if baselines:
-        _check_equal(recipes)  # as the sizes of all models are taken from the data of the first recipe
-        recipes = with_baselines(_completed(recipes))
-    elif unwritten:
-        recipes = with_unwritten(recipes)
-    _check(recipes, folder)
+    for name, count in (("seeds", seeds), ("jobs", jobs)):
+        if count < 1:
+            raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
+    if rates:
+        check_rates(rates)
+    folder, given, budget = Path(folder), recipes, Budget(equal[0], minutes)
+    check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
+    recipes = _of_models(recipes, unwritten, baselines, PARAMETERS in equal)
+    _check(recipes, folder, budget.kind)
     if any(map(unresolved, recipes)):
-        recipes = _completed(recipes)
+        recipes = completed(recipes)
+    check_scored(recipes)
+    if jobs > 1:
+        recipes = [replace(one, train=replace(one.train, threads=one.train.threads or 1)) for one in recipes]
     folder.mkdir(parents=True, exist_ok=True)
-    if not quiet:
-        print(f"{len(recipes)} recipes × {seeds} seed{'s' * (seeds > 1)}: {len(recipes) * seeds} runs", flush=True)
-        for recipe in recipes:
-            if recipe.name not in given:
-                print(f"{recipe.name}: {recipe.about}", flush=True)
+    tell = _silent if quiet else _print
+    tell(_count(len(recipes), seeds, len(rates)))
+    for recipe in recipes:
+        if (line := _changed(recipe, given)) is not None:
+            tell(f"{recipe.name}: {line}")
+    recipes, spent = budget.applied(recipes, folder, jobs)
+    for line in budget_lines(spent):
+        tell(line)
+    left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
+    planned, chosen = _planned(recipes, folder, seeds, rates, jobs, left, tell)
+    others = planned[len(recipes) :] if rates else planned  # the first seeds are of the sweep
+    train_several(others, jobs, quiet=quiet or jobs > 1, tell=jobs > 1 and not quiet, left=left)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
-    for offset in range(seeds):
-        for recipe in recipes:
-            seed = recipe.train.seed + offset
-            place = folder / recipe.name / f"seed-{seed}"
-            train_apart(replace(recipe, train=replace(recipe.train, seed=seed)), place, quiet)
-            runs[recipe.name].append(place)
+    for recipe, place in planned:
+        runs[recipe.name].append(place)
     comparison = summarise(runs, folder)
+    comparison["equal"] = _without_recipes(spent) | {"parameters": PARAMETERS in equal}
+    for row in comparison["rows"]:
+        if row["name"] in chosen:
+            row |= {
+                "rate": chosen[row["name"]].best,
+                "rates": [list(one) for one in chosen[row["name"]].scores.items()],
+            }
     write_json(folder / "comparison.json", comparison)
     if not quiet:
         show(comparison)
@@ -74,28 +108,72 @@ def compare(
     return comparison
 
 
-def _completed(recipes: list[Recipe]) -> list[Recipe]:
-    """The recipes with the sizes of their data, which are closed again before the runs start."""
-    task = recipes[0].data.build()
-    try:
-        return [complete(recipe, task) for recipe in recipes]
-    finally:
-        task.close()
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
-def _check_equal(recipes: list[Recipe]) -> None:
-    """Raise InputError for recipes that differ in data or training settings."""
-    first = recipes[0]
-    for other in recipes[1:]:
-        for part, equal in (("data", other.data == first.data), ("train", _train(other) == _train(first))):
-            if not equal:
-                raise InputError(
-                    f"compare: expected recipes with equal {part} settings, found that {first.name} and {other.name} "
-                    f"differ; make them equal with --{part}.FIELD"
-                )
+def _silent(line: str) -> None:
+    """Print nothing."""
 
 
-def _check(recipes: list[Recipe], folder: Path) -> None:
+def _of_models(recipes: list[Recipe], unwritten: bool, baselines: bool, parameters: bool) -> list[Recipe]:
+    """The recipes with equal parameters and with their baselines, where they are wanted."""
+    if parameters:
+        recipes = of_equal_parameters(completed(recipes))
+    if baselines:
+        recipes = with_baselines(completed(recipes))
+    elif unwritten:
+        recipes = with_unwritten(recipes)
+    if parameters:
+        check_parameters(recipes)
+    return recipes
+
+
+def _count(recipes: int, seeds: int, rates: int) -> str:
+    """How many runs there will be."""
+    of_seeds = f"{seeds} seed{'s' * (seeds > 1)}"
+    if not rates:
+        return f"{recipes} recipes × {of_seeds}: {recipes * seeds} runs"
+    runs = recipes * (rates + seeds - 1)
+    return f"{recipes} recipes × {rates} learning rate{'s' * (rates > 1)}, then {of_seeds} of the best: {runs} runs"
+
+
+def _changed(recipe: Recipe, given: Sequence[Recipe]) -> str | None:
+    """What a recipe is that was not given, or how it differs from the one that was; None if it does not."""
+    before = next((one for one in given if one.name == recipe.name), None)
+    return recipe.about if before is None else widths_text(before.model, recipe.model)
+
+
+def _planned(
+    recipes: list[Recipe],
+    folder: Path,
+    seeds: int,
+    rates: Sequence[float],
+    jobs: int,
+    left: RunsLeft,
+    tell: Callable[[str], None],
+) -> tuple[list[Planned], dict[str, Sweep]]:
+    """The runs that are reported, seed by seed, and the sweeps of learning rates that chose them."""
+    if not rates:
+        own = [with_seed(one, one.train.seed + offset) for offset in range(seeds) for one in recipes]
+        return [(run, folder / run.name / f"seed-{run.train.seed}") for run in own], {}
+    sweeps = sweep(recipes, rates, folder, jobs, left, tell=tell is _print)
+    if failed := next((name for name, one in sweeps.items() if one.best is None), None):
+        raise TrainingFailed(f"{folder / failed}: the run failed with every learning rate; give other --rates")
+    for name, one in sweeps.items():
+        tell(f"{name}: learning rate {one.best:.1e}, the best of {len(rates)} on the validation split")
+    if (warning := end_warning(sweeps)) is not None:
+        print(f"mnemos: warning: {warning}", file=sys.stderr, flush=True)
+    return at_best_rates(recipes, sweeps, seeds, folder), sweeps
+
+
+def _without_recipes(spent: JSONObject) -> JSONObject:
+    """What a budget has about the whole comparison; budget.json has the recipes and their measurements too."""
+    return {key: value for key, value in spent.items() if key not in ("recipes", "provenance")}
+
+
+def _check(recipes: list[Recipe], folder: Path, budget: str) -> None:
+    """Raise InputError for recipes that cannot be compared, and for a folder of something else."""
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
         doubled = next(name for name in names if names.count(name) > 1)
@@ -106,17 +184,13 @@ def _check(recipes: list[Recipe], folder: Path) -> None:
                 f'{difference}; change "name" in the file of one'
             )
         raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
-    _check_equal(recipes)
+    check_equal(recipes, budget)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
     stray = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    stray = [name for name in stray if name not in {*names, "comparison.json", "comparison.json.tmp", "report.html"}]
+    own = {*names, "report.html", *(f"{file}{end}" for file in ("comparison.json", FILE) for end in ("", ".tmp"))}
+    stray = [name for name in stray if name not in own]
     if stray:
         raise InputError(
             f"{folder}: expected a new folder or this comparison, found {stray[0]!r} in it; name another with --out"
         )
-
-
-def _train(recipe: Recipe) -> TrainConfig:
-    """The training settings that must be equal: all except the rollout, but including its number of new batches."""
-    return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.stride))

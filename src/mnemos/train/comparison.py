@@ -23,6 +23,8 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
         spread = _spread([result["test"][metric] for result in results])
         cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
+        cost |= {key: _mean(results, key) for key in ("steps", "tokens")}
+        cost["train_flops"] = _mean([{"train_flops": _train_flops(result)} for result in results], "train_flops")
         commits = [trained(place, str(place.relative_to(folder))) for place in places]
         rows.append({"name": name, **spread, **cost, **_along(results), "runs": commits})
         for control in results[0].get("controls", {}):
@@ -38,6 +40,17 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
         "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},
         "provenance": shared([place for places in runs.values() for place in places]),
     }
+
+
+def _train_flops(result: JSONObject) -> float | None:
+    """FLOPs of all updates of a run; None in results of older versions, and of several processes."""
+    return None if result.get("update_flops") is None else result["update_flops"] * result["steps"]
+
+
+def _mean(results: Sequence[JSONObject], key: str) -> float | None:
+    """The mean over runs; None if one of them does not have the number."""
+    found = [result.get(key) for result in results]
+    return None if None in found else statistics.fmean(value for value in found if value is not None)
 
 
 def _spread(values: list[float]) -> JSONObject:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from mnemos.config import to_dict
 from mnemos.data.batch import each, row_count, to_device
 from mnemos.data.metrics import sum_functions, values
 from mnemos.data.task import Task
+from mnemos.measure.flops import count_flops
 from mnemos.modes import evaluating
-from mnemos.types import InputError, JSONObject, State
+from mnemos.types import InputError, JSONObject, State, leaves
 
 from . import devices
 from .best import Best
@@ -30,6 +32,8 @@ from .stopping import TrainingFailed
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+_COUNTED = 4  # updates whose FLOPs are counted: rows that are padded to the longest of a batch differ in length
 
 
 @dataclass
@@ -75,7 +79,7 @@ class Learner:
         self.model: nn.Module = recipe.model.build() if model is None else model
         self.parameters = sum(p.numel() for p in self.model.parameters())
         searched = devices.uses_ddp(recipe.train)
-        with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1, searched=searched)
+        self._with_loss = with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1, searched=searched)
         self._wrapped = fabric.setup_module(with_loss)
         # A fused optimiser cannot skip a step (the float16 scaler needs that) and does not support shards everywhere.
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
@@ -100,19 +104,7 @@ class Learner:
         batches = self._rollout.batches(step - 1, config)
         for batch in batches:
             self.task.check(batch, f"training batch {step - 1}")
-        targets = sum(self.task.count(batch) for batch in batches)
-        sums = []
-        rows = [[to_device(part, fabric.device) for part in self._micro_batches(batch)] for batch in batches]
-        # DDP and FSDP average gradients over processes. The loss is a sum over them, so it is scaled by their number;
-        # auxiliary losses are averaged.
-        weights = fabric.world_size / max(1, targets), 1 / self._rollout.forwards(rows)
-        with self._rollout.accumulating_caches():
-            for i, steps in enumerate(zip(*rows, strict=True)):
-                carried = self._states[i] if self.task.carries_state else None
-                found, state = self._rollout.backward(list(steps), carried, weights, last=i + 1 == config.accumulate)
-                if self.task.carries_state:
-                    self._states[i] = state
-                sums.append(found)
+        sums, self._states = self._gradients(batches)
         total: Any = fabric.all_reduce(torch.stack(sums).sum(0), reduce_op="sum")
         loss_mean, auxiliary, auxiliaries, *metric_sums = total.tolist()
         loss_mean /= fabric.world_size
@@ -130,6 +122,56 @@ class Learner:
         self.count = Counters(step, tokens, seconds, self.count.peak_bytes)
         self.tally = self.tally.plus(loss_mean, auxiliary / fabric.world_size, auxiliaries, metric_sums)
         return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
+
+    def _gradients(self, batches: list[Any]) -> tuple[list[Tensor], list[State]]:
+        """Add the gradients of an update's batches; (sums of each micro-batch, the states that are carried on)."""
+        fabric, config = self.fabric, self.recipe.train
+        targets = sum(self.task.count(batch) for batch in batches)
+        rows = [[to_device(part, fabric.device) for part in self._micro_batches(batch)] for batch in batches]
+        # DDP and FSDP average gradients over processes. The loss is a sum over them, so it is scaled by their number;
+        # auxiliary losses are averaged.
+        weights = fabric.world_size / max(1, targets), 1 / self._rollout.forwards(rows)
+        sums, states = [], list(self._states)
+        with self._rollout.accumulating_caches():
+            for i, steps in enumerate(zip(*rows, strict=True)):
+                carried = states[i] if self.task.carries_state else None
+                found, state = self._rollout.backward(list(steps), carried, weights, last=i + 1 == config.accumulate)
+                if self.task.carries_state:
+                    states[i] = state
+                sums.append(found)
+        return sums, states
+
+    def update_flops(self) -> float | None:
+        """FLOPs of an update, the mean over the next `_COUNTED` ones (`measure.flops`).
+
+            Σ over segments (forward + backward) + the forwards that memory replay computes again
+
+        Gradients are computed under a counter and dropped; updates whose batches have equal shapes are counted once. A
+        backward costs about two forwards, so this is about 3 forwards of all rows of the update, and about 4 with
+        memory replay, which computes each segment but the last twice. The optimiser is not counted. Weights, buffers,
+        the carried state and the random generators stay as they are. None for several processes, which share an update.
+        """
+        if self.fabric.world_size > 1:
+            return None
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        compiled, self._with_loss.model = self._with_loss.model, self.model  # it would hide its operations
+        found: dict[frozenset[torch.Size], int] = {}
+        total = 0
+        try:
+            with generators.kept():
+                for step in range(self.count.step, self.count.step + _COUNTED):
+                    batches = self._rollout.batches(step, self.recipe.train)
+                    shapes = frozenset(leaf.shape for batch in batches for leaf in leaves(batch))
+                    if shapes not in found:
+                        found[shapes] = count_flops(partial(self._gradients, batches))
+                    total += found[shapes]
+        finally:
+            self._with_loss.model = compiled
+            self._optimiser.zero_grad()
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+        return total / _COUNTED
 
     def evaluated(self, valid: dict[str, float]) -> None:
         """Pass the scores of an evaluation to the plateau schedule, and remember the best ones."""

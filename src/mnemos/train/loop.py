@@ -59,6 +59,7 @@ def train(
     model: nn.Module | None = None,
     longer: bool = False,
     accept_changed_data: bool = False,
+    count_flops: bool = False,
 ) -> JSONObject:
     """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
 
@@ -70,14 +71,14 @@ def train(
     "tokens" (images or frames for other data; those that two updates read count twice), "epoch_seconds" (seconds of
     updates per epoch; null if the size of an epoch is unknown), "rollout_segments" (segments per update, if more than
     one), "best_step" (with `train.keep_best`: the step whose weights were scored), "stopped_early": true (with
-    `train.patience`, if the run did not train all steps)}.
+    `train.patience`, if the run did not train all steps), "update_flops" (with count_flops: `Learner.update_flops`)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
     resume: continue from the newest intact checkpoint; the result of a finished run is returned unchanged, and its
     weights are loaded into a given `model`. longer: the run resumes with another number of steps, that of `recipe`,
     which `continuing.extend` writes to its folder. accept_changed_data: resume although the data are others than those
-    of the checkpoint; a line says so.
+    of the checkpoint; a line says so. count_flops: count those of an update at the end, which reads 4 batches more.
     on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes a
     line of kind "gates" in metrics.jsonl. With several processes it must not run the model. quiet: print neither
     progress nor what the splits hold (`Task.about`).
@@ -91,7 +92,7 @@ def train(
     check_settings(recipe, fabric.world_size)
     with devices.threads(recipe.train.threads):
         opening = Opening(resume, longer, accept_changed_data)
-        return _train(fabric, recipe, folder, opening, on_evaluation, quiet, task, model)
+        return _train(fabric, recipe, folder, opening, on_evaluation, quiet, task, model, count_flops)
 
 
 def _train(
@@ -103,6 +104,7 @@ def _train(
     quiet: bool,
     task: Task | None,
     model: nn.Module | None,
+    count_flops: bool,
 ) -> JSONObject:
     task = recipe.data.build() if task is None else task
     run: RunFolder | None = None
@@ -137,7 +139,8 @@ def _train(
             print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
-            return _Session(fabric, learner, run, folder, display, signals, on_evaluation).work(ended)
+            session = _Session(fabric, learner, run, folder, display, signals, on_evaluation)
+            return session.work(ended, count_flops)
     except (RuntimeError, MemoryError, OSError) as error:
         line = one_line(error)
         if line is None:
@@ -173,10 +176,10 @@ class _Session:
         self.valid: dict[str, float] = {}
         self.scored: dict[str, int] = {}  # rows of each split in its last evaluation
 
-    def work(self, ended: bool = False) -> JSONObject:
+    def work(self, ended: bool = False, count_flops: bool = False) -> JSONObject:
         """Train to the last step and return the result. After a signal to stop, save a checkpoint, then raise.
 
-        ended: the checkpoint was the last one of a run that is now trained for longer.
+        ended: the checkpoint was the last one of a run that is now trained for longer. count_flops: see `train`.
         """
         config = self.recipe.train
         try:
@@ -194,7 +197,7 @@ class _Session:
                     self._evaluate()
             if self.saved != self.step:  # stopped early
                 self._save()
-            return self._finish()
+            return self._finish(count_flops)
         except _StopRequestedError:
             if self.saved != self.step or not self.step:
                 self._save()
@@ -296,9 +299,10 @@ class _Session:
         if devices.any_of(self.fabric, self.signals.asked):
             raise _StopRequestedError
 
-    def _finish(self) -> JSONObject:
+    def _finish(self, count_flops: bool) -> JSONObject:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
+        counted = {"update_flops": learner.update_flops()} if count_flops else {}
         self._restore_best()
         result = {
             "recipe": self.recipe.name,
@@ -315,6 +319,7 @@ class _Session:
             "seconds": round(count.seconds, 3),
             "peak_bytes": count.peak_bytes,
             "tokens": count.tokens,
+            **counted,
             "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
         }
         if (steps := self.recipe.train.rollout.count(self.task.max_length)) > 1:

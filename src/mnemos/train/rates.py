@@ -75,16 +75,23 @@ def place_at_rate(folder: Path, recipe: Recipe) -> Path:
 
 
 def sweep(
-    recipes: Sequence[Recipe], rates: Sequence[float], folder: Path, jobs: int = 1, left: RunsLeft | None = None
+    recipes: Sequence[Recipe],
+    rates: Sequence[float],
+    folder: Path,
+    jobs: int = 1,
+    left: RunsLeft | None = None,
+    *,
+    tell: bool = True,
 ) -> dict[str, Sweep]:
     """Train each recipe once with each rate and its own seed; {name: scores on the validation split}.
 
     The runs are in the folders `place_at_rate`, `jobs` at a time. A run that fails, for example because its loss is
-    not finite, is reported and counts as worse than any score. Finished runs are read again. left: see `train_several`.
+    not finite, is reported and counts as worse than any score. Finished runs are read again. left, tell: see
+    `train_several`.
     """
     check_rates(rates)
     runs = [at_rate(recipe, rate) for rate in rates for recipe in recipes]
-    train_several([(run, place_at_rate(folder, run)) for run in runs], jobs, keep_going=True, left=left)
+    train_several([(run, place_at_rate(folder, run)) for run in runs], jobs, tell=tell, keep_going=True, left=left)
     found = {}
     for recipe in recipes:
         places = {rate: place_at_rate(folder, at_rate(recipe, rate)) for rate in rates}

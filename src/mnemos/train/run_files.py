@@ -13,7 +13,7 @@ FINISHED: Fields = {"recipe": str}  # of result.json, what resuming a finished r
 COMPARED: Fields = {"metric": str, "seconds": (int, float), "peak_bytes": (int, float)}
 _COSTS = (
     *("steps", "parameters", "flops", "state_bytes", "seconds", "peak_bytes", "tokens", "epoch_seconds", "best_step"),
-    "majority",
+    *("majority", "update_flops"),
 )
 _NUMBER = (int, float, type(None))
 

@@ -61,10 +61,10 @@ def run(
     resume: continue the folder's run with its own recipe (`recipe` is ignored); steps: the number of steps up to which
     it is trained (`continuing.extend`), by default its own number; accept_changed_data: see `train`.
 
-    To the result of `train` this adds "flops" (of a training forward of one sample of the greatest length),
-    "state_bytes" (of the state of one stream after that sample), "controls" (for models with gated caches) and the
-    entries of `Task.artifacts`. The model is saved in folder/model, for
-    `mnemos.load`, and the stored caches in caches.safetensors. The data are opened once.
+    To the result of `train`, with "update_flops", this adds "flops" (of a training forward of one sample of the
+    greatest length), "state_bytes" (of the state of one stream after that sample), "controls" (for models with gated
+    caches) and the entries of `Task.artifacts`. The model is saved in folder/model, for `mnemos.load`, and the stored
+    caches in caches.safetensors. The data are opened once.
     """
     folder = Path(folder)
     if resume:
@@ -97,7 +97,9 @@ def train_and_assess(
     alone = recipe.train.processes == 1
     on_evaluation = (lambda model, _: probe(model, first(), task) if caches(model) else None) if alone else None
     finished = resume and not longer and (folder / "result.json").is_file()
-    result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer, accept_changed_data)
+    # A user's own data are read for updates alone.
+    counted = model is None
+    result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer, accept_changed_data, counted)
     if not _leave_process_group():
         return result
     if "flops" not in result:

@@ -1,0 +1,180 @@
+"""Budgets of a comparison: the number of updates of each recipe, so that all cost the same.
+
+    steps(recipe) = budget / cost of one update,   budget = steps(first) × cost(first), or the minutes that were given
+
+Measured costs are written to budget.json before the first run and read again when the comparison is continued, so it
+never measures twice: its runs are deterministic, resume exactly, and their schedules fit their steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mnemos.atomic import write_json
+from mnemos.config import DataConfig
+from mnemos.types import InputError, JSONObject
+
+from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
+from .provenance import provenance
+from .recipe import OptimConfig, Recipe, as_json, as_written
+from .run import differing
+from .run_files import Fields, read_object
+from .update_cost import update_flops, update_seconds
+
+FILE = "budget.json"
+_FIELDS: Fields = {"equal": str, "recipes": dict, "budget": (int, float)}
+_STEADY = ("inverse_sqrt", "lra")  # schedules that do not depend on the number of steps
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each recipe of a comparison spends on updates. kind: see `equal.KINDS`; minutes: per run, with "time"."""
+
+    kind: str = UPDATES
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.kind != TIME:
+            raise InputError("--minutes: expected --equal time beside it, found none; add it, or leave --minutes out")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise InputError(f"--minutes: expected a number above 0, found {self.minutes:g}; change it")
+
+    def applied(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
+        """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
+
+        The costs are measured unless the file is there (`update_cost`; jobs: the runs at a time). {"equal", "unit",
+        "budget": of a run, in the unit, "first": name, "minutes" (if given), "clock" (time), "recipes": {name:
+        {"update": cost of one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"}
+        for equal updates. Raises InputError if the file is of other recipes, or a recipe cannot do one update.
+        """
+        if self.kind == UPDATES:
+            return list(recipes), {"equal": UPDATES}
+        if multiple := next((one for one in recipes if one.train.processes > 1), None):
+            raise InputError(
+                f"--equal {self.kind}: expected recipes that train in one process, found {multiple.train.processes} of "
+                f"{multiple.name}; use --train.devices 1"
+            )
+        path = folder / FILE
+        if path.exists():
+            found = self._read(path, recipes)
+        else:
+            found = self._measured(recipes, jobs)
+            write_json(path, found)
+        return [with_steps(one, found["recipes"][one.name]["steps"]) for one in recipes], found
+
+    def _measured(self, recipes: Sequence[Recipe], jobs: int) -> JSONObject:
+        extra: list[JSONObject] = [{} for _ in recipes]
+        about: JSONObject = {}
+        if self.kind == TIME:
+            unit, times = "seconds", update_seconds(recipes, jobs)
+            costs = [one.median for one in times]
+            extra = [{"rounds": list(one.rounds)} for one in times]
+            about = {"clock": times[0].clock}
+        elif self.kind == FLOPS:
+            unit, costs = "FLOPs", update_flops(recipes)
+        else:
+            unit, costs = "samples", [float(samples_per_update(one)) for one in recipes]
+        first = recipes[0]
+        budget = costs[0] * first.train.steps if self.minutes is None else 60 * self.minutes
+        found: JSONObject = {"equal": self.kind, "unit": unit, "budget": budget, "first": first.name, **about}
+        if self.minutes is not None:
+            found["minutes"] = self.minutes
+        found["recipes"] = {
+            one.name: {"update": cost, **more, "steps": self._steps(one, cost, budget), "given": as_json(one)}
+            for one, cost, more in zip(recipes, costs, extra, strict=True)
+        }
+        return found | {"provenance": provenance(first.train.seed, "")}
+
+    def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
+        if cost <= 0:
+            raise InputError(
+                f"--equal {self.kind}: expected recipes whose updates can be measured, found a cost of {cost:g} of "
+                f"{recipe.name}; use another --equal"
+            )
+        if budget < cost:
+            raise InputError(
+                f"--equal {self.kind}: expected a budget of at least one update, found {budget:.3g} and an update of "
+                f"{recipe.name} of {cost:.3g}; raise {'--minutes' if self.minutes else '--train.steps'}"
+            )
+        return round(budget / cost)
+
+    def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
+        """The file of a comparison that is continued, whose recipes and budget must be the same."""
+        found = read_object(path, _FIELDS)
+        fix = "name another folder with --out"
+        if (found["equal"], found.get("minutes")) != (self.kind, self.minutes):
+            was = f"--equal {found['equal']}" + (f" --minutes {found['minutes']:g}" if "minutes" in found else "")
+            raise InputError(f"{path}: expected the budget of this comparison, found one of {was}; {fix}")
+        if found.get("first") != recipes[0].name:
+            raise InputError(
+                f"{path}: expected {found.get('first')} as the first recipe, found {recipes[0].name}; {fix}"
+            )
+        for recipe in recipes:
+            known = found["recipes"].get(recipe.name)
+            if not isinstance(known, dict) or not isinstance(known.get("steps"), int):
+                raise InputError(
+                    f"{path}: expected the recipes whose updates were measured, found another, {recipe.name}; {fix}"
+                )
+            if difference := differing(as_written(known.get("given")), as_json(recipe)):
+                raise InputError(
+                    f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
+                    f"{difference}; {fix}"
+                )
+        return found
+
+
+def budget_lines(found: JSONObject) -> list[str]:
+    """Lines that say what is equal and what each recipe gets of it; none for equal updates. found: `Budget.applied`."""
+    if found["equal"] == UPDATES:
+        return []
+    rows = [
+        f"  {name}: {one['update']:.4g} {found['unit']} per update, {one['steps']:,} steps"
+        for name, one in found["recipes"].items()
+    ]
+    return [budget_text(found), *rows]
+
+
+def budget_text(equal: JSONObject) -> str:
+    """What was made equal, as one sentence without its end. equal: the entry of comparison.json."""
+    text = KINDS[equal["equal"]]
+    if equal["equal"] != UPDATES:
+        text += f": {equal['budget']:.4g} {equal['unit']} per run"
+        text += "" if "minutes" in equal else f", those of {equal['first']} with its steps"
+        if equal["equal"] == TIME:
+            text += f" ({equal['clock']}, measured before the first run)"
+    return text + (f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else "")
+
+
+def samples_per_update(recipe: Recipe) -> int:
+    """The training data that an update reads for the first time: rows, or the tokens of rows in `data.segment`s.
+
+    A batch of text has one segment per row, and an update reads `rollout.stride` batches.
+    """
+    data: DataConfig = recipe.data
+    return recipe.train.batch_size * recipe.train.rollout.stride * int(getattr(data, "segment", 1))
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with another number of updates, and everything that is counted in updates in proportion.
+
+    It logs, evaluates and saves as often in a run as before. Warm-up and drop of the learning rate stay the same share
+    of the run, except for the schedules inverse_sqrt and lra, whose rate at a step does not depend on the number of
+    steps.
+    """
+    before = recipe.train.steps
+
+    def share(updates: int) -> int:
+        return -(-updates * steps // before)  # rounded up: not one evaluation more
+
+    train = replace(
+        recipe.train,
+        steps=steps,
+        log_every=share(recipe.train.log_every),
+        eval_every=share(recipe.train.eval_every),
+        checkpoint_every=share(recipe.train.checkpoint_every),
+    )
+    optim: OptimConfig = recipe.optim
+    if optim.schedule.name not in _STEADY:
+        schedule = replace(optim.schedule, warmup=share(optim.schedule.warmup), drop_at=share(optim.schedule.drop_at))
+        optim = replace(optim, schedule=schedule)
+    return replace(recipe, optim=optim, train=train)
