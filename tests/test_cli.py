@@ -81,6 +81,10 @@ VERBS_OPTIONS = {
     "compare": "--seeds N",
     "reproduce": "--recipes-only",
     "bench-memory": "--quick",
+    "translate": "--n-best N",
+    "score": "--samples N",
+    "average": "--last N",
+    "tokenizer": "--out FILE",
 }
 
 

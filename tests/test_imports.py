@@ -47,6 +47,7 @@ ROOMS += [
     "figures",
     "papers",
     "benchmarks",
+    "translation_cli",
     "cli",
     "__main__",
 ]

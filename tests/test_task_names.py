@@ -23,6 +23,7 @@ CLASSES = {
     "SpokenTask",
     "TextTask",
     "TokenTask",
+    "TranslationTask",
 }
 
 

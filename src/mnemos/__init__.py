@@ -34,7 +34,10 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .data.metrics import SumMetric as SumMetric
     from .data.task import Sampling as Sampling
     from .data.task import Task as Task
+    from .data.translating import Translation as Translation
     from .errors import InputError as InputError
+    from .evaluate.translate import TrainedTranslator as TrainedTranslator
+    from .evaluate.translate import translate as translate
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
@@ -90,8 +93,10 @@ _NAMES = {
     "Stream": "mnemos.generate.stream",
     "Task": "mnemos.data.task",
     "TrainConfig": "mnemos.train.recipe",
+    "TrainedTranslator": "mnemos.evaluate.translate",
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
+    "Translation": "mnemos.data.translating",
     "add_auxiliary_loss": "mnemos.types",
     "beam_search": "mnemos.generate.beam",
     "cache": "mnemos.adapt.attach",
@@ -109,6 +114,7 @@ _NAMES = {
     "reset": "mnemos.types",
     "save": "mnemos.models.store",
     "select": "mnemos.types",
+    "translate": "mnemos.evaluate.translate",
     "uncache": "mnemos.adapt.attach",
 }
 _ROOMS = {

@@ -35,6 +35,8 @@ USAGE = """mnemos: memory for transformers
                                                [--model.FIELD value ...: settings of how far it reads]
   mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
                                                continue (- reads the standard input)    [--top N] [--length N]
+  mnemos translate RUN < FILE                  translate text, line by line    [--beams N] [--n-best N]
+                                               [--length-penalty X]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
@@ -42,6 +44,9 @@ USAGE = """mnemos: memory for transformers
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
                                                [--equal updates|samples|parameters|flops|time] [--minutes M]
                                                [--rates R1,R2: the best for each recipe]
+  mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
+  mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
+  mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
   mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
                                                [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
@@ -395,6 +400,17 @@ def _bench_memory(arguments: list[str]) -> int:
     return _training(lambda: bench_memory(options))
 
 
+def _of_translation(verb: str) -> Callable[[list[str]], int]:
+    """A command of translation, whose arguments `translation_cli` reads."""
+
+    def run(arguments: list[str]) -> int:
+        from .translation_cli import ABOUT, command
+
+        return command(verb, _Parser(verb, ABOUT[verb]), arguments)
+
+    return run
+
+
 def _training(work: Callable[[], object]) -> int:
     """Run work that may fail or be interrupted; prints a one-line message then. Returns the exit code."""
     from .train.stopping import Interrupted, TrainingFailed
@@ -435,7 +451,11 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "predict": _predict,
     "sample": _sample,
+    "translate": _of_translation("translate"),
     "compare": _compare,
+    "score": _of_translation("score"),
+    "average": _of_translation("average"),
+    "tokenizer": _of_translation("tokenizer"),
     "report": _report,
     "reproduce": _reproduce,
     "bench-memory": _bench_memory,

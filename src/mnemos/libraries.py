@@ -55,6 +55,16 @@ def tokenizers() -> ModuleType:
     return _imported("tokenizers", "text")
 
 
+def sacrebleu() -> ModuleType:
+    """The module `sacrebleu`. Raises InputError with the install command if it is missing."""
+    return _imported("sacrebleu", "translation")
+
+
+def sacremoses() -> ModuleType:
+    """The module `sacremoses`. Raises InputError with the install command if it is missing."""
+    return _imported("sacremoses", "translation")
+
+
 def tensorboard() -> ModuleType:
     """The module `tensorboard`. Raises InputError with the install command if it is missing."""
     return _imported("tensorboard", "tensorboard")

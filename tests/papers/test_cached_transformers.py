@@ -161,3 +161,13 @@ def test_a_table_trains_small_models_once(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "80.9" in said
     assert "--seeds 5" in said
+
+
+def test_table4_says_which_tracks_were_not_run(tmp_path, capsys):
+    assert main(["reproduce", "cached_transformers/table4", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 0
+    capsys.readouterr()
+    rows = json.loads((tmp_path / "o/table4.json").read_text())["tables"][0]["rows"]
+    assert [row["recipe"] for row in rows][:2] == ["iwslt14-de-en", "iwslt14-es-en"]
+    assert [(row["paper plain"], row["paper cached"]) for row in rows][::5] == [(35.5, 36.0), (28.8, 29.4)]
+    assert {row["plain"] for row in rows} == {row["cached"] for row in rows} == {"not run"}
+    assert all({row["recipe"], row["recipe"] + "-cached"} <= set(mnemos.registry.names("recipe")) for row in rows)

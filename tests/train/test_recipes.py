@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from spoken_standins import write_recordings
+from translation_standins import write_pairs
 
 from mnemos import registry
 from mnemos.config import DataConfig
@@ -21,6 +22,7 @@ from mnemos.data.pixels import PixelsConfig
 from mnemos.data.spoken import SpokenConfig
 from mnemos.data.task import Task
 from mnemos.data.text import TextConfig
+from mnemos.data.translation import TranslationConfig
 from mnemos.measure.gradients import state_bytes
 from mnemos.train.checks import check_settings, check_task, complete
 from mnemos.train.recipe import Recipe
@@ -41,6 +43,7 @@ def folder(tmp_path_factory) -> Path:
             pixels = random.integers(0, 256, (5, 4, 3)).astype(np.uint8)
             Image.fromarray(pixels).resize((90, 70)).save(folder / "photos" / kind / f"{i}.jpg")
     write_recordings(folder / "spoken")
+    write_pairs(folder / "pairs", rows=40)
     words = " ".join(f"w{i}" for i in range(210_000))  # more than the cut-offs of WikiText-103
     (folder / "words.txt").write_text("\n".join([words, *["of the end"] * 2000, ""]))
     (folder / "cifar").mkdir()
@@ -81,6 +84,9 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
         return dataclasses.replace(data, folder=str(folder / "photos"), workers=0)
     if isinstance(data, TextConfig) and data.tokens == "words":
         return dataclasses.replace(data, path=str(folder / "words.txt"), held_out=0.01, segment=64)
+    if isinstance(data, TranslationConfig):
+        sides = {"source": "en", "target": "de", "valid": "", "test": "", "held_out": 0}
+        return dataclasses.replace(data, path=str(folder / "pairs"), subwords=80, **sides)
     if isinstance(data, SpokenConfig):
         return dataclasses.replace(data, path=str(folder / "spoken"), test_takes=1, valid_takes=1, rows=4)
     return data
@@ -113,6 +119,11 @@ def test_model_and_task_fit(name, folder):
         logits, _ = (model := recipe.model.build().eval())(batch.inputs, None, batch.mask)
         assert logits.shape[-1] == recipe.model.vocab_size + 1
         assert model.right(logits, batch.targets, batch.mask)[1] == (batch.targets >= 0).sum()
+        return
+    if task.inputs == "pairs":  # the encoder-decoder checks the tokens, which shapes have not
+        model = recipe.model.build().eval()
+        logits, _ = task.forward(model, batch, None)
+        assert logits.shape == (*batch.targets.shape, task.vocab_size)
         return
     with torch.device("meta"):  # shapes alone: the paper's size takes seconds
         model = recipe.model.build()

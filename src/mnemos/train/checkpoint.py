@@ -22,6 +22,7 @@ from .stopping import TrainingFailed
 FORMAT = "mnemos checkpoint 1"
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _BEST = re.compile(r"best-(\d{8,})\.safetensors")  # beside them: the weights of the best evaluations
+_AVERAGED = re.compile(r"averaged-(\d{8,})\.safetensors")  # and those averaged at the end of the run
 
 
 def encode(value: object) -> tuple[dict[str, Tensor], str]:
@@ -157,6 +158,16 @@ def path_of(folder: Path, step: int) -> Path:
 def best_path(folder: Path, step: int) -> Path:
     """The path of the weights whose evaluation after `step` updates was the best so far."""
     return folder / f"best-{step:08d}.safetensors"
+
+
+def averaged_path(folder: Path, step: int) -> Path:
+    """The path of the averaged weights of a run that ended after `step` updates."""
+    return folder / f"averaged-{step:08d}.safetensors"
+
+
+def averaged_steps(folder: Path) -> list[int]:
+    """The ends of the run whose averaged weights are in a folder, newest first."""
+    return _numbers(folder, _AVERAGED)
 
 
 def steps(folder: Path) -> list[int]:

@@ -25,8 +25,13 @@ _LEAST = 0.5  # share of the parameters that a run must give to another model
 def final_weights(folder: Path) -> dict[str, Tensor]:
     """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest.
 
-    Raises InputError if the run has no checkpoint, or a damaged best one.
+    Of a run that ended with averaged weights (`TrainConfig.average`) it is these. Raises InputError if the run has no
+    checkpoint, or a damaged best or averaged one.
     """
+    last = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
+    if last in checkpoint.averaged_steps(folder / "checkpoints"):
+        averaged = checkpoint.averaged_path(folder / "checkpoints", last)
+        return weights(averaged, checkpoint.read(averaged))
     for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
         best = checkpoint.best_path(folder / "checkpoints", step)
         return weights(best, checkpoint.read(best))

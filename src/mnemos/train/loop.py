@@ -31,6 +31,7 @@ from mnemos.evaluate.scores import CountedElsewhere, evaluate, metrics_text
 from mnemos.types import JSONObject
 
 from . import checkpoint, devices
+from .averaging import average, parameter_names
 from .checks import check_settings, check_state, check_task, complete, schedule_warning
 from .continuing import Start, final_weights
 from .learner import Learner
@@ -70,8 +71,9 @@ def train(
     updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since before the model was built),
     "tokens" (images or frames for other data; those that two updates read count twice), "epoch_seconds" (seconds of
     updates per epoch; null if the size of an epoch is unknown), "rollout_segments" (segments per update, if more than
-    one), "best_step" (with `train.keep_best`: the step whose weights were scored), "stopped_early": true (with
-    `train.patience`, if the run did not train all steps), "update_flops" (with count_flops: `Learner.update_flops`)}.
+    one), "best_step" (with `train.keep_best`: the step whose weights were scored), "averaged_steps" (with
+    `train.average`: the steps whose averaged weights were scored), "stopped_early": true (with `train.patience`, if the
+    run did not train all steps), "update_flops" (with count_flops: `Learner.update_flops`)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -229,7 +231,7 @@ class _Session:
     def _save(self) -> None:
         snapshot = self.learner.snapshot()  # collective: every process calls it
         if self.run is not None:
-            self.run.save(self.step, snapshot, self.recipe.train.keep)
+            self.run.save(self.step, snapshot, max(self.recipe.train.keep, self.recipe.train.average))
         self.saved = self.step
 
     def _save_best(self) -> None:
@@ -244,6 +246,19 @@ class _Session:
             best = checkpoint.best_path(self.folder / "checkpoints", self.learner.best.step)
             load_model_state(self.learner.model, checkpoint.read(best)["model"])
             self.valid = self.learner.best.valid
+
+    def _use_average(self) -> list[int]:
+        """Load the averaged weights of the last checkpoints, if the recipe has them, and store them: their steps."""
+        count = self.recipe.train.average
+        if not count:
+            return []
+        self.fabric.barrier()  # the first process may still be writing the last checkpoint
+        found = average(self.folder / "checkpoints", count, parameter_names(self.learner.model))
+        load_model_state(self.learner.model, found.weights)
+        if self.run is not None:
+            self.run.save_average(self.step, {"step": self.step, "steps": found.steps, "model": found.weights})
+        self.valid = self._scores("valid")
+        return found.steps
 
     def _evaluate(self) -> None:
         """Evaluate the validation split, keep the weights if it is the best time, then call `on_evaluation`."""
@@ -304,6 +319,7 @@ class _Session:
         epoch = self.task.epoch(self.recipe.train.batch_size)
         counted = {"update_flops": learner.update_flops()} if count_flops else {}
         self._restore_best()
+        averaged = self._use_average()
         result = {
             "recipe": self.recipe.name,
             "seed": self.recipe.train.seed,
@@ -326,6 +342,8 @@ class _Session:
             result["rollout_segments"] = steps
         if self.recipe.train.keep_best and learner.best.step:
             result["best_step"] = learner.best.step
+        if averaged:
+            result["averaged_steps"] = averaged
         if count.step < self.recipe.train.steps:
             result["stopped_early"] = True
         if self.run is not None:

@@ -23,7 +23,7 @@ from .run_files import read_about
 
 LISTED = 2_000  # up to this number, all data files are listed and hashed; of more files, this many are hashed
 _NAMED = 20  # a comparison lists at most this many data files; its runs list all
-_LIBRARIES = ("numpy", "lightning-fabric", "safetensors", "pillow", "timm", "torchvision", "transformers")
+_LIBRARIES = ("numpy", "lightning-fabric", "safetensors", "pillow", "timm", "torchvision", "transformers", "tokenizers")
 _PER_RUN = {"seed", "command", "started", "finished", "resumed"}
 
 

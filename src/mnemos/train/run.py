@@ -234,6 +234,13 @@ class RunFolder:
         checkpoint.write(checkpoint.best_path(self.checkpoints, step), value)
         checkpoint.prune_best(self.checkpoints)
 
+    def save_average(self, step: int, value: object) -> None:
+        """Write the averaged weights of a run that ends after `step` updates, and then delete those of earlier ends."""
+        checkpoint.write(checkpoint.averaged_path(self.checkpoints, step), value)
+        for other in checkpoint.averaged_steps(self.checkpoints):
+            if other != step:
+                checkpoint.averaged_path(self.checkpoints, other).unlink(missing_ok=True)
+
     def return_to_best(self, step: int) -> None:
         """Make `step` the best evaluation again, as the checkpoint that the run is resumed from has it; 0: none.
 

@@ -251,6 +251,8 @@ def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
         )
     if "best_step" in result:
         line += f"; weights of step {result['best_step']:,}, the best on the validation split"
+    if steps := result.get("averaged_steps"):
+        line += f"; weights averaged over the checkpoints of {len(steps)} steps, {steps[-1]:,} to {steps[0]:,}"
     if result.get("stopped_early"):
         line += f"; stopped early after {result['steps']:,} steps"
     if result.get("epoch_seconds"):

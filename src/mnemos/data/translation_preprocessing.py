@@ -1,0 +1,81 @@
+"""`mnemos predict` and `mnemos translate` for models that translate: their sub-words and how they search."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .files import read_bytes
+from .parallel_corpus import Vocabularies
+from .preprocessing import Predicted, Preprocessing
+from .translating import Decoding, Translator
+from .translation_vocabulary import SubWordTokens
+from .vocabulary import as_characters
+
+_STDIN = "-"
+
+
+@register
+@dataclass(frozen=True)
+class TranslationPreprocessing(Preprocessing):
+    """Translations of text files, line by line; - is the standard input.
+
+    source, target: the languages. tokenizer: the content of the tokenizer.json of the source, and of both languages if
+    `target_tokenizer` is "". longest: sub-words of a sentence. The others: see `translating.Decoding`.
+    """
+
+    name: ClassVar[str] = "translation"
+
+    source: str
+    target: str
+    tokenizer: str
+    target_tokenizer: str = ""
+    longest: int = 250
+    beams: int = 5
+    length_penalty: float = 1.0
+
+    def vocabularies(self) -> Vocabularies:
+        """The run's sub-words. Raises InputError where the library tokenizers is missing."""
+        source = SubWordTokens(self.tokenizer, "the run's tokenizer")
+        target = SubWordTokens(self.target_tokenizer, "the run's tokenizer") if self.target_tokenizer else source
+        return Vocabularies(source, target)
+
+    def translator(self, model: Any) -> Translator:
+        """The model with its sub-words."""
+        return Translator(model, self.vocabularies(), self.longest)
+
+    def difference(self, other: Preprocessing) -> str | None:
+        """See the base class: languages and sub-words must be those of the run."""
+        if not isinstance(other, TranslationPreprocessing):
+            return super().difference(other)
+        if (self.source, self.target) != (other.source, other.target):
+            return (
+                f"expected text from {self.source} to {self.target}, as the run has, found {other.source} to "
+                f"{other.target}; set data.source and data.target"
+            )
+        if (self.tokenizer, self.target_tokenizer) != (other.tokenizer, other.target_tokenizer):
+            return "expected the run's sub-words, found another tokenizer; leave data.tokenizer and data.subwords out"
+        return None
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """The translation of each file, a line for each of its lines."""
+        translator, decoding = self.translator(model), Decoding(self.beams, 1, self.length_penalty)
+        for path in files:
+            try:
+                if path.is_dir():
+                    raise InputError(f"{path}: expected a text file, found a folder; name the files")
+                text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+                lines = as_characters(text, str(path)).splitlines()
+                found = dict(translator.translate(translator.encode(lines, _of_line(path)), decoding))
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            yield Predicted(str(path), "\n".join(found[i][0].text for i in range(len(lines))))
+
+
+def _of_line(path: Path) -> Any:
+    return lambda number: f"{path}: line {number + 1:,}"

@@ -1,0 +1,62 @@
+"""Small translation models of Multi30k, captions of images in English and German; each trains in hours on one core.
+
+Sizes and schedule are those of the text-only Transformer-Tiny of Wu et al. 2021 ("Good for Misconceived Reasons"): 41.0
+tokenised BLEU on test2016, the best of its sizes. Text is lower-cased, as there; norms are before the layers here.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from mnemos.data.translation import TranslationConfig
+from mnemos.memory.grc import GRC
+from mnemos.models.encoder_decoder import EncoderDecoderConfig
+from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
+
+_MODEL = EncoderDecoderConfig(
+    vocab_size=0, dim=128, encoder_layers=4, decoder_layers=4, num_heads=4, mlp=256, max_length=0, dropout=0.3
+)
+_CACHE = GRC(length=64)
+
+
+@recipe
+def multi30k_en_de() -> Recipe:
+    """Captions from English to German (Multi30k in --data.path FOLDER), 2.6 million parameters."""
+    return Recipe(
+        model=_MODEL,
+        data=TranslationConfig(source="en", target="de", lowercase=True),
+        optim=OptimConfig(
+            name="adam",
+            lr=5e-3,
+            betas=(0.9, 0.98),
+            weight_decay=0.0,
+            grad_clip=0.0,
+            schedule=ScheduleConfig(name="inverse_sqrt", warmup=2000),
+        ),
+        # An epoch has 115 batches: ten checkpoints are nine epochs, as fairseq averages the last ten epochs.
+        train=TrainConfig(steps=8000, batch_size=1024, eval_every=500, checkpoint_every=100, average=10),
+    )
+
+
+@recipe
+def multi30k_de_en() -> Recipe:
+    """multi30k-en-de in the other direction."""
+    base = multi30k_en_de()
+    data: Any = base.data
+    return replace(base, data=replace(data, source="de", target="en"))
+
+
+@recipe
+def multi30k_en_de_cached() -> Recipe:
+    """multi30k-en-de with a gated cache of 64 slots around every attention of the encoder."""
+    return _cached(multi30k_en_de())
+
+
+@recipe
+def multi30k_de_en_cached() -> Recipe:
+    """multi30k-de-en with a gated cache of 64 slots around every attention of the encoder."""
+    return _cached(multi30k_de_en())
+
+
+def _cached(base: Recipe) -> Recipe:
+    model: Any = base.model
+    return replace(base, model=replace(model, cache=_CACHE))

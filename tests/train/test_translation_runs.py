@@ -1,0 +1,143 @@
+"""A run that translates: trained, scored, resumed, and used from Python and the command line."""
+
+import io
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from sacrebleu.metrics import CHRF
+from translation_standins import write_pairs
+
+import mnemos
+from mnemos import InputError, registry
+from mnemos.cli import main
+from mnemos.train.recipe import Recipe
+from mnemos.train.session import run
+
+pytestmark = pytest.mark.slow
+
+
+def recipe(folder: Path, cached: bool = False) -> Recipe:
+    made = registry.load("recipe", "multi30k-en-de" + "-cached" * cached)()
+    return replace(
+        made,
+        model=replace(made.model, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32, dropout=0.1),
+        data=replace(
+            made.data, path=str(folder), subwords=80, longest=40, batch_tokens=400, valid_translated=6, bpe_dropout=0.1
+        ),
+        optim=replace(made.optim, schedule=replace(made.optim.schedule, warmup=10)),
+        train=replace(made.train, steps=30, eval_every=15, checkpoint_every=10, average=2, log_every=10),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder, tmp_path_factory) -> Path:
+    run(recipe(folder), out := tmp_path_factory.mktemp("runs") / "plain", quiet=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def cached(folder, tmp_path_factory) -> Path:
+    run(recipe(folder, cached=True), out := tmp_path_factory.mktemp("runs") / "cached", quiet=True)
+    return out
+
+
+def rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "translations.jsonl").read_text().splitlines()]
+
+
+def test_scores_are_those_of_the_translations_that_are_kept(plain, folder):
+    result, found = json.loads((plain / "result.json").read_text()), rows(plain)
+    assert [row["source"] for row in found] == (folder / "test.en").read_text().splitlines()
+    sides = [row["translation"] for row in found], [[row["reference"] for row in found]]
+    assert result["test"]["BLEU"] == pytest.approx(sacrebleu.corpus_bleu(*sides, lowercase=True).score)
+    assert result["test"]["chrF"] == pytest.approx(CHRF(lowercase=True).corpus_score(*sides).score)
+    assert "case:lc" in result["signatures"]["BLEU"]
+    assert "case:lc" in result["metrics"]["BLEU"]["about"]
+    assert result["cleaning"]["train"] == {"read": 300, "empty": 0, "long": 0, "uneven": 0, "kept": 300}
+    losses = [line["loss"] for line in map(json.loads, (plain / "metrics.jsonl").read_text().splitlines())]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_an_interrupted_run_continues_bit_for_bit(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run")
+    (tmp_path / "run/result.json").unlink()
+    for name in ("step-00000030", "averaged-00000030"):
+        (tmp_path / f"run/checkpoints/{name}.safetensors").unlink()
+    run(None, tmp_path / "run", resume=True, quiet=True)
+    one, other = mnemos.load(plain).state_dict(), mnemos.load(tmp_path / "run").state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert rows(tmp_path / "run") == rows(plain)
+
+
+def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, capsys, tmp_path):
+    found = rows(plain)[:5]
+    sentences = [row["source"] for row in found]
+    done = []
+    ours = mnemos.translate(plain, [*sentences, ""], progress=lambda *count: done.append(count))
+    assert [one[0].text for one in ours] == [*(row["translation"] for row in found), ""]
+    assert [one[0].score for one in ours[:5]] == pytest.approx([row["score"] for row in found], abs=1e-3)
+    assert done[-1] == (6, 6)
+    several = mnemos.translate(mnemos.TrainedTranslator(plain), sentences, beams=4, n_best=3)
+    assert all(len(one) == 3 and one[0].score >= one[1].score >= one[2].score for one in several)
+
+    class Given:
+        buffer = io.BytesIO("\n".join(sentences).encode())
+
+    monkeypatch.setattr(sys, "stdin", Given)
+    assert main(["translate", str(plain)]) == 0
+    assert capsys.readouterr().out.splitlines() == [row["translation"] for row in found]
+    (tmp_path / "a.txt").write_text("\n".join(sentences))
+    assert main(["translate", str(plain), str(tmp_path / "a.txt"), "--beams", "4", "--n-best", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ||| ")[:2] for line in lines[3:6]] == [["1", one.text] for one in several[1]]
+    assert main(["predict", str(plain), str(tmp_path / "a.txt")]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [row["translation"] for row in found[1:]]
+
+
+def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one.\n" * 3 + "one " * 60)
+    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "a.txt: line 4: expected a sentence of at most 40 sub-words" in said.err
+    with pytest.raises(InputError, match="sentence 2: expected a sentence"):
+        mnemos.translate(plain, ["one", "one " * 60])
+    with pytest.raises(InputError, match="n_best: expected 1 to 5"):
+        mnemos.translate(plain, ["one"], n_best=6)
+
+
+def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_path):
+    assert main(["score", str(plain), str(cached), "--samples", "50"]) == 0
+    out = capsys.readouterr().out
+    assert "p = " in out
+    assert "sacremoses" in out
+    result = json.loads((cached / "result.json").read_text())
+    assert f"BLEU {result['test']['BLEU']:.2f}" in out
+    assert {"emptied", "frozen"} & set(result["controls"])
+    shutil.copytree(cached, tmp_path / "other")
+    lines = (cached / "translations.jsonl").read_text().splitlines()
+    (tmp_path / "other/translations.jsonl").write_text("\n".join(lines[1:]))
+    assert main(["score", str(plain), str(tmp_path / "other")]) == 2
+    assert "expected translations of the sentences of" in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, capsys):
+    assert main(["eval", str(plain), "--split", "valid"]) == 0
+    assert "nrefs:1|case:lc" in capsys.readouterr().out
+    other = write_pairs(tmp_path / "other", rows=50)
+    (other / "val.de").unlink()
+    assert main(["eval", str(plain), "--data.path", str(other), "--split", "valid"]) == 2
+    assert "expected val.de beside val.en" in capsys.readouterr().err
+    assert main(["eval", str(plain), "--data.path", str(other)]) == 0
+    assert "BLEU" in capsys.readouterr().out
