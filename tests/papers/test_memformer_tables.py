@@ -8,7 +8,8 @@ import pytest
 
 from mnemos import registry
 from mnemos.memory.slots import SlotsConfig
-from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, table_models, training
+from mnemos.papers import perplexities
+from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, table_models
 from mnemos.papers.memformer.table_models import ImageSizes, LanguageSizes
 from mnemos.papers.reproduce import Options, reproduce
 from mnemos.train import compare
@@ -163,7 +164,7 @@ def test_what_is_compared_may_read_its_rows_in_its_own_way(tmp_path):
 
 def test_the_order_of_merit_counts_pairs():
     theirs = {"a": (0.0, 1.0), "b": (0.0, 2.0), "c": (0.0, 2.0)}
-    found = training.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
+    found = perplexities.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
     said = found.order(theirs, 1)
     assert "c; a; b; ours" in said
     assert "1 of 2 pairs" in said

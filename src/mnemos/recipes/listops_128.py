@@ -16,6 +16,7 @@ from mnemos.memory.grc import GRC
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 
+DATA = ListOpsConfig(min_length=63, max_length=129, train_size=64_000, valid_size=1_000, test_size=5_000)
 _CACHE = GRC(preset="paper")
 _BIGBIRD = BlockSparseConfig(block=4)
 _REFORMER = ReformerConfig(rounds=2, chunk=8)
@@ -35,7 +36,7 @@ def _recipe(attention: AttentionConfig, cache: GRC | None = None) -> Recipe:
             cache=cache,
             head=HeadConfig(classes=10, hidden=128),
         ),
-        data=ListOpsConfig(min_length=63, max_length=129, train_size=64_000, valid_size=1_000, test_size=5_000),
+        data=DATA,
         optim=OptimConfig(lr=2e-3, schedule=ScheduleConfig(name="cosine", warmup=100)),
         train=TrainConfig(steps=1500, eval_every=500),
     )

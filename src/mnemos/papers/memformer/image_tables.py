@@ -12,11 +12,11 @@ from mnemos.types import InputError
 
 from ..claim import Claim
 from ..findings import Finding, Table
+from ..perplexities import shape, train
 from ..reproduce import Options
 from ..small_runs import task
 from .recipes import picture_recipe
 from .table_models import PICTURES, ImageSizes, picture_variant
-from .training import shape, train
 
 
 def table1(claim: Claim, options: Options) -> Finding:

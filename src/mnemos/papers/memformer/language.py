@@ -14,14 +14,15 @@ from mnemos.types import State
 
 from ..claim import Claim
 from ..findings import Finding, Table
+from ..perplexities import shape, train
 from ..reproduce import Options
 from .recipes import language_recipe
 from .table_models import LANGUAGE, SMALL_LANGUAGE, LanguageSizes, language_variant
-from .training import shape, train
 
 PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
 SPEED, SPACE = 3.2, 8.1  # the paper's ratios: speed of inference, memory
+_XL_ROWS = "Transformer-XL base memory="
 COMPARED = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
 
 
@@ -29,8 +30,9 @@ def table2(claim: Claim, options: Options) -> Finding:
     """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small models."""
     found = Finding([], [_COMMANDS])
     if not options.recipes_only:
-        found.tables += [_costs(claim), _inference()]
-        found.notes = [_COUNTED, *found.notes, _TIMED]
+        costs = _costs(claim)
+        found.tables += [costs, _inference()]
+        found.notes = [_COUNTED, *_per_token_of_memory(costs), *found.notes, _TIMED]
         _perplexities(found, claim, options)
     return found
 
@@ -57,6 +59,24 @@ def _costs(claim: Claim) -> Table:
             model = language_variant(name, PAPER)[0].build().eval()
             table.add(name, sum(p.numel() for p in model.parameters()), _gflop(model), claim.values[name][0])
     return table
+
+
+def _per_token_of_memory(costs: Table) -> list[str]:
+    """A note on what a token of Transformer-XL's memory costs, here and in the paper: the slope over its rows.
+
+    There is no note for fewer than two rows.
+    """
+    rows = {int(str(row[0]).removeprefix(_XL_ROWS)): row for row in costs.rows if str(row[0]).startswith(_XL_ROWS)}
+    if len(rows) < 2:
+        return []
+    least, most = min(rows), max(rows)
+    slopes = [(float(rows[most][i] or 0) - float(rows[least][i] or 0)) / (most - least) for i in (2, 3)]
+    ours, theirs = (1e3 * slope for slope in slopes)
+    return [
+        f"Each token of Transformer-XL's memory costs {ours:.0f} MFLOP here and {theirs:.0f} in the paper, "
+        f"{theirs / ours:.1f} times as many; so the rows with long memories differ most, the Compressive Transformer "
+        "like Transformer-XL with as many tokens and slots. The paper does not say what it counts."
+    ]
 
 
 def _gflop(model: nn.Module) -> float:

@@ -14,8 +14,8 @@ from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConf
 
 from ..claim import Claim
 from ..findings import Finding, Table, spread
+from ..perplexities import shape, train
 from ..reproduce import Options
-from .training import shape, train
 
 BAR = 0.95  # accuracy that Memformer with replay must reach
 

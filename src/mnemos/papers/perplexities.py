@@ -1,4 +1,4 @@
-"""Shared by the claims of Memformer that train small models."""
+"""Small language models that are compared by perplexity: shared by the tables of the papers that have them."""
 
 import json
 import statistics
@@ -14,10 +14,10 @@ from mnemos.train.compare import compare
 from mnemos.train.recipe import Recipe
 from mnemos.types import JSONObject
 
-from ..claim import Values
-from ..findings import Finding, spread
-from ..reproduce import Options
-from ..small_runs import caution, runs
+from .claim import Values
+from .findings import Finding, spread
+from .reproduce import Options
+from .small_runs import caution, runs
 
 
 @dataclass(frozen=True)
