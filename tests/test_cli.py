@@ -394,7 +394,10 @@ def test_compare_writes_what_it_promises(comparison):
     cached, unwritten = found["rows"][1:]
     assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
-        assert set(row) == {"name", "mean", "std", "seeds", "parameters", "flops", "state_bytes", *COSTS, "runs"}
+        known = {"name", "mean", "std", "interval", "against", "seeds", "parameters", "flops", "state_bytes", "runs"}
+        assert set(row) == {*known, *COSTS}
+        assert row["interval"][0] <= row["mean"] <= row["interval"][1]
+        assert (row["against"] is None) == (row["name"] == found["against"] == "short-listops")
         assert (row["steps"], row["tokens"] > 20 * 8) == (20, True)
         assert [run["folder"] for run in row["runs"]] == found["runs"][row["name"]]
         assert [run["seed"] for run in row["runs"]] == [0, 1]

@@ -33,18 +33,19 @@ def compare(
     minutes: float | None = None,
     rates: Sequence[float] = (),
     jobs: int = 1,
+    against: str | None = None,
 ) -> JSONObject:
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
-    Result: {"metric", "higher_is_better", "about", "majority", "rows": [{"name", "mean", "std" (of the sample; null for
-    one seed), "seeds", "parameters", "flops", "state_bytes" (null in results of older versions), "seconds",
-    "peak_bytes", "steps", "tokens", "train_flops", "runs"}], "controls": [{"name", "control", "mean", "std", "seeds"}],
-    "runs": {name: [folders]}, "equal": what was made equal (`Budget.applied`), with "parameters": whether they are,
-    "provenance" (`provenance.shared`)}. The metric is the task's first, on the test split; "about" explains it.
-    "seconds" (of updates), "peak_bytes", "steps", "tokens" (as the task counts the samples that were read) and
-    "train_flops" (of all updates; null in results of older versions) are means over seeds. A row's "runs" give the
-    commit that trained each run:
-    [{"folder", "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit.
+    Result: {"metric", "higher_is_better", "about", "majority", "rows", "controls": [{"name", "control", "mean", "std",
+    "seeds"}], "runs": {name: [folders]}, "against": the reference row, "equal": what was made equal (`Budget.applied`),
+    with "parameters": whether they are, "provenance" (`provenance.shared`)}. The metric is the task's first, on the
+    test split; "about" explains it.
+    A row is {"name", "mean", "std" (of the sample; null for one seed), "seeds", "interval" and "against" (`summarise`),
+    "parameters", "flops", "state_bytes", "seconds" (of updates), "peak_bytes", "steps", "tokens" (samples read, as the
+    task counts them), "train_flops" (of all updates), "runs"}. Costs are means over seeds, and null in results of older
+    versions. Its "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was
+    finished earlier keeps its commit.
     A row of a task that measures a metric along an axis (`figures.along`) has "along": {"metric", "x", "values": [{"x",
     "mean", "std", "seeds"}]} too.
 
@@ -56,7 +57,8 @@ def compare(
     rates: learning rates. Each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N; only
     the rate with the best score on the validation split gets the other seeds and is reported, as "rate" and "rates":
     [[rate, score]] of its row.
-    jobs: runs at a time, with one thread each if there are several.
+    jobs: runs at a time, with one thread each if there are several. against: the row that the others are tested
+    against, by default the first recipe (`significance`).
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the
@@ -72,6 +74,8 @@ def compare(
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = _of_models(recipes, unwritten, baselines, PARAMETERS in equal)
     _check(recipes, folder, budget.kind)
+    if against is not None and against not in (names := [one.name for one in recipes]):
+        raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
     if any(map(unresolved, recipes)):
         recipes = completed(recipes)
     check_scored(recipes)
@@ -93,7 +97,7 @@ def compare(
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for recipe, place in planned:
         runs[recipe.name].append(place)
-    comparison = summarise(runs, folder)
+    comparison = summarise(runs, folder, against)
     comparison["equal"] = _without_recipes(spent) | {"parameters": PARAMETERS in equal}
     for row in comparison["rows"]:
         if row["name"] in chosen:

@@ -12,7 +12,7 @@ ABOUT = (
 )
 TAKES = (
     "RECIPE RECIPE ... [--field value ...] [--seeds N] [--jobs N] [--out DIR] [--unwritten] [--baselines] "
-    "[--vary FIELD V1,V2 ...] [--equal KIND] [--minutes M] [--rates R1,R2]"
+    "[--vary FIELD V1,V2 ...] [--equal KIND] [--minutes M] [--rates R1,R2] [--against NAME]"
 )
 EQUAL = """updates (the default): equal updates of equal batches; samples, flops, time: the steps of each recipe are set
 so that it reads as many training samples (tokens of text), computes as many training FLOPs (forward, backward and what
@@ -40,6 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     about = "learning rates, such as 3e-4,1e-3,3e-3: each recipe is trained with each and its first seed, and the one "
     about += "with the best score on the validation split gets the other seeds and is reported"
     add("--rates", metavar="R1,R2", help=about)
+    about = "the recipe that the others are tested against, with several seeds (the first)"
+    add("--against", metavar="NAME", help=about)
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -52,4 +54,5 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "rates": () if options.rates is None else read_rates(options.rates),
         "jobs": options.jobs,
+        "against": options.against,
     }

@@ -9,18 +9,26 @@ from mnemos.types import JSONObject
 
 from .provenance import shared, trained
 from .run_files import COMPARED, read_result
+from .significance import differences, interval
 
 
-def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
-    """The content of comparison.json for finished runs: {name: run folders}."""
+def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = None) -> JSONObject:
+    """The content of comparison.json for finished runs: {name: run folders}. against: the reference row, or the first.
+
+    Each row has "interval", the 95 % interval of its mean, and "against", its difference to the reference row
+    (`significance.differences`); both are null for one seed, and the second for the reference.
+    """
     rows, controls = [], []
+    against = against or next(iter(runs))
     place = next(iter(runs.values()))[0]
     first = read_result(place, COMPARED)
     metric = first["metric"]
+    scores: dict[str, list[float]] = {}
     described = description(first, metric, str(place / "result.json"))
     for name, places in runs.items():
         results = [read_result(place, COMPARED) for place in places]
-        spread = _spread([result["test"][metric] for result in results])
+        scores[name] = [result["test"][metric] for result in results]
+        spread = _spread(scores[name]) | {"interval": interval(scores[name])}
         cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
         cost |= {key: _mean(results, key) for key in ("steps", "tokens")}
@@ -30,11 +38,15 @@ def summarise(runs: dict[str, list[Path]], folder: Path) -> JSONObject:
         for control in results[0].get("controls", {}):
             found = [result["controls"][control][metric] for result in results]
             controls.append({"name": name, "control": control, **_spread(found)})
+    tests = differences(scores, against)
+    for row in rows:
+        row["against"] = tests[row["name"]]
     return {
         "metric": metric,
         "higher_is_better": described["higher_is_better"],
         "about": described["about"],
         "majority": first["majority"],
+        "against": against,
         "rows": rows,
         "controls": controls,
         "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},

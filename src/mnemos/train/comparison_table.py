@@ -1,39 +1,122 @@
-"""Print a comparison as a table."""
+"""Print a comparison as tables: scores with what the seeds show, costs, and the metric along an axis of the task."""
+
+from typing import Any
 
 from mnemos.types import JSONObject
 
+from .budgets import budget_text
+from .significance import LEVEL, ONE_SEED, finding
+
+_WIDTH = 150  # of a file, which has no width of its own; enough for all columns
+
 
 def show(comparison: JSONObject) -> None:
-    """Print a comparison as a table."""
+    """Print a comparison as tables."""
     from rich.console import Console
-    from rich.table import Table
 
-    def score(row: JSONObject) -> str:
-        spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
-        return f"{row['mean']:.4f}{spread}"
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", comparison["metric"], "seeds", "parameters", "MFLOP/sample", "state KiB", "seconds", "peak MiB"):
-        table.add_column(column, justify="left" if not column else "right")
-    for row in comparison["rows"]:
-        state = "–" if row["state_bytes"] is None else f"{row['state_bytes'] / 2**10:,.1f}"
-        costs = (f"{row['flops'] / 1e6:.2f}", state, f"{row['seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}")
-        table.add_row(row["name"], score(row), str(row["seeds"]), f"{row['parameters']:,}", *costs)
-        for control in comparison["controls"]:
-            if control["name"] == row["name"]:
-                table.add_row(f"  cache {control['control']}", score(control), str(control["seeds"]))
-    if comparison["majority"] is not None:
-        table.add_row("majority class", f"{comparison['majority']:.4f}")
-    # A file has no width; this one is enough for all columns.
-    console = Console(width=max(100, Console().width))
-    console.print(table)
+    console = Console(width=max(_WIDTH, Console().width))
+    console.print(_scores(comparison))
+    for line in _notes(comparison):
+        console.print(line, highlight=False)
+    console.print(_costs(comparison))
     rows = [row for row in comparison["rows"] if row.get("along")]
     if rows:
-        first = rows[0]["along"]
-        reach = Table(box=None, pad_edge=False, header_style="bold", title=f"{first['metric']} by {first['x']}")
-        reach.add_column("")
-        for one in first["values"]:
-            reach.add_column(f"{one['x']:g}", justify="right")
-        for row in rows:
-            reach.add_row(row["name"], *(score(one) for one in row["along"]["values"]))
-        console.print(reach)
+        console.print(_along(rows))
+
+
+def _table(columns: list[str], **more: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", **more)
+    for column in columns:
+        table.add_column(column, justify="left" if not column else "right")
+    return table
+
+
+def _score(row: JSONObject) -> str:
+    spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
+    return f"{row['mean']:.4f}{spread}"
+
+
+def _scores(comparison: JSONObject) -> Any:
+    """The rows with their controls; with several seeds also intervals and the tests against the reference."""
+    tested = any(row["interval"] for row in comparison["rows"])
+    swept = any("rate" in row for row in comparison["rows"])
+    columns = ["", comparison["metric"], "seeds"]
+    columns += ["95 % interval", f"difference to {comparison['against']}", "p (Holm)", "shown"] if tested else []
+    table = _table([*columns, *(["learning rate"] if swept else [])])
+    for row in comparison["rows"]:
+        cells = [row["name"], _score(row), str(row["seeds"])]
+        cells += _shown(row, comparison) if tested else []
+        table.add_row(*cells, *([f"{row['rate']:.1e}"] if "rate" in row else []))
+        for control in comparison["controls"]:
+            if control["name"] == row["name"]:
+                table.add_row(f"  cache {control['control']}", _score(control), str(control["seeds"]))
+    if comparison["majority"] is not None:
+        table.add_row("majority class", f"{comparison['majority']:.4f}")
+    return table
+
+
+def _shown(row: JSONObject, comparison: JSONObject) -> list[str]:
+    """The interval of a row's mean, and its difference to the reference with interval, corrected p and meaning."""
+    own = "–" if row["interval"] is None else "{:.4f} to {:.4f}".format(*row["interval"])
+    test = row["against"]
+    if test is None:
+        return [own, "", "", "reference" if row["name"] == comparison["against"] else "–"]
+    low, high = test["interval"]
+    difference = f"{test['difference']:+.4f} ({low:+.4f} to {high:+.4f})"
+    return [own, difference, f"{test['p_holm']:.3g}", finding(test, comparison["higher_is_better"])]
+
+
+def _notes(comparison: JSONObject) -> list[str]:
+    """What was made equal, and how the differences are to be read."""
+    lines = [budget_text(comparison["equal"])] if "equal" in comparison else []
+    several = len(comparison["rows"]) > 1
+    if several and any(row["against"] for row in comparison["rows"]):
+        lines.append(
+            f"differences: Welch's t-test against {comparison['against']}, p corrected over the rows by Holm; no "
+            f"difference is shown where p ≥ {LEVEL:g}. The intervals of differences are not corrected."
+        )
+    elif several and any(row["seeds"] == 1 for row in comparison["rows"]):
+        lines.append(ONE_SEED)
+    return lines
+
+
+def _costs(comparison: JSONObject) -> Any:
+    columns = [
+        "",
+        "parameters",
+        "steps",
+        "samples",
+        "training TFLOP",
+        "MFLOP/sample",
+        "state KiB",
+        "seconds",
+        "peak MiB",
+    ]
+    table = _table(columns)
+    for row in comparison["rows"]:
+        table.add_row(
+            row["name"],
+            f"{row['parameters']:,}",
+            _number(row["steps"], 1, 0),
+            _number(row["tokens"], 1, 0),
+            _number(row["train_flops"], 1e12, 3),
+            _number(row["flops"], 1e6, 2),
+            _number(row["state_bytes"], 2**10, 1),
+            _number(row["seconds"], 1, 1),
+            _number(row["peak_bytes"], 2**20, 0),
+        )
+    return table
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "–" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _along(rows: list[JSONObject]) -> Any:
+    first = rows[0]["along"]
+    table = _table(["", *(f"{one['x']:g}" for one in first["values"])], title=f"{first['metric']} by {first['x']}")
+    for row in rows:
+        table.add_row(row["name"], *(_score(one) for one in row["along"]["values"]))
+    return table
