@@ -15,7 +15,7 @@ from mnemos.papers.reproduce import Options, reproduce
 from mnemos.recipes import listops_128
 from mnemos.train.baselines import with_baselines
 from mnemos.train.checks import complete
-from mnemos.train.compare import _check_equal
+from mnemos.train.equal import check_equal
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
@@ -74,7 +74,7 @@ def test_table5_has_every_row_of_the_paper_with_equal_batches(tmp_path):
     recipes = sequence_tables.word_recipes(Options(tmp_path, data=path, steps=7))
     claim = PAPERS["cached_transformers"].claim("table5")
     assert {name for name in claim.values if "base" in name} <= set(recipes), "the large model has no small form"
-    _check_equal(list(recipes.values()))
+    check_equal(list(recipes.values()))
     task = recipes[sequence_tables.XL].data.build()
     models = [complete(one, task).model for one in recipes.values()]
     assert len(models) == len({one.name for one in recipes.values()}) == 7
