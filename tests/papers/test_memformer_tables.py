@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from mnemos.papers import perplexities
 from mnemos.papers.memformer import image_tables, language, recall_claim, recipes, replaying, table_models
 from mnemos.papers.memformer.table_models import ImageSizes, LanguageSizes
 from mnemos.papers.reproduce import Options, reproduce
-from mnemos.train import compare
+from mnemos.train.equal import check_equal
 from mnemos.train.recipe import RolloutConfig
 from mnemos.types import InputError
 
@@ -145,7 +144,7 @@ def test_the_papers_settings():
     baseline = registry.load("recipe", "wikitext-xl")()
     assert compressive.model == replace(baseline.model, attention=found_sizes)
     assert (text.train.rollout.segments, text.train.rollout.slide) == (8, 1)
-    compare._check([text, baseline], Path("no such folder"))  # both read one new segment per update
+    check_equal([text, baseline])  # both read one new segment per update
     assert (baseline.model.layers, baseline.model.attention.memory, baseline.data) == (16, 1024, text.data)
     for other in table_models.PICTURES.values():
         recipe = registry.load("recipe", f"mnist-{other}")()
@@ -153,13 +152,13 @@ def test_the_papers_settings():
         assert replace(recipe.train, rollout=found.train.rollout) == found.train
 
 
-def test_what_is_compared_may_read_its_rows_in_its_own_way(tmp_path):
+def test_what_is_compared_may_read_its_rows_in_its_own_way():
     found = [recipes.picture_recipe("digits", name) for name in ("Transformer-XL memory=56", "Memformer 4+8", "LSTM")]
     assert len({recipe.train.rollout for recipe in found}) > 1
-    compare._check(found, tmp_path / "new")
+    check_equal(found)
     more = replace(found[0].train, rollout=RolloutConfig(segments=2))
     with pytest.raises(InputError, match="equal train settings"):
-        compare._check([found[1], replace(found[0], train=more)], tmp_path / "new")
+        check_equal([found[1], replace(found[0], train=more)])
 
 
 def test_the_order_of_merit_counts_pairs():
