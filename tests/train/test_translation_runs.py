@@ -16,6 +16,9 @@ from translation_standins import write_pairs
 import mnemos
 from mnemos import InputError, registry
 from mnemos.cli import main
+from mnemos.figures import report
+from mnemos.figures.examples import _differing
+from mnemos.train.loop import train
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import run
 
@@ -115,6 +118,31 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
         mnemos.translate(plain, ["one", "one " * 60])
     with pytest.raises(InputError, match="n_best: expected 1 to 5"):
         mnemos.translate(plain, ["one"], n_best=6)
+
+
+def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
+    """Batches by tokens have any number of rows; the loss is the mean over all targets, however rows are divided."""
+    base = recipe(folder)
+    base = replace(base, model=replace(base.model, dropout=0.0), data=replace(base.data, bpe_dropout=0.0))
+    found = []
+    for name, fields in (("one", {}), ("five", {"accumulate": 5}), ("half", {"precision": "bf16-mixed"})):
+        settings = {"steps": 2, "batch_size": 30, "average": 0, "log_every": 1, **fields}
+        train(replace(base, train=replace(base.train, **settings)), tmp_path / name, quiet=True)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        found.append([(line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "train"])
+    sizes = [len(recipe(folder).data.build().train_batch(i, 30, 0).rows) for i in range(2)]
+    assert any(size % 5 for size in sizes)
+    assert found[1] == [pytest.approx(one, rel=1e-4) for one in found[0]]
+    assert found[2] == [pytest.approx(one, rel=0.05) for one in found[0]]
+
+
+def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, tmp_path):
+    page = report([plain, cached], tmp_path / "page.html").read_text()
+    part = page[page.index("Sentences of the test split") :]
+    assert rows(plain)[0]["source"] in part
+    assert "words that the first variant does not have there" in part
+    assert "Validation BLEU" in page
+    assert _differing("a b x d", "a b c d e") == "a b <b>x</b> d"
 
 
 def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_path):

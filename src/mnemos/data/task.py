@@ -153,7 +153,8 @@ class Task:
 
         Reports show an entry that is a list of records {field: text} as a table if "examples" describes it:
         {"examples": {entry: {"title", "given": field, "found": field, "about": a sentence, "exact": whether the second
-        field should equal the first (true if absent)}}}.
+        field should equal the first (true if absent), "beside": a field that is shown before these, "compared": true to
+        mark where variants differ}}}.
         """
         return {}
 

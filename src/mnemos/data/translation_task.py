@@ -235,14 +235,16 @@ class TranslationTask(Task):
         write_text(folder / TRANSLATIONS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         about = {
             "title": "Translations",
-            "given": "reference",
-            "found": "translation",
-            "shown": "source",
+            "given": "wanted",
+            "found": "wrote",
+            "beside": "source",
+            "compared": True,
             "about": f"Sentences of the {split} split, evenly spaced, translated with beam {self.decoding.beams}.",
             "exact": False,
         }
         cleaning = {name: vars(corpus.cleaning) | {"kept": len(corpus)} for name, corpus in self.corpora.items()}
-        shown = [rows[i] for i in self._spread(len(rows))]
+        some = [rows[i] for i in self._spread(len(rows))]
+        shown = [{"source": r["source"], "wanted": r["reference"], "wrote": r["translation"]} for r in some]
         return {
             "translations": shown,
             "examples": {"translations": about},

@@ -7,7 +7,7 @@ import numpy as np
 
 from mnemos.types import JSONObject
 
-from .markup import figure, legend, listed, missing, plural
+from .markup import capital, figure, legend, listed, missing, plural
 from .read_metrics import OWN
 from .results import Columns, Comparison, RunRecord
 from .style import MARKERS, MUTED, VARIANTS, curve, nothing, panel, steps_axis, thin, variant_colour
@@ -56,7 +56,7 @@ def quality(comparison: Comparison) -> str:
 
 def title(kind: str, name: str) -> str:
     """Validation accuracy, training loss, …"""
-    return f"{_WORDS[kind].capitalize()} {name}"
+    return f"{capital(_WORDS[kind])} {name}"
 
 
 def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
@@ -114,12 +114,12 @@ def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
     majority = ""
     if comparison.majority is not None and any(name == comparison.metric for _, name in wanted):
         majority = " The dotted line is the share of the most frequent class."
-    what = listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]).capitalize()
+    what = capital(listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]))
     long = any(len(run.train["step"]) > 400 for run in comparison.all_runs())
     means = " Long curves are drawn as means over 400 intervals." if long else ""
     source = f"From metrics.jsonl of {plural(len(comparison.all_runs()), 'run')}."
     shown = comparison.about and any(name == comparison.metric for _, name in wanted)
-    about = f" {comparison.metric.capitalize()}: {comparison.about}" if shown else ""
+    about = f" {capital(comparison.metric)}: {comparison.about}" if shown else ""
     return f"{what} by update. {lines}.{majority}{about}{means} {source}"
 
 

@@ -77,6 +77,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
+def capital(text: str) -> str:
+    """The text with a capital at its beginning; the rest, such as BLEU, as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def short(name: str, most: int = 24) -> str:
     """A name shortened to fit on one line."""
     return name if len(name) <= most else name[: most - 1] + "…"

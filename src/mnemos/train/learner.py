@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -179,14 +180,17 @@ class Learner:
         self.best = self.best.after(self.count.step, valid, self.task.metrics[0])
 
     def _micro_batches(self, batch: object) -> list[object]:
-        """This process's share of the batch's rows, in order, split into `accumulate` micro-batches."""
+        """This process's share of the batch's rows, in order, split into `accumulate` micro-batches.
+
+        They are of equal size, or differ by a row where a task's batches have as many rows as fit.
+        """
         parts, found = self.fabric.world_size * self.recipe.train.accumulate, row_count(batch)
-        if found % parts or (self.task.carries_state and found != self.recipe.train.batch_size):
-            wanted = str(self.recipe.train.batch_size) if self.task.carries_state else f"a multiple of {parts}"
+        if found < parts or (self.task.carries_state and found != self.recipe.train.batch_size):
+            wanted = str(self.recipe.train.batch_size) if self.task.carries_state else f"at least {parts}"
             raise InputError(f"train.batch_size: expected {wanted} rows in a training batch, found {found}; change it")
-        rows = found // parts
         first = self.fabric.global_rank * self.recipe.train.accumulate
-        spans = [slice((first + i) * rows, (first + i + 1) * rows) for i in range(self.recipe.train.accumulate)]
+        ends = [found * (first + i) // parts for i in range(self.recipe.train.accumulate + 1)]
+        spans = [slice(start, end) for start, end in itertools.pairwise(ends)]
         return [each(batch, lambda x, span=span: x[span]) for span in spans]  # type: ignore[misc]
 
     def _check_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
