@@ -62,7 +62,7 @@ def test_several_seeds_give_an_interval_and_a_sentence(tmp_path):
     comparison = compare([read_run(run, run.name) for run in runs])
     difference = memory_effect(comparison, "demo", "slots", "emptied")
     assert difference.value == pytest.approx(-0.25)
-    assert difference.low == pytest.approx(-0.25 - 4.303 * 0.01 / 3**0.5)
+    assert difference.low == pytest.approx(-0.25 - 4.302653 * 0.01 / 3**0.5)
     assert "−0.275 to −0.225" in found
     assert memory_effect(replace(comparison, higher_is_better=False), "demo", "slots", "emptied").says == "better"
 

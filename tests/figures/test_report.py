@@ -56,6 +56,8 @@ def test_report_holds_every_section_and_number(page):
     for section in (
         "In short",
         "Results",
+        "What the seeds show",
+        "Quality against cost",
         "Learning curves",
         "The gates",
         "Self-attention and memory",
@@ -73,7 +75,7 @@ def test_report_holds_every_section_and_number(page):
     for layer in LAYERS:
         assert layer.removesuffix(".attention") in text
     assert f"blocks.0 is {LAYERS[0]}" in text
-    assert page.count("<figure") == page.count("<figcaption>") == 7
+    assert page.count("<figure") == page.count("<figcaption>") == 8
     assert all("From" in caption for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page, re.S))
 
 
@@ -95,7 +97,7 @@ def test_report_follows_the_reader_s_colours(page):
     assert len(drawings) >= 15
     # Every colour of a line or a letter is the style sheet's: a fixed one would vanish on the other background.
     assert not [c for d in drawings for c in re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", d)]
-    named = {"updates", "layer", "channel", "slot", "rank of the value", "test accuracy"}
+    named = {"updates", "layer", "channel", "slot", "rank of the value", "test accuracy", "seconds of updates"}
     ticked = [d for d in drawings if "xtick_1" in d]
     assert len(ticked) >= 12
     assert all(named & {*re.findall(r"<text[^>]*>([^<]*)</text>", d)} for d in ticked), "every axis has a name"

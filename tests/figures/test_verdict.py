@@ -202,13 +202,24 @@ def test_numbers_without_run_folders_are_read_by_their_controls():
 
 
 def test_interval_is_welch_s():
-    # Worked by hand: se² = .034²/3 + .007²/3, 2.17 degrees of freedom (taken as 2), t = 4.303.
+    # Worked by hand: se² = .034²/3 + .007²/3, 2.1692 degrees of freedom, t = 3.9964.
     a, b = Row("a", 0.559, 0.007, 3), Row("b", 0.512, 0.034, 3)
     d = difference(a, b, higher_is_better=True)
     assert d.value == pytest.approx(0.047)
-    assert (d.low, d.high) == (pytest.approx(-0.0392, abs=2e-4), pytest.approx(0.1332, abs=2e-4))
+    assert (d.low, d.high) == (pytest.approx(-0.0331, abs=1e-4), pytest.approx(0.1271, abs=1e-4))
     assert d.says == "alike"
     assert difference(b, a, higher_is_better=False).value == pytest.approx(0.047)
+
+
+def test_a_difference_among_many_must_be_greater():
+    """p is 0.03 for each of them: shown alone, not among three."""
+    more = CACHED | {"mean": 0.516, "std": 0.0092}
+    alone = verdict(made(cached=more, equal=None))
+    assert "It is better than north" in alone[1]
+    plain = {name: PLAIN for name in ("second", "third")}
+    said = verdict(made(cached=more, equal=None, more=plain.items()))
+    assert "It cannot be distinguished from north, a smaller model without a memory, at 0.500" in said[1]
+    assert "corrected for the number of comparisons (Holm), p is 0.091" in said[1]
 
 
 def test_many_seeds_approach_the_normal_interval():

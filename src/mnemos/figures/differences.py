@@ -1,45 +1,73 @@
 """How much one variant differs from another, and how surely: 95 % intervals from the spread between seeds.
 
-Two variants are told apart where the interval of the difference of their means (Welch's) leaves out zero. The runs
-under a control are the same trained models, so their difference is taken run by run.
+Two variants are told apart where the interval of the difference of their means (Welch's) leaves out zero; of several
+differences from one variant, those whose p is below 0.05 after Holm's correction (`train.significance`). The runs under
+a control are the same trained models, so their difference is taken run by run.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mnemos.train.significance import LEVEL, holm
 
 from .results import Comparison, Control, Row, RunRecord, StateControls, spread
-
-# Student's t, 97.5 % point, by degrees of freedom 1, 2, …
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better the first is than the second (worse: negative), and the 95 % interval; NaN without spread."""
+    """How much better the first is than the second (worse: negative), and the 95 % interval; NaN without spread.
+
+    p: two-sided; NaN if it was not computed. p_holm: corrected for several differences; NaN if it is the only one.
+    """
 
     value: float
     low: float
     high: float
+    p: float = math.nan
+    p_holm: float = math.nan
 
     @property
     def says(self) -> str:
-        """better, worse, alike (the interval holds zero) or unknown (no spread to judge by)."""
+        """better, worse, alike (no difference is shown) or unknown (no spread to judge by)."""
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             return "unknown"
+        if self.p_holm >= LEVEL:
+            return "alike"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "alike"
 
 
 def difference(a: Row | Control, b: Row | Control, higher_is_better: bool) -> Difference:
-    """a against b, whose runs are independent: Welch's interval."""
+    """a against b, whose runs are independent: Welch's interval and test."""
     value = (a.mean - b.mean) * (1 if higher_is_better else -1)
     if a.seeds < 2 or b.seeds < 2 or not math.isfinite(a.std) or not math.isfinite(b.std):
         return Difference(value, math.nan, math.nan)
     va, vb = a.std**2 / a.seeds, b.std**2 / b.seeds
     if va + vb == 0:
-        return Difference(value, value, value)
+        return Difference(value, value, value, float(value == 0))
     freedom = (va + vb) ** 2 / (va**2 / (a.seeds - 1) + vb**2 / (b.seeds - 1))
     reach = _student(freedom) * math.sqrt(va + vb)
-    return Difference(value, value - reach, value + reach)
+    from scipy import stats  # importing it takes longer than a small report needs
+
+    p = stats.ttest_ind_from_stats(a.mean, a.std, a.seeds, b.mean, b.std, b.seeds, equal_var=False).pvalue
+    return Difference(value, value - reach, value + reach, float(p))
+
+
+def mean_interval(row: Row | Control) -> tuple[float, float]:
+    """The 95 % interval of a mean (Student's t); NaN without a spread."""
+    if row.seeds < 2 or not math.isfinite(row.std):
+        return math.nan, math.nan
+    reach = _student(row.seeds - 1) * row.std / math.sqrt(row.seeds)
+    return row.mean - reach, row.mean + reach
+
+
+def differences(row: Row, others: Sequence[Row], higher_is_better: bool) -> list[Difference]:
+    """The row against each other one, with p corrected over these differences by Holm."""
+    found = [difference(row, other, higher_is_better) for other in others]
+    tested = [i for i, one in enumerate(found) if math.isfinite(one.p)]
+    for i, p in zip(tested, holm([found[i].p for i in tested]), strict=True):
+        found[i] = replace(found[i], p_holm=p)
+    return found
 
 
 def effect(comparison: Comparison, name: str, control: str = "emptied") -> Difference | None:
@@ -91,9 +119,7 @@ def _paired(values: list[float]) -> Difference | None:
 
 
 def _student(freedom: float) -> float:
-    """The 97.5 % point of Student's t; fractional degrees of freedom are rounded down, which widens the interval."""
-    whole = max(1, int(freedom + 1e-9))
-    if whole <= len(_STUDENT):
-        return _STUDENT[whole - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * whole) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * whole**2)
+    """The 97.5 % point of Student's t."""
+    from scipy import stats
+
+    return float(stats.t.ppf(1 - LEVEL / 2, freedom))

@@ -19,6 +19,7 @@ from . import (
     image_grids,
     memory_use,
     origins,
+    quality_cost,
     slot_attention,
     table,
 )
@@ -32,6 +33,7 @@ from .verdict import verdict
 
 SECTIONS = (
     ("results", "Results", table.section),
+    ("quality-cost", "Quality against cost", quality_cost.section),
     ("along", "How far it reaches", along.section),
     ("curves", "Learning curves", curves.section),
     ("memory", "Was the memory used?", memory_use.section),

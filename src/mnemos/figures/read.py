@@ -10,6 +10,7 @@ import numpy as np
 
 from mnemos.data.metrics import description
 from mnemos.json_text import parse
+from mnemos.train.budgets import budget_text
 from mnemos.train.run_files import checked_about
 from mnemos.types import InputError, JSONObject
 
@@ -138,7 +139,28 @@ def read_comparison(folder: Path) -> Comparison:
         source=f"{folder.name}/comparison.json",
         about=str(found.get("about") or ""),
         provenance=_object(found.get("provenance") or {}, where, "provenance"),
+        against=_reference(found.get("against"), rows, where),
+        equal=_equal(found.get("equal"), where),
     )
+
+
+def _reference(name: object, rows: Sequence[Row], where: str) -> str:
+    """The row that the others are tested against; the first in files of older versions."""
+    if name is None:
+        return rows[0].name
+    if name not in [row.name for row in rows]:
+        raise InputError(f'{where}: expected "against" to name a row, found {name!r}; compare again')
+    return str(name)
+
+
+def _equal(value: object, where: str) -> str:
+    """What was made equal, in words; "" in files of older versions."""
+    if value is None:
+        return ""
+    try:
+        return budget_text(_object(value, where, "equal"))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f'{where}: expected "equal" to say what is, found {value!r:.60}; compare again') from None
 
 
 def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
@@ -207,6 +229,7 @@ def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
         source=f"{comparison.source} and {more.source}",
         about=comparison.about,
         provenance=comparison.provenance,
+        against=comparison.against,
     )
 
 

@@ -199,6 +199,8 @@ class Comparison:
     source: str
     provenance: JSONObject = field(default_factory=dict)
     about: str = ""  # one sentence: what the metric measures
+    against: str = ""  # the row that the others are tested against; "": the first
+    equal: str = ""  # what was made equal, in words; "": the comparison does not say
 
     @property
     def variants(self) -> list[str]:

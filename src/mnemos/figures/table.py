@@ -13,6 +13,7 @@ from .markup import count, decimal, duration, escape, figure, memory, missing, o
 from .origins import flat
 from .read_metrics import number
 from .results import Comparison, spread
+from .shown import shown_table
 from .style import INK, MUTED, RULE, VARIANTS, panel, variant_colour
 from .verdict import mean_and_spread
 
@@ -29,8 +30,13 @@ CONTROLS = {
 
 
 def section(comparison: Comparison) -> str:
-    """The table of variants, the figure of seeds and the table of controls, or the lines that say what is missing."""
-    return "\n".join([_variants(comparison), _seeds(comparison), _controls(comparison)])
+    """Tables of variants and of what their seeds show, the figure of seeds and the table of controls.
+
+    Lines say what is missing.
+    """
+    return "\n".join(
+        filter(None, [_variants(comparison), shown_table(comparison), _seeds(comparison), _controls(comparison)])
+    )
 
 
 def _variants(comparison: Comparison) -> str:

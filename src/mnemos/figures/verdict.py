@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from mnemos.data.metrics import UNIFORM
 
-from .differences import Difference, difference, effect, memory_effect
+from .differences import Difference, differences, effect, memory_effect
 from .markup import decimal, listed, plural
 from .origins import command, flat, longer
 from .results import Comparison, Control, Row, RunRecord
@@ -82,10 +82,9 @@ def _ahead(c: Comparison, rows: list[Row]) -> tuple[Row, str]:
     """The best of several variants, and what it is to each other one: "better than A (0.5), not ahead of B (0.6)"."""
     best = (max if c.higher_is_better else min)(rows, key=lambda row: row.mean)
     named: dict[str, list[str]] = {}
-    for other in (row for row in rows if row is not best):
-        named.setdefault(_word(difference(best, other, c.higher_is_better)), []).append(
-            f"{other.name} ({mean_and_spread(other)})"
-        )
+    others = [row for row in rows if row is not best]
+    for other, d in zip(others, differences(best, others, c.higher_is_better), strict=True):
+        named.setdefault(_word(d), []).append(f"{other.name} ({mean_and_spread(other)})")
     return best, listed([f"{word} {listed(names)}" for word, names in named.items()])
 
 
@@ -106,8 +105,7 @@ _ROLES = {
 def _against(c: Comparison, row: Row, others: list[Row]) -> list[str]:
     """One sentence for each variant that is not a cached one."""
     sentences = []
-    for other in others:
-        d = difference(row, other, c.higher_is_better)
+    for other, d in zip(others, differences(row, others, c.higher_is_better), strict=True):
         what = _ROLES[role(c, row, other)].format(memory=_never(c, row))
         if what == _ROLES["memory"] and memory(c, other.name) == "unwritten":
             what += " that is never written"
@@ -116,11 +114,18 @@ def _against(c: Comparison, row: Row, others: list[Row]) -> list[str]:
             {
                 "better": f"It is better than {name}.",
                 "worse": f"It is worse than {name}.",
-                "alike": f"It cannot be distinguished from {name}: the difference is within the spread between seeds.",
+                "alike": f"It cannot be distinguished from {name}: {_within(d)}.",
                 "unknown": f"It is {_word(d)} {name}.",
             }[d.says]
         )
     return sentences
+
+
+def _within(d: Difference) -> str:
+    """Why no difference is shown."""
+    if d.low <= 0 <= d.high:
+        return "the difference is within the spread between seeds"
+    return f"corrected for the number of comparisons (Holm), p is {d.p_holm:.2g}"
 
 
 def _amount(c: Comparison, d: Difference) -> str:
@@ -193,8 +198,8 @@ def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
 def _conclusion(c: Comparison, row: Row, others: list[Row]) -> str:
     """What all differences together say of the memory; nothing where there is no spread, or nothing to compare with."""
     told = [
-        (role(c, row, other), difference(row, other, c.higher_is_better).says, other.name)
-        for other in others
+        (role(c, row, other), d.says, other.name)
+        for other, d in zip(others, differences(row, others, c.higher_is_better), strict=True)
         if role(c, row, other) != "memory"
     ]
     if not told or any(says == "unknown" for _, says, _ in told):

@@ -2,8 +2,8 @@
 
     steps(recipe) = budget / cost of one update,   budget = steps(first) × cost(first), or the minutes that were given
 
-Measured costs are written to budget.json before the first run and read again when the comparison is continued, so it
-never measures twice: its runs are deterministic, resume exactly, and their schedules fit their steps.
+Measured costs are written to budget.json before the first run and read again when the comparison is continued, so no
+recipe is measured twice: its runs are deterministic, resume exactly, and their schedules fit their steps.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Budget:
     def applied(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
         """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
 
-        The costs are measured unless the file is there (`update_cost`; jobs: the runs at a time). {"equal", "unit",
+        Costs that the file does not have are measured (`update_cost`; jobs: the runs at a time). {"equal", "unit",
         "budget": of a run, in the unit, "first": name, "minutes" (if given), "clock" (time), "recipes": {name:
         {"update": cost of one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"}
         for equal updates. Raises InputError if the file is of other recipes, or a recipe cannot do one update.
@@ -55,35 +55,43 @@ class Budget:
                 f"{multiple.name}; use --train.devices 1"
             )
         path = folder / FILE
-        if path.exists():
-            found = self._read(path, recipes)
-        else:
-            found = self._measured(recipes, jobs)
+        found = self._read(path, recipes) if path.exists() else {}
+        known = found.get("recipes", {})
+        if any(one.name not in known for one in recipes):
+            found = self._measured(recipes, found, jobs)
             write_json(path, found)
         return [with_steps(one, found["recipes"][one.name]["steps"]) for one in recipes], found
 
-    def _measured(self, recipes: Sequence[Recipe], jobs: int) -> JSONObject:
-        extra: list[JSONObject] = [{} for _ in recipes]
-        about: JSONObject = {}
-        if self.kind == TIME:
-            unit, times = "seconds", update_seconds(recipes, jobs)
-            costs = [one.median for one in times]
-            extra = [{"rounds": list(one.rounds)} for one in times]
-            about = {"clock": times[0].clock}
-        elif self.kind == FLOPS:
-            unit, costs = "FLOPs", update_flops(recipes)
-        else:
-            unit, costs = "samples", [float(samples_per_update(one)) for one in recipes]
+    def _measured(self, recipes: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
+        """The content of budget.json with the recipes that are not in what it had before ({}: none are).
+
+        Recipes that are added later are measured beside the first again, and their costs scaled to what it had cost.
+        """
         first = recipes[0]
-        budget = costs[0] * first.train.steps if self.minutes is None else 60 * self.minutes
+        measured = [first, *(one for one in recipes[1:] if one.name not in before.get("recipes", {}))]
+        unit, costs, extra, about = self._costs(measured, jobs)
+        known = before.get("recipes", {}).get(first.name, {}).get("update", costs[0])
+        costs = [cost * known / costs[0] if costs[0] else cost for cost in costs]
+        budget = before.get("budget", known * first.train.steps if self.minutes is None else 60 * self.minutes)
         found: JSONObject = {"equal": self.kind, "unit": unit, "budget": budget, "first": first.name, **about}
         if self.minutes is not None:
             found["minutes"] = self.minutes
         found["recipes"] = {
             one.name: {"update": cost, **more, "steps": self._steps(one, cost, budget), "given": as_json(one)}
-            for one, cost, more in zip(recipes, costs, extra, strict=True)
-        }
-        return found | {"provenance": provenance(first.train.seed, "")}
+            for one, cost, more in zip(measured, costs, extra, strict=True)
+        } | before.get("recipes", {})
+        return found | {"provenance": provenance(first.train.seed, "")} | before | {"recipes": found["recipes"]}
+
+    def _costs(self, recipes: Sequence[Recipe], jobs: int) -> tuple[str, list[float], list[JSONObject], JSONObject]:
+        """(unit, cost of an update of each recipe, more about each, more about all)."""
+        nothing: list[JSONObject] = [{} for _ in recipes]
+        if self.kind == TIME:
+            times = update_seconds(recipes, jobs)
+            rounds: list[JSONObject] = [{"rounds": list(one.rounds)} for one in times]
+            return "seconds", [one.median for one in times], rounds, {"clock": times[0].clock}
+        if self.kind == FLOPS:
+            return "FLOPs", update_flops(recipes), nothing, {}
+        return "samples", [float(samples_per_update(one)) for one in recipes], nothing, {}
 
     def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
         if cost <= 0:
@@ -111,9 +119,11 @@ class Budget:
             )
         for recipe in recipes:
             known = found["recipes"].get(recipe.name)
-            if not isinstance(known, dict) or not isinstance(known.get("steps"), int):
+            if known is None:  # a recipe that is added now
+                continue
+            if not isinstance(known, dict) or not isinstance(known.get("steps"), int) or "update" not in known:
                 raise InputError(
-                    f"{path}: expected the recipes whose updates were measured, found another, {recipe.name}; {fix}"
+                    f"{path}: expected the cost and the steps of {recipe.name}, found {known!r:.40}; {fix}"
                 )
             if difference := differing(as_written(known.get("given")), as_json(recipe)):
                 raise InputError(

@@ -17,7 +17,7 @@ def show(comparison: JSONObject) -> None:
     console = Console(width=max(_WIDTH, Console().width))
     console.print(_scores(comparison))
     for line in _notes(comparison):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(_costs(comparison))
     rows = [row for row in comparison["rows"] if row.get("along")]
     if rows:
@@ -87,7 +87,7 @@ def _costs(comparison: JSONObject) -> Any:
         "",
         "parameters",
         "steps",
-        "samples",
+        "samples read",
         "training TFLOP",
         "MFLOP/sample",
         "state KiB",
@@ -101,7 +101,7 @@ def _costs(comparison: JSONObject) -> Any:
             f"{row['parameters']:,}",
             _number(row["steps"], 1, 0),
             _number(row["tokens"], 1, 0),
-            _number(row["train_flops"], 1e12, 3),
+            "–" if row["train_flops"] is None else f"{row['train_flops'] / 1e12:.3g}",
             _number(row["flops"], 1e6, 2),
             _number(row["state_bytes"], 2**10, 1),
             _number(row["seconds"], 1, 1),

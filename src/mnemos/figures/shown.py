@@ -1,0 +1,65 @@
+"""What the seeds show: the interval of each variant's mean, and its difference to a reference variant."""
+
+import math
+from collections.abc import Sequence
+
+from mnemos.train.significance import NO_DIFFERENCE, ONE_SEED
+
+from .differences import differences, mean_interval
+from .markup import decimal, escape, missing, table
+from .results import Comparison, Row
+from .style import VARIANTS
+
+
+def reference(comparison: Comparison) -> Row:
+    """The variant that the others are tested against."""
+    name = comparison.against or comparison.rows[0].name
+    return next(row for row in comparison.rows if row.name == name)
+
+
+def shown_table(comparison: Comparison) -> str:
+    """A table of intervals and tests; a line if there is one seed; "" for one variant without a spread."""
+    rows = comparison.rows
+    if not any(math.isfinite(mean_interval(row)[0]) for row in rows):
+        return missing(f"{ONE_SEED[0].upper()}{ONE_SEED[1:]}.") if len(rows) > 1 else ""
+    first = reference(comparison)
+    others = [row for row in rows if row is not first]
+    # The reference is the second of each difference, so the sign is turned.
+    tests = dict(
+        zip((row.name for row in others), differences(first, others, comparison.higher_is_better), strict=True)
+    )
+    sign = -1 if comparison.higher_is_better else 1
+    cells = []
+    for i, row in enumerate(rows):
+        name = f'<i class="dot" style="color:var(--variant-{i % len(VARIANTS)})"></i>{escape(row.name)}'
+        line = [name, decimal(row.mean), _range(mean_interval(row))]
+        if row is first:
+            cells.append([*line, "", "", "", "", "reference"])
+            continue
+        test = tests[row.name]
+        value, ends = sign * test.value + 0.0, [sign * test.low, sign * test.high]
+        said = {"better": "worse", "worse": "better", "alike": NO_DIFFERENCE, "unknown": "–"}[test.says]
+        p = [_p(test.p), _p(test.p_holm)]
+        cells.append([*line, decimal(value, signed=True), _range(sorted(ends), signed=True), *p, said])
+    caption = (
+        f"What the seeds show: the 95% interval of each mean of the test {comparison.metric} (Student's t), and the "
+        f"difference to {first.name} by Welch's t-test: its 95% interval, p, and p corrected for {len(tests)} "
+        "comparisons by Holm. No difference is shown where the corrected p is 0.05 or more; the intervals are not "
+        "corrected. Runs of equal seeds are not pairs: they read the same batches but start from other weights. From "
+        f"{comparison.source}."
+    )
+    head = ["variant", comparison.metric, "95% interval", "difference", "95% interval", "p", "p (Holm)", "shown"]
+    return table(caption, head, cells)
+
+
+def _range(ends: Sequence[float], signed: bool = False) -> str:
+    low, high = ends
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "–"
+    return f"{decimal(low, signed=signed)} to {decimal(high, signed=signed)}"
+
+
+def _p(value: float) -> str:
+    if not math.isfinite(value):
+        return "–"
+    return "&lt; 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,63 @@
+"""What a report says about differences, costs and what was made equal."""
+
+import json
+import re
+
+import pytest
+from synthetic_runs import write_comparison
+
+from mnemos.figures.quality_cost import section
+from mnemos.figures.read import read_comparison
+from mnemos.figures.shown import shown_table
+from mnemos.train.significance import differences, interval
+from mnemos.types import InputError
+
+EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}
+
+
+def cells(page: str) -> list[list[str]]:
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+    return [[re.sub(r"<[^>]+>", "", cell) for cell in row] for row in rows]
+
+
+def test_the_table_has_the_tests_of_the_comparison(tmp_path):
+    folder = write_comparison(tmp_path / "c", against="demo-wider")
+    found = read_comparison(folder)
+    scores = {
+        name: [json.loads((folder / place / "result.json").read_text())["test"]["accuracy"] for place in places]
+        for name, places in json.loads((folder / "comparison.json").read_text())["runs"].items()
+    }
+    tests = differences(scores, "demo-wider")
+    head, *rows = cells(shown_table(found))
+    assert head[-2:] == ["p (Holm)", "shown"]
+    for name, row in zip(scores, rows, strict=True):
+        assert row[0] == name
+        low, high = interval(scores[name])
+        assert row[2] == f"{low:.3f} to {high:.3f}"
+        if tests[name] is None:
+            assert row[-1] == "reference"
+            continue
+        assert float(row[3].replace("−", "-")) == pytest.approx(tests[name]["difference"], abs=6e-4)
+        assert float(row[6].replace("&lt; ", "")) == pytest.approx(tests[name]["p_holm"], abs=1e-3)
+
+
+def test_files_of_older_versions_and_damaged_ones(tmp_path):
+    old = read_comparison(write_comparison(tmp_path / "old"))
+    assert "difference to demo by Welch" in shown_table(old)
+    assert "learning rate" in section(old)
+    one = read_comparison(write_comparison(tmp_path / "one", seeds=(0,)))
+    assert "One seed shows nothing about differences." in shown_table(one)
+    with pytest.raises(InputError, match=r'"against" to name a row, found .nobody'):
+        read_comparison(write_comparison(tmp_path / "wrong", against="nobody"))
+    with pytest.raises(InputError, match='"equal" to say what is, found'):
+        read_comparison(write_comparison(tmp_path / "damaged", equal={"equal": "time"}))
+
+
+def test_what_was_made_equal_is_said(tmp_path):
+    found = read_comparison(write_comparison(tmp_path / "c", equal=EQUAL | {"parameters": True}))
+    said = section(found)
+    assert (
+        "Equal training time: 60 seconds per run (CPU time, measured before the first run), and equal parameters"
+        in said
+    )
+    assert said.count("<svg") == 2  # the results are of before FLOPs of updates were counted
