@@ -12,10 +12,12 @@ import torch
 from translation_standins import sentences, write_pairs
 
 from mnemos.data.batch import IGNORE
+from mnemos.data.source_attention import source_attention
 from mnemos.data.translation import TranslationConfig
 from mnemos.data.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.data.translation_task import TranslationTask
 from mnemos.data.translation_vocabulary import END, PAD, START, SubWordTokens
+from mnemos.models import EncoderDecoder
 from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[2] / "../shared/data/multi30k-en-de"
@@ -204,3 +206,19 @@ def test_multi30k_is_read_whole():
     assert np.mean([len(b.targets) for b in task.batches("test", 1024)]) > 100
     assert isinstance(task.vocabularies.source, SubWordTokens)
     assert json.loads(task.preprocessing().tokenizer)["model"]["type"] == "BPE"
+
+
+def test_the_attention_to_the_source_is_what_the_layer_mixes():
+    model = EncoderDecoder(vocab_size=20, dim=16, encoder_layers=1, decoder_layers=2, num_heads=1, mlp=16).eval()
+    source, target = torch.randint(4, 20, (1, 7)), torch.randint(4, 20, (1, 5))
+    seen = []
+    last = model.decoder[-1].read
+    hook = last.register_forward_hook(lambda layer, given, out: seen.append((given[1][1], out.clone())))
+    weights = source_attention(model, source, target)
+    hook.remove()
+    assert weights.shape == (5, 7)
+    values, mixed = seen[0]
+    assert torch.allclose(last.output(weights @ values[0, :, 0]), mixed[0], atol=1e-5)
+    assert not last._forward_hooks
+    with pytest.raises(ValueError, match="without one"):
+        source_attention(torch.nn.Linear(2, 2), source, target)

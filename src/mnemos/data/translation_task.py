@@ -20,6 +20,7 @@ from .bpe_dropout import BPEDropout
 from .metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from .parallel_corpus import Corpus, Vocabularies
 from .randomness import AUGMENT, generator
+from .source_attention import source_attention
 from .task import Split, Task
 from .token_batches import TokenBatches
 from .translating import Decoding, Translator, decoded, padded
@@ -250,6 +251,24 @@ class TranslationTask(Task):
             "examples": {"translations": about},
             "cleaning": cleaning,
             "signatures": self.scorer.signatures,
+            "alignment": self._alignment(model, split, rows),
+        }
+
+    def _alignment(self, model: nn.Module, split: Literal["valid", "test"], rows: Sequence[JSONObject]) -> JSONObject:
+        """What the model attends to in the source of median length while it writes its translation."""
+        corpus, vocabularies = self.corpora[split], self.vocabularies
+        number = int(np.argsort(corpus.source.lengths, kind="stable")[len(corpus) // 2])
+        source = [*corpus.source.row(number).tolist(), END]
+        (written,) = vocabularies.target.encode([rows[number]["translation"]])
+        device = next(model.parameters()).device
+        pair = torch.tensor([source], device=device), torch.tensor([[START, *written]], device=device)
+        weights = source_attention(model, *pair)
+        return {
+            "rows": vocabularies.target.names([*written, END]),
+            "columns": vocabularies.source.names(source),
+            "weights": [[round(weight, 3) for weight in row] for row in weights.tolist()],
+            "about": "The attention of the last decoder layer to a source (columns) as it writes each sub-word (rows), "
+            "the mean over heads.",
         }
 
     def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from mnemos.atomic import write_text
 
 from . import (
+    alignments,
     along,
     attention_maps,
     cache_slots,
@@ -39,6 +40,7 @@ SECTIONS = (
     ("memory", "Was the memory used?", memory_use.section),
     ("pictures", "Generated images", image_grids.section),
     ("examples", "Examples", examples.section),
+    ("alignments", "Attention to the source", alignments.section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
     ("caches", "The caches", caches.section),
