@@ -14,7 +14,7 @@ import torch
 from pairwise import pairwise
 
 from mnemos import GRC, registry
-from mnemos.attention import CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
+from mnemos.attention import BlockSparseConfig, CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
 from mnemos.types import leaves
 
 DIM, HEADS, ROWS, TOKENS, BANDS, VOCABULARY = 12, 2, 3, 11, 7, 13
@@ -30,6 +30,7 @@ CACHES = {
     "linear-branch": GRC(length=3, branch="linear", candidate="linear", read="sample", inference="transient"),
 }
 REGISTERED = {name: registry.load("attention", name)() for name in registry.names("attention")}
+REGISTERED["block-sparse"] = BlockSparseConfig(block=1)  # sparse from 9 tokens on; blocks of 64 are not
 # Settings that change what a registered attention declares.
 VARIANTS = {
     "softmax-window": SoftmaxConfig(window=4),

@@ -23,6 +23,7 @@ from mnemos.types import (
     StateKind,
     collect_auxiliary_losses,
     is_future_free,
+    is_padding_free,
     leaves,
     map_state,
     reset,
@@ -233,10 +234,21 @@ def test_a_mask_hides_padding(layer):
     other = torch.where(mask[..., None], x, 100.0)
     with torch.no_grad():
         close(layer(x, None, mask)[0][mask], layer(other, None, mask)[0][mask])
-        close(layer(x, None, mask)[0][1, :7], layer(x[1:2, :7])[0][0])
+        if is_padding_free(layer):
+            close(layer(x, None, mask)[0][1, :7], layer(x[1:2, :7])[0][0])
         empty = mask.clone()
         empty[2] = False
         assert layer(x, None, empty)[0].isfinite().all()
+
+
+@over_layers(modes=(False,), apart=True)
+def test_outputs_are_independent_of_the_length_of_padding_or_declared_not_to_be(layer):
+    """In a sequence long enough for chunks and for sparse blocks."""
+    x, mask = tokens(t=80, rows=1), torch.ones(1, 80, dtype=torch.bool)
+    mask[:, 50:] = False
+    with torch.no_grad():
+        padded, alone = layer(x, None, mask)[0][:, :50], layer(x[:, :50])[0]
+    assert torch.allclose(padded, alone, rtol=1e-9, atol=1e-9) == is_padding_free(layer)
 
 
 @over_layers()

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+import mnemos
 from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
@@ -46,6 +47,15 @@ def test_every_name_loads_what_its_source_says():
                 assert (made.name, made.about) == (name, place.about)
             else:
                 assert (found.kind, found.name) == (kind, name)
+
+
+def test_attentions_memories_and_models_are_set_up_from_the_top_level():
+    for room in (mnemos.attention, mnemos.memory, mnemos.models):
+        for name in (name for name in room.__all__ if name.endswith("Config")):
+            assert getattr(mnemos, name) is getattr(room, name)
+    for name in (name.removesuffix("Config") for name in mnemos.models.__all__):
+        if f"{name}Config" in mnemos.models.__all__ and name != "Head":
+            assert getattr(mnemos, name) is getattr(mnemos.models, name)
 
 
 def test_a_never_written_baseline_is_what_compare_makes():

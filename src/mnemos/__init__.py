@@ -26,6 +26,13 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .adapt.attach import uncache as uncache
     from .adapt.known_hosts import register_host as register_host
     from .adapt.remembering import remember as remember
+    from .attention.block_sparse import BlockSparseConfig as BlockSparseConfig
+    from .attention.bucket_union import BucketUnionConfig as BucketUnionConfig
+    from .attention.compressive import CompressiveConfig as CompressiveConfig
+    from .attention.linear import LinearConfig as LinearConfig
+    from .attention.reformer import ReformerConfig as ReformerConfig
+    from .attention.relative import RelativeConfig as RelativeConfig
+    from .attention.softmax import SoftmaxConfig as SoftmaxConfig
     from .config import AttentionConfig as AttentionConfig
     from .config import DataConfig as DataConfig
     from .config import ModelConfig as ModelConfig
@@ -42,16 +49,27 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
     from .generate.stream import Stream as Stream
+    from .memory.associations import AssociationsConfig as AssociationsConfig
     from .memory.grc import GRC as GRC
+    from .memory.memory_tokens import TokensConfig as TokensConfig
     from .memory.slots import SlotsConfig as SlotsConfig
     from .memory_replay import replay as replay
+    from .models.armt import ARMT as ARMT
+    from .models.armt import ARMTConfig as ARMTConfig
     from .models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from .models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
     from .models.encoder_decoder import Pair as Pair
+    from .models.lstm import LSTM as LSTM
+    from .models.lstm import LSTMConfig as LSTMConfig
     from .models.memformer import Memformer as Memformer
     from .models.memformer import MemformerConfig as MemformerConfig
+    from .models.memory_tokens import RMT as RMT
+    from .models.memory_tokens import MemoryTransformer as MemoryTransformer
+    from .models.memory_tokens import MemoryTransformerConfig as MemoryTransformerConfig
+    from .models.memory_tokens import RMTConfig as RMTConfig
     from .models.store import load as load
     from .models.store import save as save
+    from .models.transformer import HeadConfig as HeadConfig
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
     from .registry import register as register
@@ -71,27 +89,45 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
 __version__ = "0.1.0"
 
 _NAMES = {
+    "ARMT": "mnemos.models.armt",
+    "ARMTConfig": "mnemos.models.armt",
+    "AssociationsConfig": "mnemos.memory.associations",
     "AttentionConfig": "mnemos.config",
     "Batch": "mnemos.data.batch",
     "BeamConfig": "mnemos.generate.beam",
+    "BlockSparseConfig": "mnemos.attention.block_sparse",
+    "BucketUnionConfig": "mnemos.attention.bucket_union",
+    "CompressiveConfig": "mnemos.attention.compressive",
     "CorpusMetric": "mnemos.data.metrics",
     "DataConfig": "mnemos.config",
     "EncoderDecoder": "mnemos.models.encoder_decoder",
     "EncoderDecoderConfig": "mnemos.models.encoder_decoder",
     "GRC": "mnemos.memory.grc",
+    "HeadConfig": "mnemos.models.transformer",
     "InputError": "mnemos.errors",
+    "LinearConfig": "mnemos.attention.linear",
+    "LSTM": "mnemos.models.lstm",
+    "LSTMConfig": "mnemos.models.lstm",
     "Memformer": "mnemos.models.memformer",
     "MemformerConfig": "mnemos.models.memformer",
+    "MemoryTransformer": "mnemos.models.memory_tokens",
+    "MemoryTransformerConfig": "mnemos.models.memory_tokens",
     "ModelConfig": "mnemos.config",
     "OptimConfig": "mnemos.train.recipe",
     "Pair": "mnemos.models.encoder_decoder",
     "Recipe": "mnemos.train.recipe",
+    "ReformerConfig": "mnemos.attention.reformer",
+    "RelativeConfig": "mnemos.attention.relative",
+    "RMT": "mnemos.models.memory_tokens",
+    "RMTConfig": "mnemos.models.memory_tokens",
     "Sampling": "mnemos.data.task",
     "SlotsConfig": "mnemos.memory.slots",
+    "SoftmaxConfig": "mnemos.attention.softmax",
     "State": "mnemos.types",
-    "SumMetric": "mnemos.data.metrics",
     "Stream": "mnemos.generate.stream",
+    "SumMetric": "mnemos.data.metrics",
     "Task": "mnemos.data.task",
+    "TokensConfig": "mnemos.memory.memory_tokens",
     "TrainConfig": "mnemos.train.recipe",
     "TrainedTranslator": "mnemos.evaluate.translate",
     "Transformer": "mnemos.models.transformer",
@@ -101,9 +137,9 @@ _NAMES = {
     "beam_search": "mnemos.generate.beam",
     "cache": "mnemos.adapt.attach",
     "collect_auxiliary_losses": "mnemos.types",
+    "detach": "mnemos.types",
     "fit": "mnemos.train.fit",
     "fused_step": "mnemos.generate.fused",
-    "detach": "mnemos.types",
     "join": "mnemos.types",
     "load": "mnemos.models.store",
     "recipe": "mnemos.train.recipe",

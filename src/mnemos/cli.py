@@ -31,7 +31,7 @@ USAGE = """mnemos: memory for transformers
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
                                                [--train.steps N: train it for longer] [--accept-changed-data]
   mnemos eval RUN                              evaluate a run's model, with and without its memory
-                                               [--split valid|test] [--data.FIELD value ...: on other data]
+                                               [--split valid|test] [--rows N] [--data.FIELD value ...: on other data]
                                                [--model.FIELD value ...: settings of how far it reads]
   mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
                                                continue (- reads the standard input)    [--top N] [--length N]
@@ -268,13 +268,14 @@ def _eval(arguments: list[str]) -> int:
     parser = _Parser(
         "eval",
         about,
-        usage="mnemos eval RUN [--split SPLIT] [--data.FIELD value ...] [--model.FIELD value ...]",
+        usage="mnemos eval RUN [--split SPLIT] [--rows N] [--data.FIELD value ...] [--model.FIELD value ...]",
         epilog=more,
     )
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--split", choices=("valid", "test"), default="test", help="the split (%(default)s)")
+    parser.add_argument("--rows", type=int, default=0, metavar="N", help="score N rows, in whole batches (all)")
     options, fields = parser.parse_known_args(arguments)
-    return _training(lambda: evaluate_run(Path(options.run), options.split, fields))
+    return _training(lambda: evaluate_run(Path(options.run), options.split, fields, options.rows))
 
 
 def _predict(arguments: list[str]) -> int:

@@ -202,6 +202,15 @@ def is_future_free(attention: Attention) -> bool:
     return attention.causal and bool(getattr(attention, "future_free", True))
 
 
+def is_padding_free(attention: Attention) -> bool:
+    """Whether the outputs of valid tokens are independent of the number of padded tokens after them.
+
+    An attention declares `padding_free = False` where the length with its padding decides which tokens are read
+    (`BlockSparseAttention`, `ReformerAttention`). What the padding holds changes no valid output of any attention.
+    """
+    return bool(getattr(attention, "padding_free", True))
+
+
 def combined_splits(parts: Iterable[Splits]) -> Splits:
     """Where a stack of layers may be cut: anywhere if every layer may; "segments" if not, but one has a state."""
     found = set(parts)

@@ -167,6 +167,8 @@ def test_padding_takes_no_position_and_a_row_of_padding_keeps_its_memory(name):
     close(state.tokens[3], before.tokens[3])
     assert state.writes.tolist() == [2, 2, 2, 1]
     close(network(torch.where(mask, x, 1), before, mask)[1].tokens, state.tokens)
+    close(network(x, before, attention_mask=mask.long())[0], logits)
+    close(network.advance(x, before, attention_mask=mask.long()).tokens, state.tokens)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -238,7 +240,13 @@ def test_bad_input():
     for wrong, message in (
         (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
         (lambda: mnemos.remember(network.model, 2.5), "whole number of at least 1, found 2.5"),
-        (lambda: mnemos.remember(network.model.transformer), "layout is known"),
+        (lambda: mnemos.remember(network.model.transformer), "found GPT2Model, which .* use GPT2LMHeadModel"),
+        (lambda: mnemos.remember(network), "found Remembering, which has memory tokens already"),
+        (lambda: mnemos.remember(mnemos.cache(host())), "found Report; give the model itself"),
+        (lambda: mnemos.remember(RMT()), "found RMT of mnemos"),
+        (lambda: mnemos.remember(nn.Linear(2, 2)), "layout is known"),
+        (lambda: network(x, attention_mask=x.float()), r"attention_mask: .* found torch.float32"),
+        (lambda: network(x, None, x > 0, attention_mask=x), "found both"),
         (lambda: network(ids(3, 15)), "at most the 20 positions .* found 21: 15 tokens and 6 of memory"),
         (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
         (lambda: network(x.float()), "token ids"),

@@ -69,10 +69,13 @@ class Row:
         first = start - len(self.tokens)
         slots = self.slots[-c.compressed :]
         outputs = []
+        reach = c.memory + c.compressed if c.same_length else start + len(x) + c.memory + c.compressed
         for i, (query, asks) in enumerate(zip(x, valid, strict=True)):
             at = start + i
             keys = [(s, start - c.memory - len(slots) + n) for n, s in enumerate(slots) if s is not None]
+            keys = [(s, place) for s, place in keys if at - place <= reach]
             read = [(n, t) for n, t in enumerate(everything) if first + n <= at and (t[1] or first + n == at)]
+            read = [(n, t) for n, t in read if at - first - n <= reach]
             keys += [(t[0], first + n) for n, t in read]
             heads, weights = self.attend(query, [k for k, _ in keys], [at - place for _, place in keys])
             outputs.append(m.output.weight @ heads)
@@ -215,6 +218,8 @@ def test_equals_the_equations(compression, detached):
         {"compression": "convolution", "block": 6, "memory": 8, "compressed": 3},
         {"compression": "dilated", "ratio": 5, "clamp": 4},
         {"compression": "mean", "ratio": 1},
+        {"compression": "convolution", "same_length": True},
+        {"compression": "most-used", "block": 6, "memory": 6, "compressed": 2, "same_length": True},
     ],
     ids=str,
 )

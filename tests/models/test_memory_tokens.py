@@ -153,7 +153,10 @@ def test_a_model_that_is_never_written_has_no_recurrence():
     tokens.load_state_dict(never.state_dict())
     close(never(x)[0], tokens(x)[0])
     assert not never(x)[1].memory.writes.any()
-    for network in (model("armt", memory=AssociationsConfig(write=False)), model("rmt", memory=TokensConfig(tokens=0))):
+    for network in (
+        model("armt", memory=AssociationsConfig(write=False)),
+        model("rmt", memory=TokensConfig(tokens=0, write=False)),
+    ):
         close(network(x)[0][:, 4:8], network(x[:, 4:8])[0])
         assert leaves(network(x)[1].memory) == []
     close(model("rmt")(x)[0][:, :4], model("rmt")(x[:, :4])[0])
@@ -228,7 +231,12 @@ def test_bad_input():
         (lambda: RMT(memory=3), "model.memory: expected a TokensConfig"),
         (lambda: RMT(memory=AssociationsConfig()), r"model.memory: expected TokensConfig, found AssociationsConfig\("),
         (lambda: ARMT(memory=TokensConfig()), r"model.memory: expected AssociationsConfig, found TokensConfig\("),
-        (lambda: TokensConfig(tokens=-1), "memory.tokens: .* found -1"),
+        (lambda: TokensConfig(tokens=-1, write=False), "memory.tokens: .* found -1"),
+        (
+            lambda: TokensConfig(tokens=0),
+            "memory.tokens: expected at least 1, found 0; .* use tokens=0 with write=False",
+        ),
+        (lambda: AssociationsConfig(tokens=0), "memory.tokens: expected at least 1, found 0"),
         (lambda: AssociationsConfig(nu=0), "memory.nu: .* found 0"),
         (lambda: MemoryTransformer(memory_tokens=-1), "memory_tokens: .* found -1"),
         (lambda: network(x + 9), "0 to 10, found "),

@@ -48,6 +48,19 @@ def test_a_run_is_scored_with_resets_and_carried(finished, capsys):
     assert '"accuracy"' not in lines[0], "no second pass over all words in training"
 
 
+def test_some_rows_are_scored(finished, capsys):
+    whole = evaluate_run(finished)
+    capsys.readouterr()
+    assert main(["eval", str(finished), "--rows", "2"]) == 0
+    said = capsys.readouterr().out
+    counted = int(said.split("text-words, ")[1].split(" targets of test split of")[0])
+    assert 0 < counted <= 2 * 8
+    for name in whole:
+        assert f"  {name:11} loss {whole[name]['loss']:.4f}" not in said
+    assert main(["eval", str(finished), "--rows", "-1"]) == 2
+    assert "--rows: expected at least 1, or 0 for all, found -1" in capsys.readouterr().err
+
+
 def test_a_run_is_scored_at_other_lengths(finished, capsys):
     own = evaluate_run(finished)["as trained"]["loss"]
     assert evaluate_run(finished, fields=["--model.attention.memory", "64"])["as trained"]["loss"] == own, (

@@ -44,6 +44,7 @@ def remember(
     """
     if not isinstance(tokens, int) or tokens < 1:
         raise InputError(f"remember: expected tokens, a whole number of at least 1, found {tokens!r}; change tokens")
+    _check_host(model)
     names = embedding, decoder, head
     if all(name is None for name in names):
         parts: Sequence[nn.Module] = _known_parts(model)
@@ -63,11 +64,12 @@ class Remembering(nn.Module):
 
         [M_{t−1} ; s_t ; M_{t−1}]  →  decoder  →  [· ; hidden states ; M_t]
 
-    x [B, T] int64 token ids: one segment, of any length; mask [B, T] bool, True = valid; logits [B, T, V] predict the
-    token after x[:, i], of the next segment where i is the last. The state is a `TokenState`: m·D numbers per row, in
-    new rows the learned start. The decoder's causal mask holds for all 2m + T tokens, so a memory token attends to
-    those before it. Positions start again with each call: the read tokens at 0, and padding takes no position, so that
-    a row's memory does not depend on it. A row that is all padding keeps its memory.
+    x [B, T] int64 token ids: one segment, of any length; mask [B, T] bool, True = valid, or attention_mask [B, T] with
+    1 = valid; logits [B, T, V] predict the token after x[:, i], of the next segment where i is the last. The state is a
+    `TokenState`: m·D numbers per row, in new rows the learned start. The decoder's causal mask holds for all 2m + T
+    tokens, so a memory token attends to those before it. Positions start again with each call: the read tokens at 0,
+    and padding takes no position, so that a row's memory does not depend on it. A row that is all padding keeps its
+    memory.
 
     It is a model as those of `mnemos.models`: `mnemos.replay` trains it over segments, `mnemos.select`, `reset` and
     `join` serve its state, and gradient flows through it. Where a sequence is cut is part of the computation
@@ -104,27 +106,45 @@ class Remembering(nn.Module):
         return self.memory.initial_state(batch_size, device, dtype)
 
     def forward(
-        self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: TokenState | None = None,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, TokenState]:
-        """See the class."""
-        hidden, state = self._read(x, state, mask)
+        """See the class. attention_mask: the mask as tokenizers of Hugging Face return it."""
+        hidden, state = self._read(x, state, _one_mask(mask, attention_mask))
         return self._parts[2](hidden), state
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def advance(self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None) -> TokenState:
+    def advance(
+        self,
+        x: Tensor,
+        state: TokenState | None = None,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> TokenState:
         """The memory that `forward` returns, without the head."""
-        return self._read(x, state, mask)[1]
+        return self._read(x, state, _one_mask(mask, attention_mask))[1]
 
     @torch.no_grad()
-    def generate(self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None, **options: Any) -> Any:
+    def generate(
+        self,
+        x: Tensor,
+        state: TokenState | None = None,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
         """What the model's own `generate` returns after the memory and the tokens x [B, T]: the new tokens only.
 
         options: its settings, such as max_new_tokens. mask [B, T] bool, with padding on the left, because the new
         tokens follow the last column. The memory is read and not written: call the wrapper with the whole segment for
         that. Raises InputError for padding in the last column too.
         """
+        mask = _one_mask(mask, attention_mask)
         state = self._checked(x, state, mask)
         if mask is not None and not bool(mask[:, -1].all()):
             rows = (~mask[:, -1]).nonzero().flatten().tolist()
@@ -226,6 +246,43 @@ class Remembering(nn.Module):
                 )
 
 
+def _one_mask(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+    """The mask, or `attention_mask` as booleans. Raises InputError for both, and for other values than 0 and 1."""
+    if attention_mask is None:
+        return mask
+    if mask is not None:
+        raise InputError("expected mask= or attention_mask=, found both; leave one out")
+    if attention_mask.is_floating_point() or attention_mask.dim() != 2:
+        raise InputError(
+            f"attention_mask: expected integers or booleans [B, T], 1 = valid, found {attention_mask.dtype} "
+            f"{tuple(attention_mask.shape)}; give the one that the tokenizer returns"
+        )
+    return attention_mask != 0
+
+
+def _check_host(model: object) -> None:
+    """Raise InputError for what is no decoder with its head: a wrapper, a report, one of our models, a bare decoder."""
+    found = type(model).__name__
+    if isinstance(model, Remembering):
+        raise InputError(
+            f"remember: expected a decoder, found {found}, which has memory tokens already; use it as it is, or give "
+            "its .model"
+        )
+    if not isinstance(model, nn.Module):
+        raise InputError(f"remember: expected a model, a torch.nn.Module, found {found}; give the model itself")
+    if type(model).__module__.startswith("mnemos."):
+        raise InputError(
+            f"remember: expected a decoder of another library, found {found} of mnemos, which carries its own state; "
+            "for memory tokens use mnemos.RMT"
+        )
+
+
+def _with_head(name: str) -> str | None:
+    """The known class that has a decoder of the class `name` and a head, such as GPT2LMHeadModel of GPT2Model."""
+    stem = name.removesuffix("Model")
+    return next((known for known in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if known in KNOWN), None)
+
+
 def _known_parts(model: nn.Module) -> list[nn.Module]:
     """The embedding, the decoder and the head of a known class. Raises InputError for another."""
     for cls in type(model).__mro__:
@@ -236,6 +293,11 @@ def _known_parts(model: nn.Module) -> list[nn.Module]:
                 model.get_submodule(KNOWN[cls.__name__]),
                 of_library.get_output_embeddings(),
             ]
+    if (whole := _with_head(type(model).__name__)) is not None:
+        raise InputError(
+            f"remember: expected a decoder with its head, found {type(model).__name__}, which returns hidden states "
+            f"and no logits; use {whole}"
+        )
     raise InputError(
         f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(KNOWN))}), found "
         f"{type(model).__name__}; name its parts: {_PARTS}"

@@ -65,6 +65,8 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
     Raises InputError if D is not divisible by H, causal is True, or the pattern does not exist.
     """
 
+    padding_free = False
+
     def __init__(
         self,
         dim: int,

@@ -32,19 +32,22 @@ class CompressiveConfig(AttentionConfig):
         block: tokens that are compressed at once, a multiple of the ratio; 0: the ratio. It matters for "most-used",
             which keeps the best block/ratio tokens of a block.
         reconstruction: weight of the attention-reconstruction loss, which trains a learned compression; 0: none.
+        same_length: a query reads exactly memory + compressed positions before it; otherwise the later queries of a
+            segment read more than the first one.
         clamp: the greatest distance in positions; larger distances count as this one. 0: no limit.
         detached: no gradient flows into an earlier call. If False it does, and reaches the compression too: training
             by back-propagation through time, which memory replay can carry.
     """
 
     name: ClassVar[str] = "compressive"
-    at_evaluation: ClassVar[tuple[str, ...]] = ("memory", "compressed", "clamp")
+    at_evaluation: ClassVar[tuple[str, ...]] = ("memory", "compressed", "same_length", "clamp")
     memory: int = 64
     compressed: int = 64
     ratio: int = 4
     compression: Compression = "convolution"
     block: int = 0
     reconstruction: float = 1.0
+    same_length: bool = False
     clamp: int = 0
     detached: bool = True
 
@@ -98,8 +101,10 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         c = config or CompressiveConfig()
         block = c.block or c.ratio
         _check(c, block, causal)
-        super().__init__(dim, num_heads, causal, dropout, "segments", c.memory + c.compressed, c.clamp, c.detached)
-        self.config, self.grid = c, CompressionGrid(c.memory, block)
+        reach = c.memory + c.compressed
+        window = reach + 1 if c.same_length else None
+        super().__init__(dim, num_heads, causal, dropout, "segments", reach, c.clamp, c.detached, window)
+        self.config, self.grid = c, CompressionGrid(c.memory, block, window)
         self.compressor = compressor(c.compression, dim, c.ratio, block)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> CompressedSegments:
@@ -206,7 +211,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
             F.linear(context, self.key_value.weight[: self.dim]).unflatten(-1, heads),
         )
         r = self.position(self._distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
-        weights = relative_weights(q, k, r, self.content_bias, self.position_bias, True, mask)
+        weights = relative_weights(q, k, r, self.content_bias, self.position_bias, True, mask, self._window)
         return (weights.mean(0) * asking[..., None]).sum(1)
 
 

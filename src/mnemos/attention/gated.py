@@ -19,6 +19,7 @@ from mnemos.types import (
     check_stateful,
     combined_state_kind,
     is_future_free,
+    is_padding_free,
 )
 
 from .gated_branch import GatedBranch
@@ -101,6 +102,11 @@ class GatedCacheAttention(GatedBranch):
     def future_free(self) -> bool:
         """Whether later tokens leave the outputs of earlier ones unchanged: where they do so in the inner attention."""
         return is_future_free(self.inner)
+
+    @property
+    def padding_free(self) -> bool:
+        """Whether outputs are independent of the number of padded tokens: where they are in the inner attention."""
+        return is_padding_free(self.inner)
 
     @property
     def block(self) -> int:

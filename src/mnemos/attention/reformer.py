@@ -51,7 +51,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     generator, as the paper does, and none if T ≤ chunk. In evaluation the rotations come from `settings.seed`.
 
     causal=True: a token reads only itself and earlier tokens. Yet later tokens move the borders of chunks, and so
-    decide which earlier tokens it reads (`future_free` is False); likewise the length of the padding. The state is a
+    decide which earlier tokens it reads (`future_free` is False); likewise the padding (`padding_free`). The state is a
     `KeyValues` of the N tokens so far, whose k are the shared queries and keys. A call sorts all N+T tokens and returns
     the outputs of the last T; what earlier calls returned stays as it was. A sequence in parts therefore differs from
     the same sequence as a whole (splits "segments"). Not causal: there is no state (None).
@@ -62,6 +62,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     """
 
     future_free = False
+    padding_free = False
 
     def __init__(
         self,

@@ -11,12 +11,15 @@ from mnemos.config import check_fields
 from mnemos.ops.associative import associative_read, associative_write, dpfp
 from mnemos.types import Device, InputError
 
+from .memory_tokens import check_count
+
 
 @dataclass(frozen=True)
 class AssociationsConfig:
     """The settings of a memory of associations.
 
-    tokens: m, the number of memory tokens that write it after each segment; 0: no memory. key_dim: d, the width of keys
+    tokens: m, the number of memory tokens that write it after each segment, at least 1; 0 with
+    write=False: no memory, as in a baseline. key_dim: d, the width of keys
     and queries. nu: ν of the feature map DPFP-ν, which makes 2·ν·d features of them. causal: a memory token attends to
     itself and earlier ones of its segment only; otherwise to all. write=False: nothing is written, and nothing read.
     """
@@ -29,9 +32,10 @@ class AssociationsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "memory")
-        for name, least in (("tokens", 0), ("key_dim", 1), ("nu", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"memory.{name}: expected at least {least}, found {getattr(self, name)}; raise it")
+        check_count(self.tokens, self.write)
+        for name in ("key_dim", "nu"):
+            if getattr(self, name) < 1:
+                raise InputError(f"memory.{name}: expected at least 1, found {getattr(self, name)}; raise it")
 
 
 @exportable

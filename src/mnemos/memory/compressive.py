@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.types import Device
@@ -78,6 +79,7 @@ class CompressionGrid(NamedTuple):
 
     memory: int
     block: int
+    window: int | None = None  # the number of positions that a query reads, with its own; None: all before it
 
     def passed(self, seen: Tensor) -> Tensor:
         """The number of blocks that are compressed after `seen` tokens [B]."""
@@ -104,6 +106,8 @@ class CompressionGrid(NamedTuple):
         index, rows = index.clamp(min=0), torch.arange(len(x), device=x.device)[:, None]
         if usage.shape[1]:
             asked = valid.flip(1).cumsum(1).flip(1)  # queries at this token or later
+            if self.window is not None:  # without those that are too far behind it
+                asked = asked - F.pad(asked, (0, self.window))[:, self.window :]
             usage = (usage / asked.clamp(min=1))[rows, index]
         return Blocks(x[rows, index], valid[rows, index], usage, count.clamp(max=most))
 

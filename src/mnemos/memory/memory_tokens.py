@@ -15,9 +15,10 @@ from mnemos.types import Device, InputError
 class TokensConfig:
     """The settings of a memory of tokens.
 
-    tokens: m, their number; 0: no memory. causal: within the read tokens, and within the write tokens, each attends to
-    itself and earlier ones only, as in a decoder with a plain causal mask; otherwise each attends to all of its group.
-    write=False: the tokens keep their start values, which are equal for all rows, and no write tokens are read.
+    tokens: m, their number, at least 1; 0 with write=False: no memory, as in a baseline. causal: within the read
+    tokens, and within the write tokens, each attends to itself and earlier ones only, as in a decoder with a plain
+    causal mask; otherwise each attends to all of its group. write=False: the tokens keep their start values, which are
+    equal for all rows, and no write tokens are read.
     """
 
     tokens: int = 16
@@ -26,8 +27,16 @@ class TokensConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "memory")
-        if self.tokens < 0:
-            raise InputError(f"memory.tokens: expected at least 0 (0: no memory), found {self.tokens}; change it")
+        check_count(self.tokens, self.write)
+
+
+def check_count(tokens: int, write: bool) -> None:
+    """Raise InputError for a number of memory tokens below 1; 0 is allowed with write=False, which says it is meant."""
+    if tokens < (1 if write else 0):
+        raise InputError(
+            f"memory.tokens: expected at least 1, found {tokens}; raise it, or use tokens=0 with write=False for a "
+            "model without a memory"
+        )
 
 
 @exportable

@@ -1,7 +1,9 @@
 """The memories of segments that a model's configuration may hold: each has a switch `write` and a size."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from mnemos.config import mapped
@@ -18,17 +20,20 @@ class SegmentMemory(NamedTuple):
 
     size: the field that is the number of slots or tokens, 0 for no memory. names: two fields that tell the JSON of the
     configuration from that of others. noun: what a part of the state and a report call the memory, in the plural.
+    absent: what else a configuration without the memory sets.
     """
 
     size: str
     names: frozenset[str]
     noun: str
+    absent: Mapping[str, Any] = MappingProxyType({})
 
 
+_UNWRITTEN = MappingProxyType({"write": False})  # 0 tokens must be meant, see `memory_tokens.check_count`
 SEGMENT_MEMORIES: dict[type, SegmentMemory] = {
     SlotsConfig: SegmentMemory("slots", frozenset({"slots", "temperature"}), "slots"),
-    AssociationsConfig: SegmentMemory("tokens", frozenset({"tokens", "key_dim"}), "associations"),
-    TokensConfig: SegmentMemory("tokens", frozenset({"tokens", "causal"}), "memory tokens"),
+    AssociationsConfig: SegmentMemory("tokens", frozenset({"tokens", "key_dim"}), "associations", _UNWRITTEN),
+    TokensConfig: SegmentMemory("tokens", frozenset({"tokens", "causal"}), "memory tokens", _UNWRITTEN),
 }
 
 
@@ -42,7 +47,7 @@ def never_written(model: T) -> T:
 def without(model: T) -> T:
     """A model's configuration without its memories of segments that are written; itself if there is none."""
     for cls, kind in SEGMENT_MEMORIES.items():
-        model = mapped(model, cls, partial(_changed, fields={kind.size: 0}, size=kind.size))
+        model = mapped(model, cls, partial(_changed, fields={kind.size: 0, **kind.absent}, size=kind.size))
     return model
 
 

@@ -1,18 +1,19 @@
 """The work of `mnemos train` and `mnemos eval`: train a recipe, measure the trained model, evaluate a finished run."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from mnemos.atomic import write_json
 from mnemos.config import ModelConfig, to_dict
+from mnemos.data.batch import row_count
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
@@ -24,7 +25,7 @@ from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops, task_state_bytes
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
-from mnemos.types import JSONObject
+from mnemos.types import InputError, JSONObject
 
 from .checks import complete
 from .continuing import final_weights
@@ -191,12 +192,13 @@ def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
 
 
 def evaluate_run(
-    folder: str | Path, split: Literal["valid", "test"] = "test", fields: Sequence[str] = ()
+    folder: str | Path, split: Literal["valid", "test"] = "test", fields: Sequence[str] = (), rows: int = 0
 ) -> JSONObject:
     """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
 
     The controls of its state (`state_controls`) are printed below them.
-    All rows are scored, also those that the run left out (`TrainConfig.test_rows`).
+    rows: the least number of rows that are scored, in whole batches, as `TrainConfig.test_rows` chooses them; 0: all,
+    also those that the run left out.
 
     fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER], and settings of
     the model that say how far it reads (`Config.at_evaluation`), such as ["--model.attention.memory", "640"]. Data
@@ -207,8 +209,10 @@ def evaluate_run(
     of several documents and a model with a state, which is then not reset between documents (`Task.carried`). The
     task's own lines (`Task.show`, for example transcriptions) are printed below the scores.
     """
+    if rows < 0:
+        raise InputError(f"--rows: expected at least 1, or 0 for all, found {rows}; change it")
     recipe, task, model = open_run(Path(folder), fields, split)
-    recipe = replace(recipe, train=replace(recipe.train, valid_rows=0, test_rows=0))
+    recipe = replace(recipe, train=replace(recipe.train, valid_rows=rows, test_rows=rows))
     metric = task.metrics[0]
     for line in task.about if fields else ():
         print(line)
@@ -220,11 +224,12 @@ def evaluate_run(
         if getattr(model, "state_kind", "none") != "none":
             whole = task.carried(split, recipe.train.batch_size)
         if whole is not None:
-            shown = display.evaluation(split, task.size(split), whole, task.count)
+            shown = display.evaluation(split, task.size(split), _first(whole, rows), task.count)
             scores["carried"] = {k: v for k, v in evaluate(model, shown, task).items() if k != "count"}
         scores |= controls(model, batches, task)
     what = "all" if task.whole else f"{split} split of"
-    print(f"{folder}: {recipe.name}, {what} {task.size(split):,} targets")
+    part = f"{score['count']:,.0f} targets of " if rows else ""
+    print(f"{folder}: {recipe.name}, {part}{what} {task.size(split):,} targets")
     for name, found in scores.items():
         note = CONTROLS.get(name, _CARRIED.get(name, "") if whole is not None else "")
         print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
@@ -237,6 +242,16 @@ def evaluate_run(
     for line in task.show(model, split):
         print(line)
     return scores
+
+
+def _first(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+    """The first batches that together have at least `rows` rows; 0: all."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += row_count(batch)
+        if rows and done >= rows:
+            return
 
 
 def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
