@@ -3,9 +3,6 @@
 import argparse
 from typing import Any
 
-from .equal import UPDATES, read_equal
-from .rates import read_rates
-
 ABOUT = (
     "Train recipes on the same data, seeds and data order, and compare their scores and costs. By default all make "
     "equal updates of equal batches; --equal makes something else equal."
@@ -33,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32; given for "
     about += "several fields, with each combination of their values"
     add("--vary", nargs=2, metavar=("FIELD", "V1,V2"), action="append", default=[], help=about)
-    add("--equal", metavar="KIND", default=UPDATES, help=" ".join(EQUAL.split()))
+    add("--equal", metavar="KIND", default="updates", help=" ".join(EQUAL.split()))
     about = "with --equal time: minutes of updates per run, for which the updates of each recipe are measured before "
     about += "the first run; by default those of the first recipe with its steps"
     add("--minutes", type=float, metavar="M", help=about)
@@ -46,6 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `compare` that the options give, beside recipes and folder. Raises InputError for wrong ones."""
+    from .equal import read_equal  # loads torch, which help does not need
+    from .rates import read_rates
+
     return {
         "seeds": options.seeds,
         "unwritten": options.unwritten,
