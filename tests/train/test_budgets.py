@@ -1,5 +1,6 @@
 """Comparisons at equal samples, FLOPs, time and parameters."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -216,6 +217,21 @@ def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
     with torch.no_grad():
         again = count_flops(lambda: task.advance(learner.model, batch, learner._states[0]))
     assert found[True] - found[False] == 3 * again
+
+
+def test_counting_leaves_stored_caches_as_they_are():
+    recipe = registry.load("recipe", "short-listops-cached")()
+    data = replace(recipe.data, train_size=20, valid_size=4, test_size=4)
+    recipe = replace(recipe, data=data, train=replace(recipe.train, batch_size=4, accelerator="cpu"))
+    task = recipe.data.build()
+    recipe = complete(recipe, task)
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    learner.update()
+    once, again = copy.deepcopy(learner.model), learner.model
+    assert learner.update_flops() > 0
+    written = {name: value for name, value in again.state_dict().items() if name.endswith("cache")}
+    assert all(value.abs().sum() > 0 for value in written.values())
+    assert all(torch.equal(value, once.state_dict()[name]) for name, value in written.items())
 
 
 def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forked_comparisons):

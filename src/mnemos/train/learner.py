@@ -20,6 +20,7 @@ from mnemos.data.batch import each, row_count, to_device
 from mnemos.data.metrics import sum_functions, values
 from mnemos.data.task import Task
 from mnemos.measure.flops import count_flops
+from mnemos.memory.stored import hold_caches, promote, stored
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, State, leaves
 
@@ -154,12 +155,13 @@ class Learner:
         """
         if self.fabric.world_size > 1:
             return None
+        promote(stored(self.model))  # what the last update wrote, as the evaluation that follows would
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         compiled, self._with_loss.model = self._with_loss.model, self.model  # it would hide its operations
         found: dict[frozenset[torch.Size], int] = {}
         total = 0
         try:
-            with generators.kept():
+            with generators.kept(), hold_caches(self.model):
                 for step in range(self.count.step, self.count.step + _COUNTED):
                     batches = self._rollout.batches(step, self.recipe.train)
                     shapes = frozenset(leaf.shape for batch in batches for leaf in leaves(batch))
