@@ -92,13 +92,13 @@ def bench(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_benchmark_from_training_to_page(bench, tmp_path, capsys, forked_comparisons):
-    given = {"memories": ["softmax", "transformer-xl"], "rates": (1e-2,), "seeds": 1}
+    given = {"memories": ["softmax", "rmt"], "rates": (1e-2,), "seeds": 1}
     result, _ = bench(None, **given)
     stored = json.loads((tmp_path / "out" / "benchmarks.json").read_text())
     assert stored["provenance"]["commit"]
     (entry,) = stored["benchmarks"]
     assert entry == result["benchmarks"][0]
-    assert [row["name"] for row in entry["rows"]] == ["transformer-xl", "softmax"], "in the order of their state"
+    assert [row["name"] for row in entry["rows"]] == ["rmt", "softmax"], "in the order of their state"
     for row in entry["rows"]:
         assert row["seeds"] == 1
         assert [one["at"] for one in row["beyond"]] == [16, 32]
@@ -107,10 +107,12 @@ def test_a_benchmark_from_training_to_page(bench, tmp_path, capsys, forked_compa
     states = {row["name"]: row["state_bytes"] for row in entry["rows"]}
     # Keys and values of 16 tokens, 8 channels in float32, with a mark for each token and two counts.
     assert states["softmax"] == 2 * 16 * 8 * 4 + 16 + 2 * 8
-    assert states["transformer-xl"] < states["softmax"]
+    between = {row["name"]: row["segment_state_bytes"] for row in entry["rows"]}
+    assert between["softmax"] == states["softmax"]
+    assert between["rmt"] < states["rmt"], "which has the keys and values of a segment"
     page = (tmp_path / "out" / "benchmarks.html").read_text()
     assert page.count("<svg") == 3
-    assert "transformer-xl" in page
+    assert "rmt" in page
     assert "Published scores are at other sizes" in page
     said = capsys.readouterr().out
     assert "published: RWKV" in said

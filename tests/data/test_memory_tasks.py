@@ -70,6 +70,12 @@ def test_mqar_is_as_published(noise):
         assert drawn_as(gaps, expected) < 5
 
 
+def test_the_example_of_a_task_has_the_targets_of_a_row():
+    example = MQARConfig(64, 4, rows=2).build().example()  # FLOPs are counted on it, and logits where targets are
+    assert example.inputs.shape == (1, 64)
+    assert (example.targets != IGNORE).sum() == 4
+
+
 def test_mqar_mixes_lengths_as_based():
     task = MQARConfig(1024, 256, mixed=True, noise=True, rows=2).build()
     found = Counter()
