@@ -67,6 +67,7 @@ def private_uses(tree: ast.AST) -> set[str]:
 def test_nothing_else_names_a_private_part():
     uses = {path: private_uses(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")}
     assert len(uses.pop(SOURCE / "_compat.py")) > 10  # the search finds them where they are
+    assert uses.pop(SOURCE / "_compat_operators.py")
     assert {str(path): found for path, found in uses.items() if found} == {}
 
 
@@ -105,6 +106,7 @@ def test_other_names_are_there():
     assert hasattr(nn.modules.module, "_global_forward_pre_hooks")
     names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
     assert len(_compat.operators(*names, "_unsafe_view", "no_such_operator")) == 3
+    assert _compat.packed_products() is not None
     assert hasattr(iter(torch.utils.data.DataLoader([1], num_workers=1)), "_shutdown_workers")
 
     def function():

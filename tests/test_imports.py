@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 ROOMS = [
     "interrupts",
     "errors",
+    "_compat_operators",
     "_compat",
     "states",
     "types",

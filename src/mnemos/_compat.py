@@ -16,6 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _all_modules
 
+from ._compat_operators import operator_of as operator_of
+from ._compat_operators import operators as operators
+from ._compat_operators import packed_products as packed_products
+from ._compat_operators import schema_of as schema_of
+
 T = TypeVar("T")
 
 try:
@@ -357,32 +362,11 @@ def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
     wrapped.require_forward_param_sync = False  # as after a forward that broadcast them
 
 
-def operators(*names: str) -> list[Any]:
-    """The operators aten::NAME that exist in this PyTorch. Those of fused attention and of unsafe views are private.
+def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
+    """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
 
-    Fallback: a missing operator is omitted; without the operator there are no calls to count.
+    No fallback: tests/test_compat.py checks that a module has this dictionary.
     """
-    return [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-
-
-def operator_of(overload: Any) -> Any:
-    """The operator (torch.ops.aten.add) of one of its overloads (torch.ops.aten.add.Tensor).
-
-    Fallback: look it up by its public name, "aten::add.Tensor".
-    """
-    found = getattr(overload, "_overloadpacket", None)
-    if found is None:
-        space, _, name = overload.name().partition("::")
-        found = getattr(getattr(torch.ops, space), name.partition(".")[0])
-    return found
-
-
-def schema_of(overload: Any) -> Any:
-    """An operator's schema: the names of its arguments, and which results alias or overwrite them.
-
-    Fallback: RuntimeError, because a roofline cannot be computed without the schema.
-    """
-    found = getattr(overload, "_schema", None)
-    if found is None:
-        raise RuntimeError(f"torch {torch.__version__} has no schema for {overload}; measure with torch 2.13")
+    found = type(module).__new__(type(module))
+    found.__dict__.update(module.__dict__, _modules=children)
     return found

@@ -35,6 +35,14 @@ class Rows:
 
     def __init__(self, index: Tensor) -> None:
         self.index = index
+        self._taken: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def take(self, x: Tensor) -> Tensor:
+        """The rows of x; the same tensor, which layers may share, is indexed once."""
+        found = self._taken.get(id(x))
+        if found is None:
+            found = self._taken[id(x)] = x, x.index_select(0, self.index.to(x.device))
+        return found[1]
 
     @cached_property
     def listed(self) -> list[int]:
@@ -74,15 +82,19 @@ def select(state: S, rows: Tensor) -> S:
         rows = rows.nonzero().squeeze(1)
     elif rows.device.type == "cpu" and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < batch:
         raise InputError(f"select: expected rows 0 to {batch - 1}, found {int(rows.min())} to {int(rows.max())}")
-    picked = Rows(rows)
+    return taken(state, Rows(rows))
+
+
+def taken(state: S, rows: Rows) -> S:
+    """`select` of rows that the state is known to have."""
 
     def chosen(part: Any) -> Any:
         if isinstance(part, SharedRows):
-            return part.select_rows(picked)
-        return part.index_select(0, rows.to(part.device)) if isinstance(part, Tensor) else part
+            return part.select_rows(rows)
+        return rows.take(part) if isinstance(part, Tensor) else part
 
-    selected: S = pytree.tree_map(chosen, state, is_leaf=_shares)
-    return selected
+    found: S = pytree.tree_map(chosen, state, is_leaf=_shares)
+    return found
 
 
 def reset(state: S, rows: Tensor) -> S:

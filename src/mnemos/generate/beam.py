@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import check_fields
+from mnemos.states import Rows, taken
 from mnemos.types import Branching, InputError, Likelihood, Output, State, likelihood_of, select
 
-from .candidates import Candidates, best, drawn, forbid_repeats, normaliser, scored
+from .candidates import Candidates, best, drawn, forbid_repeats, log_probs
+from .decoder_step import DecoderStep
 from .finished import Finished, Stopping, accepted, is_done
 from .fused import fused_step
 
@@ -101,7 +103,8 @@ def beam_search(
     model: any with `logits, state = model(tokens, state)`, in eval mode. state: of B rows (None: new ones); it is not
     changed. prefix [B, P] int64: the tokens that the hypotheses of a sentence begin with; a shorter one ends with −100.
     They are read and never scored, so a sentence has the same scores alone and in a batch. `generator` draws samples.
-    step: what computes single tokens, by default `mnemos.fused_step(model)`.
+    step: what computes single tokens, by default `mnemos.fused_step(model)` where it has a kernel, else
+    the model with packed matrices (generate/packed.py).
 
     The prefix is read once per sentence. Then a step extends K hypotheses of every sentence by the model's state: the
     rows of the best continuations are taken by `select`, which copies no keys and values in `EncoderDecoder` and
@@ -115,7 +118,7 @@ def beam_search(
     lengths = _checked(model, prefix, config)
     with torch.no_grad():
         search = _Search(model, prefix, lengths, config, generator)
-        search.start(state, step or fused_step(model))
+        search.start(state, step or _stepping(model))
         return search.run()
 
 
@@ -148,11 +151,11 @@ class _Search:
         elif k > 1:
             state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(k))
         self.state = state
-        self.logits = scored(outputs[:, -1], self.likelihood)  # [B, V]: the hypotheses are still the same
+        self.logp = log_probs(outputs[:, -1], self.likelihood)  # [B, V]: the hypotheses are still the same
         self.tokens = prefix[:, None].expand(-1, k, -1)
-        self.scores = torch.zeros(len(prefix), 1, dtype=self.logits.dtype, device=prefix.device)
+        self.scores = torch.zeros(len(prefix), 1, dtype=self.logp.dtype, device=prefix.device)
         self.finished = Finished.none(self.scores.expand(-1, k), self.tokens)
-        self.done = self.scores > 0
+        self.done, self.any_finished = self.scores > 0, False
 
     def run(self) -> list[list[Hypothesis]]:
         """Extend the hypotheses until every sentence is done."""
@@ -164,7 +167,7 @@ class _Search:
                 break
             flat = self.tokens.flatten(0, 1)
             outputs, self.state = self.step(flat[:, -1:], self.state)
-            self.logits = scored(outputs[:, -1], self.likelihood)
+            self.logp = log_probs(outputs[:, -1], self.likelihood)
         self._collect(torch.arange(len(self.sentences)))
         return [self.results[i] for i in range(len(self.prefix))]
 
@@ -173,47 +176,50 @@ class _Search:
         c, k = self.config, self.config.beams
         place = self.tokens.shape[2]
         count = place + 1 - self.start_lengths  # [B, 1]: tokens after the prefix, with the next one
-        last = count >= c.max_length
-        norm = normaliser(self.logits)
-        self._constrain(count, last)
+        self._constrain(count)
         if c.temperature:
             if self.scores.shape[1] < k:
-                self.logits, norm = self.logits.repeat_interleave(k, 0), norm.repeat_interleave(k, 0)
-                self.scores = self.scores.expand(-1, k)
-            settings = c.temperature, c.top_k, c.top_p
-            found = drawn(self.logits, norm, self.scores, settings, self.generator)
+                self.logp, self.scores = self.logp.repeat_interleave(k, 0), self.scores.expand(-1, k)
+            found = drawn(self.logp, self.scores, (c.temperature, c.top_k, c.top_p), self.generator)
         else:
-            found = best(self.logits, norm, self.scores, 2 * k)
+            found = best(self.logp, self.scores, 2 * k)
         if place < self.common + self.forced:
             found = self._force(found, place)
-        ends = (found.tokens == c.eos) & (count > 0) if c.eos is not None else found.tokens < 0
-        self._finish(found, ends, count, last)
-        self._go_on(found, ends | last)
-        if not c.temperature:
+        ends = found.tokens == (-1 if c.eos is None else c.eos)
+        near_end = place + 1 >= self.common + c.max_length  # of the sentence with the shortest prefix
+        if not near_end and ends.device.type == "cpu" and not bool(ends.any()):  # as in most steps
+            self._go_on(found, None)
+        else:
+            ends, last = ends & (count > 0), count >= c.max_length
+            self._finish(found, ends, count, last)
+            self._go_on(found, ends | last)
+        if c.temperature:
+            full = (self.scores == -torch.inf).all(1, keepdim=True)
+        elif not self.any_finished:
+            return
+        else:
             lengths = torch.cat([count.clamp(min=1), torch.full_like(count, c.max_length)], 1)
             full = is_done(self.finished.scores, self.scores[:, :1], lengths, c.stopping, c.length_penalty)
-        else:
-            full = (self.scores == -torch.inf).all(1, keepdim=True)
         self.done = self.done | (full & (count > 0))
 
-    def _constrain(self, count: Tensor, last: Tensor) -> None:
-        """Set the logits of tokens that may not come next to −inf."""
-        c, logits = self.config, self.logits
-        rows = len(logits) // len(count)
+    def _constrain(self, count: Tensor) -> None:
+        """Set the log-probabilities of tokens that may not come next to −inf."""
+        c, logp = self.config, self.logp
+        rows = len(logp) // len(count)
         if c.forbidden:
-            logits[:, list(c.forbidden)] = -torch.inf
+            logp[:, list(c.forbidden)] = -torch.inf
         if c.no_repeat_ngram:
             tokens = self.tokens[:, :rows].flatten(0, 1)
-            forbid_repeats(logits, tokens, c.no_repeat_ngram)
+            forbid_repeats(logp, tokens, c.no_repeat_ngram)
         if c.eos is None:
             return
         if c.min_length and self.tokens.shape[2] < self.common + self.forced + c.min_length:
             early = (count <= c.min_length).repeat_interleave(rows, 0)[:, 0]
-            logits[:, c.eos] = logits[:, c.eos].masked_fill(early, -torch.inf)
+            logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
         if c.stopping == "fairseq" and not c.temperature and self.tokens.shape[2] >= self.common + c.max_length - 1:
-            kept = logits[:, c.eos].clone()
-            logits.masked_fill_(last.repeat_interleave(rows, 0), -torch.inf)
-            logits[:, c.eos] = kept
+            kept = logp[:, c.eos].clone()
+            logp.masked_fill_((count >= c.max_length).repeat_interleave(rows, 0), -torch.inf)
+            logp[:, c.eos] = kept
 
     def _force(self, found: Candidates, place: int) -> Candidates:
         """The next token of the prefixes that are not at their end, with the score 0; of the others, what was found."""
@@ -233,6 +239,7 @@ class _Search:
         hits = accepted(self.finished.scores, hits, self.done, c.stopping)
         if hits.device.type == "cpu" and not bool(hits.any()):
             return
+        self.any_finished = True
         scores = found.scores[:, :k] / count.clamp(min=1).to(found.scores.dtype) ** c.length_penalty
         tokens = torch.cat([self._parents(found.parents[:, :k]), found.tokens[:, :k, None]], 2)
         new = Finished(
@@ -248,24 +255,27 @@ class _Search:
         """The tokens of hypotheses [B, N], [B, N, T]."""
         return self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
 
-    def _go_on(self, found: Candidates, ends: Tensor) -> None:
-        """Continue with the first K candidates that do not end."""
+    def _go_on(self, found: Candidates, ends: Tensor | None) -> None:
+        """Continue with the first K candidates that do not end; None: none does."""
         k = self.config.beams
-        chosen = found._replace(scores=found.scores.masked_fill(ends, -torch.inf))
-        if not self.config.temperature:
-            order = torch.arange(2 * k, device=ends.device) + 2 * k * ends
-            chosen = chosen.take(order.topk(k, largest=False).indices)
-            if self.scores.shape[1] > 1 or k == 1:  # in the first step the rows are still the same
-                self._reorder(chosen.parents)
+        chosen = found
+        if ends is not None:
+            chosen = found._replace(scores=found.scores.masked_fill(ends, -torch.inf))
+            if not self.config.temperature:
+                order = torch.arange(2 * k, device=ends.device) + 2 * k * ends
+                chosen = chosen.take(order.topk(k, largest=False).indices)
+        chosen = Candidates(*(x[:, :k] for x in chosen))
+        if not self.config.temperature and (self.scores.shape[1] > 1 or k == 1):  # at first the rows are the same
+            self._reorder(chosen.parents)
         self.tokens = torch.cat([self._parents(chosen.parents), chosen.tokens[..., None]], 2)
         self.scores = chosen.scores
 
     def _reorder(self, parents: Tensor) -> None:
         """Take the state's rows of the parents [B, K]."""
-        base = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beams
-        rows, same = (parents + base).flatten(), torch.arange(parents.numel(), device=parents.device)
-        if rows.device.type != "cpu" or not torch.equal(rows, same):
-            self.state = select(self.state, rows)
+        same = torch.arange(parents.shape[1], device=parents.device)
+        if parents.device.type != "cpu" or not torch.equal(parents, same.expand_as(parents)):
+            base = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beams
+            self.state = taken(self.state, Rows((parents + base).flatten()))
 
     def _leave(self) -> bool:
         """Let sentences that are done leave the batch, an eighth of it at a time; True if none is left."""
@@ -298,6 +308,12 @@ class _Search:
                 )
                 if j < self.config.n_best and score > -torch.inf
             ]
+
+
+def _stepping(model: nn.Module) -> Step:
+    """What computes single tokens: the fused kernel, or the operations of the model with packed matrices."""
+    fused = fused_step(model)
+    return fused if fused.fused else DecoderStep(model)
 
 
 def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:

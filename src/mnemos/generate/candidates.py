@@ -38,72 +38,73 @@ class Candidates(NamedTuple):
         return Candidates(*(x.gather(1, places) for x in self))
 
 
-def scored(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
-    """Logits [R, V], in float32 at least, of a model's outputs [R, ·]: sums of low precision would not be comparable.
+def log_probs(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
+    """Log-probabilities [R, V] of a model's outputs [R, ·], in float32 at least: sums in less would not be comparable.
 
     Raises InputError for a likelihood without log-probabilities.
     """
-    if isinstance(likelihood, LogProbLikelihood):
-        outputs = likelihood.log_prob(outputs)
-    elif likelihood is not None:
+    if likelihood is None:
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
+    if not isinstance(likelihood, LogProbLikelihood):
         raise InputError(
             f"beam_search: expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use "
             "Stream.generate, which draws"
         )
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    found = likelihood.log_prob(outputs)
+    return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-def normaliser(logits: Tensor) -> Tensor:
-    """log Σ exp(logits) [R, 1] of logits [R, V]. Raises InputError for NaN, which no search survives."""
-    found = logits.logsumexp(-1, keepdim=True)
-    if found.device.type == "cpu" and bool(found.isnan().any()):
+def check_finite(values: Tensor) -> None:
+    """Raise InputError for NaN among the best values. A device is not asked, because it would have to wait."""
+    if values.device.type == "cpu" and bool(values.isnan().any()):
         raise InputError("expected finite outputs, found NaN: the weights have diverged; use an earlier checkpoint")
-    return found
 
 
-def forbid_repeats(logits: Tensor, tokens: Tensor, n: int) -> None:
-    """Set the logits [R, V] of tokens that would repeat n tokens in a row of tokens [R, T] to −inf, in place."""
+def forbid_repeats(logp: Tensor, tokens: Tensor, n: int) -> None:
+    """Set the log-probabilities [R, V] of tokens that would repeat n of tokens [R, T] to −inf, in place."""
     if tokens.shape[1] < n:
         return
     windows = tokens.unfold(1, n, 1)  # [R, T − n + 1, n]
     last = tokens[:, tokens.shape[1] - n + 1 :]
     row, place = (windows[..., :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
-    logits[row, windows[row, place, -1]] = -torch.inf
+    logp[row, windows[row, place, -1]] = -torch.inf
 
 
-def best(logits: Tensor, norm: Tensor, scores: Tensor, count: int) -> Candidates:
-    """The `count` best continuations of hypotheses with scores [B, K], of logits [B·K, V] and their norm [B·K, 1]."""
+def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
+    """The `count` best continuations of hypotheses with scores [B, K], of log-probabilities [B·K, V]."""
     beams = scores.shape[1]
-    found, tokens = top_tokens(logits, min(count, logits.shape[1]))
-    total = (found - norm + scores.view(-1, 1)).unflatten(0, (-1, beams)).flatten(1)
+    found, tokens = top_tokens(logp, min(count, logp.shape[1]))
+    check_finite(found)
+    total = (found + scores.reshape(-1, 1)).unflatten(0, (-1, beams)).flatten(1)
     values, places = total.topk(min(count, total.shape[1]))
     tokens = tokens.unflatten(0, (-1, beams)).flatten(1).gather(1, places)
     return Candidates(values, places // found.shape[1], tokens).padded(count)
 
 
 def drawn(
-    logits: Tensor, norm: Tensor, scores: Tensor, settings: tuple[float, int, float], generator: torch.Generator | None
+    logp: Tensor, scores: Tensor, settings: tuple[float, int, float], generator: torch.Generator | None
 ) -> Candidates:
     """One drawn continuation of each hypothesis; its score is of the model's own distribution."""
-    tokens = draw(logits, *settings, generator)[:, None]
-    found = (logits.gather(1, tokens) - norm).view(scores.shape) + scores
+    check_finite(logp)
+    tokens = draw(logp, *settings, generator)[:, None]
+    found = logp.gather(1, tokens).view(scores.shape) + scores
     parents = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     return Candidates(found, parents, tokens.view(scores.shape))
 
 
-def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`logits.topk(k)` of [R, V], faster on a CPU: only blocks that hold one of the k largest values are sorted.
+def top_tokens(logp: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`logp.topk(k)` of [R, V], faster on a CPU: only blocks that hold one of the k largest values are sorted.
 
     The k largest values are in the k blocks with the largest maxima.
     """
-    width = logits.shape[1]
+    width = logp.shape[1]
     blocks = width // BLOCK
-    if width < WIDE or blocks <= k or logits.device.type != "cpu":
-        return logits.topk(k)
+    if width < WIDE or blocks <= k or logp.device.type != "cpu":
+        return logp.topk(k)
     whole = blocks * BLOCK
-    grid = logits[:, :whole].unflatten(1, (blocks, BLOCK))
+    grid = logp[:, :whole].unflatten(1, (blocks, BLOCK))
     chosen = grid.amax(-1).topk(k, sorted=False).indices
     values = grid.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    found, places = torch.cat([values, logits[:, whole:]], 1).topk(k)
+    found, places = torch.cat([values, logp[:, whole:]], 1).topk(k)
     inside = chosen.gather(1, (places // BLOCK).clamp(max=k - 1)) * BLOCK + places % BLOCK
     return found, torch.where(places < k * BLOCK, inside, places - k * BLOCK + whole)

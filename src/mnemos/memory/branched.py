@@ -8,6 +8,8 @@ from mnemos.states import Rows, SharedRows
 
 from .key_values import Buffer, KeyValues, appended
 
+MERGE = 8  # tokens between two attempts to merge the entries of tokens that all rows of every group have in common
+
 
 class BranchedKeyValues(SharedRows):
     """The keys and values of G groups of K rows. A group's rows share their first tokens and branch from there.
@@ -16,7 +18,8 @@ class BranchedKeyValues(SharedRows):
     of each row. visible [G·K, E] bool: the entries that are a row's own past. `select` of rows within their groups
     changes `visible` alone: no key or value is copied when beams are reordered. seen [G·K] int64: tokens since the row
     began. Memory: O(P + K·N) entries per group for N tokens since the branching, of which a query reads all and attends
-    to P + N.
+    to P + N. The rows of a search soon descend from one of them, so on a CPU every `MERGE` tokens the entries that all
+    rows of every group have in common are merged: these tokens are shared from then on, and N is small.
     """
 
     __slots__ = ("_buffer", "_end", "copies", "k", "seen", "shared", "v", "visible")
@@ -51,18 +54,24 @@ class BranchedKeyValues(SharedRows):
 
     def append(self, k: Tensor, v: Tensor) -> "BranchedKeyValues":
         """The state after one more token of every row: k, v [G·K, 1, H, D/H]. Cost: O(G·K), amortised."""
-        n = self.copies
-        k, v = (x.squeeze(1).unflatten(0, (-1, n)) for x in (k, v))
+        k, v = (x.squeeze(1).unflatten(0, (-1, self.copies)) for x in (k, v))
+        return self.extended(k, v, self.visible_after(), self.seen + 1)
+
+    def visible_after(self) -> Tensor:
+        """`visible` after one more token, [G·K, E + K]: a row's own entry is visible to it."""
+        own = torch.eye(self.copies, dtype=torch.bool, device=self.visible.device)
+        return torch.cat([self.visible, own.repeat(len(self.visible) // self.copies, 1)], 1)
+
+    def extended(self, k: Tensor, v: Tensor, visible: Tensor, seen: Tensor) -> "BranchedKeyValues":
+        """`append` of k, v [G, K, H, D/H], where `visible` and `seen` after them are known from another layer."""
         buffer, end = None, 0
         if self.k.shape[1]:
             (k, v), buffer, end = appended((self.k, self.v), (k, v), self._buffer, self._end)
-        own = torch.eye(n, dtype=torch.bool, device=k.device).repeat(len(k), 1)
-        visible = torch.cat([self.visible, own], 1)
-        return BranchedKeyValues((k, v), visible, self.seen + 1, n, self.shared, (buffer, end))
+        return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, (buffer, end))
 
     def last(self, n: int) -> "BranchedKeyValues":
         """The state with only the last n tokens of every row, in the same buffer."""
-        since = (self.k.shape[1] - self.shared) // self.copies
+        since = self.since
         if n >= since + self.shared:
             return self
         shared = max(0, n - since)
@@ -80,20 +89,49 @@ class BranchedKeyValues(SharedRows):
             found = self.unshared()
             k, v, valid, seen = (x.index_select(0, rows.index) for x in (found.k, found.v, found.valid, found.seen))
             return KeyValues(k, v, valid, seen)
-        visible, seen = self.visible.index_select(0, rows.index), self.seen.index_select(0, rows.index)
+        visible, seen = rows.take(self.visible), rows.take(self.seen)
         if groups == list(range(len(self.k))):
             buffer = self._buffer, self._end
-            return BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, buffer)
+            same = BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, buffer)
+            attempt = self.since and self.since % MERGE == 0 and self.k.device.type == "cpu"
+            return same.merged() if attempt else same
         kept = torch.tensor(groups, device=self.k.device)
         entries = self.k.index_select(0, kept), self.v.index_select(0, kept)
         return BranchedKeyValues(entries, visible, seen, self.copies, self.shared)
+
+    @property
+    def since(self) -> int:
+        """N, the number of tokens of every row that are not shared."""
+        return (self.k.shape[1] - self.shared) // self.copies
+
+    def _paths(self) -> Tensor:
+        """[G·K, N]: the row of the group whose entry is a row's own token."""
+        return self.visible[:, self.shared :].unflatten(1, (-1, self.copies)).int().argmax(-1)
+
+    def merged(self) -> "BranchedKeyValues":
+        """The state with the first tokens that are the same in all rows of every group as shared ones; a copy."""
+        n, p = self.copies, self.shared
+        paths = self._paths().unflatten(0, (-1, n))  # [G, K, N]
+        common = (paths == paths[:, :1]).flatten(0, 1).all(0)
+        m = int(common.cumprod(0).sum())
+        if not m:
+            return self
+        taken = p + n * torch.arange(m, device=self.k.device) + paths[:, 0, :m]  # [G, m]
+        group = torch.arange(len(self.k), device=self.k.device)[:, None]
+
+        def merge(x: Tensor) -> Tensor:
+            return torch.cat([x[:, :p], x[group, taken], x[:, p + n * m :]], 1)
+
+        marks = self.visible.gather(1, taken.repeat_interleave(n, 0))
+        visible = torch.cat([self.visible[:, :p], marks, self.visible[:, p + n * m :]], 1)
+        return BranchedKeyValues((merge(self.k), merge(self.v)), visible, self.seen, n, p + m)
 
     def unshared(self) -> KeyValues:
         """The keys and values of every row by itself."""
         n, rows = self.copies, len(self.visible)
         device = self.k.device
         shared = torch.arange(self.shared, device=device).expand(rows, -1)
-        since = self.visible[:, self.shared :].unflatten(1, (-1, n)).int().argmax(-1)  # [G·K, N]
+        since = self._paths()
         place = torch.cat([shared, since + self.shared + n * torch.arange(since.shape[1], device=device)], 1)
         group = torch.arange(rows, device=device)[:, None] // n
         return KeyValues(self.k[group, place], self.v[group, place], self.visible.gather(1, place), self.seen)

@@ -33,14 +33,15 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         hidden = self.expand(x)
-        if torch.is_grad_enabled():
-            hidden = self.activation(hidden)
-        else:  # in place: allocating every intermediate costs more than the arithmetic
-            hidden = _IN_PLACE.get(type(self.activation), self.activation)(hidden)
+        hidden = self.activation(hidden) if torch.is_grad_enabled() else self.activated(hidden)
         return self.contract(self.dropout(hidden))
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def activated(self, hidden: Tensor) -> Tensor:
+        """φ in place, without gradient: allocating every intermediate costs more than the arithmetic."""
+        return _IN_PLACE.get(type(self.activation), self.activation)(hidden)
 
 
 class Block(nn.Module):

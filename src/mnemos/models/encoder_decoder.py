@@ -267,13 +267,17 @@ class EncoderDecoder(nn.Module):
 
     def _decode(self, x: Tensor, state: EncoderDecoderState, mask: Tensor | None) -> tuple[Tensor, EncoderDecoderState]:
         check_tokens(x, self.config.vocab_size, mask)
-        y = self._embedded(self.embedding, self.positions, x, state.seen)
-        visible = _visible(state.source.valid)
+        y = self.embedded(x, state.seen)
+        visible = visible_tokens(state.source.valid)
         layers = []
         for block, before, source in zip(self.decoder, state.layers, state.source.layers, strict=True):
             y, after = block(y, before, mask, source, visible)
             layers.append(after)
         return self.head(self.decoder_norm(y)), state._replace(seen=state.seen + x.shape[1], layers=tuple(layers))
+
+    def embedded(self, x: Tensor, seen: Tensor) -> Tensor:
+        """What the decoder's first block reads for target tokens x [R, T] after `seen` [R] others, [R, T, D]."""
+        return self._embedded(self.embedding, self.positions, x, seen)
 
     def _embedded(self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None) -> Tensor:
         y = embedding(x)
@@ -295,7 +299,7 @@ def _positions(c: EncoderDecoderConfig) -> LearnedPositions | SinusoidalPosition
     return LearnedPositions(c.max_length, c.dim) if c.position == "learned" else SinusoidalPositions()
 
 
-def _visible(valid: Tensor) -> Tensor | None:
+def visible_tokens(valid: Tensor) -> Tensor | None:
     """Which source tokens a decoder attends to, [G, 1, 1, S]; None: all, which is faster."""
     # Checking it would make a device wait, and is no part of a compiled program.
     if valid.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid.all()):

@@ -1,0 +1,96 @@
+"""The faster step of an encoder-decoder, and packed matrices, against the model's own forward."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import mnemos
+from mnemos import EncoderDecoder
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.generate import packed as packing
+from mnemos.generate.decoder_step import DecoderStep
+from mnemos.types import leaves
+
+SIZES = {"vocab_size": 50, "dim": 16, "num_heads": 2, "mlp": 24, "encoder_layers": 1, "decoder_layers": 2}
+
+
+@pytest.fixture(autouse=True)
+def pack_everything(monkeypatch):
+    monkeypatch.setattr(packing, "LEAST", 1)
+
+
+def build(**fields):
+    torch.manual_seed(0)
+    return EncoderDecoder(**SIZES | fields).eval()
+
+
+def tokens(rows, length):
+    return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(rows + length))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"norm": "post", "activation": "silu", "position": "learned", "head_bias": True, "scale_embedding": False},
+        {"decoder": SoftmaxConfig(window=2)},
+        {"decoder": LinearConfig()},
+    ],
+    ids=["pre", "post", "window", "linear"],
+)
+def test_equals_the_model_over_reordered_rows(fields):
+    model = build(**fields)
+    step = DecoderStep(model)
+    assert step.fast == ("decoder" not in fields)
+    mask = torch.arange(6) < torch.tensor([6, 4])[:, None]
+    with torch.no_grad():
+        _, start = model(tokens(2, 3), model.encode(tokens(2, 6), mask))
+        expected = found = model.branch(start, 3)
+        for i in range(12):
+            x = tokens(6, 20 + i)[:, :1]
+            (y, expected), (z, found) = model(x, expected), step(x, found)
+            torch.testing.assert_close(z, y, rtol=1e-4, atol=1e-5)
+            rows = torch.tensor([0, 0, 2, 5, 4, 4])
+            expected, found = mnemos.select(expected, rows), mnemos.select(found, rows)
+        for a, b in zip(leaves(found), leaves(expected), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_written_weight_is_packed_again_and_copies_leave_with_their_layers():
+    model = build()
+    step = packing.packed(model)
+    with torch.no_grad():
+        state = model.encode(tokens(2, 5))
+        step(tokens(2, 1), state)
+        model.decoder[0].mlp.expand.weight.mul_(3)
+        model.head.weight.data = model.head.weight.data + 1  # another tensor
+        state = model.encode(tokens(2, 5))
+        torch.testing.assert_close(step(tokens(2, 1), state)[0], model(tokens(2, 1), state)[0], rtol=1e-4, atol=1e-5)
+    layer = model.head
+    assert layer in packing._copies
+    count = len(packing._copies)
+    del layer, model, step
+    gc.collect()
+    assert len(packing._copies) < count
+
+
+def test_hooks_gradients_and_other_kinds_of_numbers_use_the_modules_themselves():
+    model, seen = build(), []
+    hook = model.head.register_forward_hook(lambda *_: seen.append(1))
+    state = model.encode(tokens(2, 5))
+    with torch.no_grad():
+        packing.packed(model)(tokens(2, 1), state)
+        assert seen == [1]
+    hook.remove()
+    y, _ = packing.packed(model)(tokens(2, 1), state)
+    y.sum().backward()
+    assert model.head.weight.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert packing.packed(model)(tokens(2, 1), model.encode(tokens(2, 5)))[0].dtype == torch.bfloat16
+    double = copy.deepcopy(model).double()
+    assert all(type(part) is not packing.PackedLinear for part in packing.packed(double).modules())
+    assert isinstance(model.head, nn.Linear)  # the model itself is not changed
