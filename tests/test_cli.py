@@ -435,7 +435,7 @@ def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, 
     assert main(arguments) == 0
     assert (comparison / "short-listops/seed-0/metrics.jsonl").stat().st_mtime_ns == before
     capsys.readouterr()
-    assert "another recipe" in refused(capsys, *arguments, "--train.steps", "30")
+    assert "differs in train.steps (20, not 30)" in refused(capsys, *arguments, "--train.steps", "30")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ USAGE = """mnemos: memory for transformers
                                                train several recipes and compare them    [--seeds N] [--out DIR]
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
                                                [--equal updates|samples|parameters|flops|time] [--minutes M]
-                                               [--rates R1,R2: the best for each recipe]
+                                               [--rates R1,R2: the best for each recipe] [--against NAME]
   mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
   mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
   mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]

@@ -176,6 +176,7 @@ def test_recipes_are_scored_on_the_same_targets(text, monkeypatch):
         check_scored(recipes)
 
 
+@pytest.mark.slow
 def test_parameters_are_made_equal_by_the_width_of_mlps(text):
     lstm = replace(plain(text), model=LSTMConfig(vocab_size=256, dim=64, layers=1))
     wide = replace(plain(text), model=TransformerConfig(vocab_size=256, dim=32, layers=2, mlp=999), name="wide")
@@ -195,6 +196,7 @@ def test_parameters_are_made_equal_by_the_width_of_mlps(text):
         of_equal_parameters([replace(lstm, model=LSTMConfig(vocab_size=256, dim=16, layers=1), name="small"), wide])
 
 
+@pytest.mark.slow
 def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
     """Memory replay computes three of four segments again; counting changes nothing that is trained."""
     found = {}
@@ -219,6 +221,7 @@ def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
     assert found[True] - found[False] == 3 * again
 
 
+@pytest.mark.slow
 def test_counting_leaves_stored_caches_as_they_are():
     recipe = registry.load("recipe", "short-listops-cached")()
     data = replace(recipe.data, train_size=20, valid_size=4, test_size=4)
@@ -234,6 +237,7 @@ def test_counting_leaves_stored_caches_as_they_are():
     assert all(torch.equal(value, once.state_dict()[name]) for name, value in written.items())
 
 
+@pytest.mark.slow
 def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forked_comparisons):
     monkeypatch.setattr(update_cost, "SECONDS", 0.0)
     monkeypatch.setattr(update_cost, "ROUNDS", 3)
@@ -252,10 +256,10 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch, capsys, forked_comparisons):
     monkeypatch.setattr(update_cost, "SECONDS", 0.0)
     recipes = [plain(text), rmt(text, batch_size=4)]
-    found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), seeds=2)
+    found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
     said = capsys.readouterr()
     assert "equal training time: " in said.out
-    assert "2 recipes × 2 learning rates, then 2 seeds of the best: 6 runs" in said.out
+    assert "2 recipes × 2 learning rates, then 1 seed of the best: 4 runs" in said.out
     budget = json.loads((tmp_path / "c/budget.json").read_text())
     assert found["equal"] == {key: budget[key] for key in ("equal", "unit", "budget", "first", "clock")} | {
         "parameters": False
@@ -270,6 +274,6 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch,
         assert all(f"{row['rate']:.1e}" in place for place in found["runs"][row["name"]])
     assert found["rows"][0]["steps"] == 8
     monkeypatch.setattr(budgets, "update_seconds", None)  # nothing is measured again
-    again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), seeds=2, quiet=True)
+    again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), quiet=True)
     assert again["rows"] == found["rows"]
     assert completed(recipes)[1].model.vocab_size == 256

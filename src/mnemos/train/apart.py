@@ -16,6 +16,7 @@ from mnemos.errors import one_line
 from mnemos.types import InputError, JSONObject
 
 from .recipe import Recipe, as_json, as_written
+from .run import differing
 from .run_files import read_object, read_result
 from .stopping import Interrupted, TrainingFailed
 
@@ -27,10 +28,10 @@ def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
     `Interrupted` after Ctrl-C, when the run has saved. Only a call from the main thread handles signals.
     """
     resume = (place / "recipe.json").is_file()
-    if resume and as_written(read_object(place / "recipe.json")) != as_json(recipe):
+    if resume and (difference := differing(as_written(read_object(place / "recipe.json")), as_json(recipe))):
         raise InputError(
-            f"{place}: expected a run of this recipe, found one of another recipe; name another folder with --out, or "
-            "remove this one"
+            f"{place}: expected a run of this recipe, found one that differs in {difference}; name another folder with "
+            "--out, or remove this one"
         )
     if finished(place):
         return
