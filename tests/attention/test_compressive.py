@@ -219,13 +219,19 @@ def test_equals_the_equations(compression, detached):
         {"compression": "dilated", "ratio": 5, "clamp": 4},
         {"compression": "mean", "ratio": 1},
         {"compression": "convolution", "same_length": True},
-        {"compression": "most-used", "block": 6, "memory": 6, "compressed": 2, "same_length": True},
     ],
     ids=str,
 )
 def test_equals_the_equations_with_other_sizes(settings):
     x = tokens().requires_grad_()
     same(layer(**settings), x, torch.ones(2, sum(SIZES), dtype=torch.bool), resets=(2,))
+
+
+def test_the_most_used_inputs_are_ranked_by_the_queries_that_could_read_them():
+    """In a call longer than what a query reads, the inputs of a block have different numbers of such queries."""
+    sizes = [3, 20, 8]
+    module = layer(compression="most-used", block=6, memory=6, compressed=2, same_length=True)
+    same(module, tokens(sum(sizes)).requires_grad_(), torch.ones(2, sum(sizes), dtype=torch.bool), sizes=sizes)
 
 
 @pytest.mark.parametrize("compression", ["convolution", "most-used"])
