@@ -13,6 +13,7 @@ two mean the same. CTranslate2 is measured too if it is installed (float32, and 
 """
 
 import argparse
+import copy
 import importlib.util
 import json
 import statistics
@@ -49,7 +50,10 @@ def host(shape: str, dropout: float) -> Any:
     config = found.MarianConfig(
         vocab_size=VOCABULARY, d_model=width, scale_embedding=True, init_std=0.05, **sizes, **drops, **tokens
     )
-    return found.MarianMTModel(config)
+    model = found.MarianMTModel(config)
+    with torch.no_grad():
+        model.model.shared.weight[PAD] = 0  # as CTranslate2 begins every sentence
+    return model
 
 
 def sources(rows: int) -> tuple[Tensor, Tensor]:
@@ -88,32 +92,33 @@ def decoders(theirs: Any, ours: EncoderDecoder, rows: int) -> dict[str, Run]:
         best = row[0]
         assert best.tokens.tolist() == tokens[1 : 1 + len(best.tokens)].tolist(), (best, tokens)
         assert abs(best.score - score.item()) < 1e-3, (best.score, score)
-    return {"mnemos": mnemos, "transformers": transformers, **ctranslate2(theirs, source, mask)}
+    return {
+        "mnemos": mnemos,
+        "transformers": transformers,
+        **ctranslate2(theirs, source, mask, found[0][0].tokens.tolist()),
+    }
 
 
-def ctranslate2(theirs: Any, source: Tensor, mask: Tensor) -> dict[str, Run]:
-    """The same search by CTranslate2, if it is installed."""
+def ctranslate2(theirs: Any, source: Tensor, mask: Tensor, expected: list[int]) -> dict[str, Run]:
+    """The same search by CTranslate2, if it is installed; in float32 its first translation must be as expected."""
     if not importlib.util.find_spec("ctranslate2"):
         return {}
     import ctranslate2 as peer
 
-    names = [f"t{i}" for i in range(VOCABULARY)]
-    spec = peer.specs.TransformerSpec.from_config(
-        (theirs.config.encoder_layers, theirs.config.decoder_layers), HEADS, pre_norm=False
-    )
-    loader = peer.converters.transformers.MarianMTLoader()
-    loader.set_config, found = (lambda *_: None), {}
-    spec = loader.get_model_spec(theirs)
-    spec.config.bos_token = spec.config.eos_token = names[EOS]
-    spec.config.unk_token, spec.config.decoder_start_token = names[1], names[PAD]
-    spec.register_source_vocabulary(names), spec.register_target_vocabulary(names)
+    names, found = [f"t{i}" for i in range(PAD)], {}  # it has no padding token
     texts = [[names[t] for t in row[keep].tolist()] for row, keep in zip(source, mask, strict=True)]
     given = {"beam_size": BEAMS, "max_decoding_length": LENGTH, "min_decoding_length": LENGTH}
     for kind in ("float32", "int8"):
+        spec = peer.converters.transformers.MarianMTLoader().get_model_spec(copy.deepcopy(theirs))
+        spec.config.bos_token = spec.config.eos_token = spec.config.decoder_start_token = names[EOS]
+        spec.config.unk_token = names[1]
+        spec.register_source_vocabulary(names), spec.register_target_vocabulary(names)
         with tempfile.TemporaryDirectory() as folder:
             spec.validate(), spec.optimize(quantization=kind), spec.save(folder)
             translator = peer.Translator(folder, compute_type=kind, intra_threads=torch.get_num_threads())
         found[f"ctranslate2 {kind}"] = lambda t=translator: t.translate_batch(texts, max_batch_size=64, **given)
+    tokens = found["ctranslate2 float32"]()[0].hypotheses[0]
+    assert tokens == [names[t] for t in expected], (tokens, expected)
     return found
 
 
