@@ -7,7 +7,7 @@ import torch
 from contract_cases import scatter
 
 import mnemos
-from mnemos import BeamConfig, EncoderDecoder, InputError, MemformerConfig, Pair, TransformerConfig, beam_search
+from mnemos import BeamConfig, EncoderDecoder, InputError, MemformerConfig, Pair, TransformerConfig, beam_search, native
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate.candidates import top_tokens
@@ -200,6 +200,19 @@ def test_finished_sentences_leave_the_batch():
     assert all(later <= earlier and later % 2 == 0 for earlier, later in itertools.pairwise(seen))
     for i in range(8):
         same([found[i]], searched(model, source[i : i + 1], prefix[:1], config))
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_faster_steps_find_what_the_model_finds(name):
+    """In float32: the fused kernel of linear attention, and packed matrices."""
+    torch.manual_seed(0)
+    model, prompt = LANGUAGE_MODELS[name].build().eval(), sources(3, 4, 3)
+    config = BeamConfig(eos=EOS, beams=3, n_best=3, max_length=8)
+    assert mnemos.fused_step(model).fused == (name == "linear" and native.library() is not None)
+    found, expected = (beam_search(model, None, prompt, config, step=step) for step in (None, model))
+    for ours, theirs in zip(as_lists(found), as_lists(expected), strict=True):
+        assert [h[0] for h in ours] == [h[0] for h in theirs]
+        assert [h[1] for h in ours] == pytest.approx([h[1] for h in theirs], rel=1e-4)
 
 
 def test_samples_follow_the_models_distribution_and_their_generator():
