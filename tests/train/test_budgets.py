@@ -63,6 +63,16 @@ def test_kinds_are_read():
         read_equal("time,flops")
 
 
+def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(compare, "train_several", lambda planned, *_, **__: seen.extend(planned))
+    recipes = [plain(text), replace(plain(text), model=LSTMConfig(vocab_size=0, dim=8, layers=1), name="other")]
+    with pytest.raises(InputError, match=r"result.json: expected this file of a run, found none"):
+        compare.compare(recipes, tmp_path / "c", equal=("parameters",), quiet=True)
+    assert [(run.name, run.train.steps) for run, _ in seen] == [("lstm", 8), ("other", 8)]
+    assert not (tmp_path / "c/budget.json").exists()
+
+
 def test_everything_that_counts_updates_follows_the_steps():
     schedule = ScheduleConfig("cosine", warmup=10, drop_at=30)
     recipe = replace(plain(""), optim=OptimConfig(schedule=schedule))

@@ -13,7 +13,16 @@ from .budgets import FILE, Budget, budget_lines
 from .checks import unresolved
 from .comparison import summarise
 from .comparison_table import show
-from .equal import PARAMETERS, UPDATES, check_equal, check_parameters, check_scored, completed, of_equal_parameters
+from .equal import (
+    PARAMETERS,
+    UPDATES,
+    check_equal,
+    check_parameters,
+    check_scored,
+    completed,
+    of_equal_parameters,
+    read_equal,
+)
 from .rates import Sweep, at_best_rates, check_rates, end_warning, sweep, with_seed
 from .recipe import Recipe, as_json
 from .run import differing
@@ -70,6 +79,7 @@ def compare(
             raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
     if rates:
         check_rates(rates)
+    equal = read_equal(",".join(equal))
     folder, given, budget = Path(folder), recipes, Budget(equal[0], minutes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = _of_models(recipes, unwritten, baselines, PARAMETERS in equal)
