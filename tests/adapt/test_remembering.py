@@ -182,11 +182,10 @@ def test_generation_reads_the_memory(name):
         wanted = torch.cat([wanted, network(wanted, memory)[0][:, -1:].argmax(-1)], 1)
     assert torch.equal(said, wanted[:, 4:])
     fresh = network.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)
-    mask = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
-    padded = network.generate(
-        torch.cat([prompt[:, :2], prompt], 1), memory, mask, max_new_tokens=5, do_sample=False, eos_token_id=None
-    )
-    assert torch.equal(padded[1], said[1])
+    mask, longer = torch.tensor([[True] * 6, [False] * 2 + [True] * 4]), torch.cat([prompt[:, :2], prompt], 1)
+    for padding in ({"mask": mask}, {"attention_mask": mask.long()}):
+        padded = network.generate(longer, memory, max_new_tokens=5, do_sample=False, eos_token_id=None, **padding)
+        assert torch.equal(padded[1], said[1])
     assert not torch.equal(fresh, said)
     with pytest.raises(InputError, match=r"padding on the left, found rows \[1\] that end with it"):
         network.generate(prompt, memory, torch.tensor([[True] * 4, [True] * 3 + [False]]), max_new_tokens=5)
