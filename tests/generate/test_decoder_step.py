@@ -94,3 +94,17 @@ def test_hooks_gradients_and_other_kinds_of_numbers_use_the_modules_themselves()
     double = copy.deepcopy(model).double()
     assert all(type(part) is not packing.PackedLinear for part in packing.packed(double).modules())
     assert isinstance(model.head, nn.Linear)  # the model itself is not changed
+
+
+def test_a_model_trains_after_a_search_and_on_what_it_found():
+    model = build()
+    config = mnemos.BeamConfig(eos=2, beams=3, max_length=9)
+    (found,), _ = mnemos.beam_search(model, model.encode(tokens(2, 5)), torch.ones(2, 1, dtype=torch.int64), config)
+    assert not found.tokens.is_inference()
+    logits, _ = model.train()(mnemos.Pair(tokens(1, 5), found.tokens[None]))
+    logits.square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+        state = model.eval().encode(tokens(2, 5))
+        torch.testing.assert_close(packing.packed(model)(tokens(2, 1), state)[0], model(tokens(2, 1), state)[0])

@@ -1,5 +1,6 @@
 """Beam search, and independent samples, for every model with a state: `mnemos.beam_search`."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -119,7 +120,12 @@ def beam_search(
     with torch.no_grad():
         search = _Search(model, prefix, lengths, config, generator)
         search.start(state, step or _stepping(model))
-        return search.run()
+        # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it, which
+        # training could not use; the fast step keeps none that training differentiates.
+        fast = isinstance(search.step, DecoderStep) and search.step.fast
+        with torch.inference_mode() if fast else contextlib.nullcontext():
+            found = search.run()
+        return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in found]
 
 
 class _Search:
@@ -302,7 +308,7 @@ class _Search:
         starts = self.start_lengths[rows, 0].tolist()
         for i, sentence in enumerate(self.sentences[rows].tolist()):
             self.results[sentence] = [
-                Hypothesis(found.tokens[i, j, starts[i] : starts[i] + length].clone(), score, log_prob, ended)
+                Hypothesis(found.tokens[i, j, starts[i] : starts[i] + length], score, log_prob, ended)
                 for j, (score, log_prob, length, ended) in enumerate(
                     zip(*(x[i].tolist() for x in numbers), strict=True)
                 )
