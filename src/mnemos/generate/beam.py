@@ -120,8 +120,8 @@ def beam_search(
     with torch.no_grad():
         search = _Search(model, prefix, lengths, config, generator)
         search.start(state, step or _stepping(model))
-        # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it, which
-        # training could not use; the fast step keeps none that training differentiates.
+        # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
+        # which training could not use; the fast step keeps none that training differentiates.
         fast = isinstance(search.step, DecoderStep) and search.step.fast
         with torch.inference_mode() if fast else contextlib.nullcontext():
             found = search.run()
