@@ -81,6 +81,7 @@ def compare(
         check_rates(rates)
     equal = read_equal(",".join(equal))
     folder, given, budget = Path(folder), recipes, Budget(equal[0], minutes)
+    _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = _of_models(recipes, unwritten, baselines, PARAMETERS in equal)
     _check(recipes, folder, budget.kind)
@@ -186,8 +187,8 @@ def _without_recipes(spent: JSONObject) -> JSONObject:
     return {key: value for key, value in spent.items() if key not in ("recipes", "provenance")}
 
 
-def _check(recipes: list[Recipe], folder: Path, budget: str) -> None:
-    """Raise InputError for recipes that cannot be compared, and for a folder of something else."""
+def _check_names(recipes: list[Recipe]) -> None:
+    """Raise InputError for recipes of one name."""
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
         doubled = next(name for name in names if names.count(name) > 1)
@@ -198,11 +199,20 @@ def _check(recipes: list[Recipe], folder: Path, budget: str) -> None:
                 f'{difference}; change "name" in the file of one'
             )
         raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
+
+
+def _check(recipes: list[Recipe], folder: Path, budget: str) -> None:
+    """Raise InputError for recipes that cannot be compared, and for a folder of something else."""
+    _check_names(recipes)
     check_equal(recipes, budget)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
     stray = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    own = {*names, "report.html", *(f"{file}{end}" for file in ("comparison.json", FILE) for end in ("", ".tmp"))}
+    own = {
+        *(recipe.name for recipe in recipes),
+        "report.html",
+        *(f"{file}{end}" for file in ("comparison.json", FILE) for end in ("", ".tmp")),
+    }
     stray = [name for name in stray if name not in own]
     if stray:
         raise InputError(
