@@ -1,6 +1,7 @@
 """Beam search against enumeration, a plain search over lists, greedy decoding and teacher-forced log-likelihoods."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -182,6 +183,17 @@ def test_lengths_and_repeats_are_limited():
             assert len(set(grams)) == len(grams)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_no_token_may_come_next_only_what_ended_before_is_found(temperature):
+    """No token twice: of seven tokens, one of them the prefix, at most six come after it."""
+    config = BeamConfig(eos=EOS, beams=6, n_best=6, max_length=9, no_repeat_ngram=1, temperature=temperature)
+    prefix = torch.zeros(2, 1, dtype=torch.int64)
+    found = searched(translator(), sources(2), prefix, config, generator=torch.Generator().manual_seed(0))
+    assert all(found)
+    assert all(h.finished and len(h.tokens) <= 6 for hypotheses in found for h in hypotheses)
+    assert searched(translator(), sources(2), prefix, replace(config, eos=None)) == [[], []]
+
+
 def test_finished_sentences_leave_the_batch():
     model = translator(head_bias=True, decoder=LinearConfig())
     with torch.no_grad():
@@ -254,6 +266,7 @@ def test_wrong_settings_and_inputs_are_refused_in_one_line():
         "n_best: expected at most beams": lambda: BeamConfig(n_best=6),
         "beams: expected at least 1": lambda: BeamConfig(beams=0),
         "min_length: expected below": lambda: BeamConfig(min_length=9, max_length=9),
+        "length_penalty: expected a finite number, found nan": lambda: BeamConfig(length_penalty=float("nan")),
         "other than eos": lambda: BeamConfig(eos=1, forbidden=(1,)),
         "stopping: expected": lambda: BeamConfig(stopping="soon"),
         "prefix .* of int64": lambda: beam_search(model, state, prefix.float()),

@@ -90,8 +90,11 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         check_key_values(state, batch_size, heads, width)
 
     def branch(self, state: Keys, copies: int) -> Keys:
-        """The state of `copies` rows for every row, next to each other, for a search. They share their tokens' keys."""
-        return BranchedKeyValues.of(state, copies) if isinstance(state, KeyValues) else state
+        """The state of `copies` rows for every row, next to each other, for a search. They share their tokens' keys.
+
+        Rows that have branched before first get keys of their own, which is a copy.
+        """
+        return BranchedKeyValues.of(state if isinstance(state, KeyValues) else state.unshared(), copies)
 
     def attended(
         self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None

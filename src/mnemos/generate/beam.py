@@ -1,6 +1,7 @@
 """Beam search, and independent samples, for every model with a state: `mnemos.beam_search`."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from .finished import Finished, Stopping, accepted, is_done
 from .fused import fused_step
 
 IGNORE = -100  # in a prefix: no token
-WAIT = 8  # steps between two questions to a device whether all sentences are done; a CPU is asked at every step
+WAIT = 8  # steps after which a device is synchronised to see whether all sentences are done; on a CPU: every step
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class BeamConfig:
             raise InputError(
                 f"BeamConfig.min_length: expected below max_length {self.max_length}, found {self.min_length}; lower it"
             )
+        if not math.isfinite(self.length_penalty):
+            raise InputError(f"BeamConfig.length_penalty: expected a finite number, found {self.length_penalty}; use 1")
         if self.eos in self.forbidden:
             raise InputError(f"BeamConfig.forbidden: expected tokens other than eos, found {self.eos}; leave it out")
 
@@ -96,6 +99,8 @@ def beam_search(
     step: Step | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of B sentences: found[b][i] is the i-th best of sentence b, at most `config.n_best`.
+
+    There are fewer, or none, where constraints leave no token that may come next.
 
         state = model.encode(source, mask)                                   # an EncoderDecoder
         found = mnemos.beam_search(model, state, bos, BeamConfig(eos=2))     # bos [B, 1]

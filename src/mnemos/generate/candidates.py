@@ -55,7 +55,7 @@ def log_probs(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
 
 
 def check_finite(values: Tensor) -> None:
-    """Raise InputError for NaN among the best values. A device is not asked, because it would have to wait."""
+    """Raise InputError for NaN among the best values, on a CPU: a device is not synchronised."""
     if values.device.type == "cpu" and bool(values.isnan().any()):
         raise InputError("expected finite outputs, found NaN: the weights have diverged; use an earlier checkpoint")
 
@@ -84,9 +84,13 @@ def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
 def drawn(
     logp: Tensor, scores: Tensor, settings: tuple[float, int, float], generator: torch.Generator | None
 ) -> Candidates:
-    """One drawn continuation of each hypothesis; its score is of the model's own distribution."""
+    """One drawn continuation of each hypothesis; its score is of the model's own distribution.
+
+    Where no token may come next, the score is −inf: the hypothesis goes on with any token and never counts.
+    """
     check_finite(logp)
-    tokens = draw(logp, *settings, generator)[:, None]
+    ends = (logp == -torch.inf).all(1, keepdim=True)
+    tokens = draw(logp.masked_fill(ends, 0), *settings, generator)[:, None]
     found = logp.gather(1, tokens).view(scores.shape) + scores
     parents = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     return Candidates(found, parents, tokens.view(scores.shape))

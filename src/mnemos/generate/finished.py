@@ -60,7 +60,7 @@ def is_done(pool: Tensor, best: Tensor, lengths: Tensor, stopping: Stopping, pen
     best [B, 1]: its log-probability; lengths [B, 2]: its length, and the greatest length.
     "fairseq", "early": there are K finished ones. "heuristic": also none of them is worse than the best running one
     would be if it ended now. "never": the same, but with a penalty above 0 as if it ended at the greatest length
-    without losing probability, so it can never be wrong.
+    without losing probability, so no better hypothesis is missed.
     """
     full = (pool > -torch.inf).all(1, keepdim=True)
     if stopping in ("fairseq", "early"):

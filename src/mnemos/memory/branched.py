@@ -95,7 +95,7 @@ class BranchedKeyValues(SharedRows):
             same = BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, buffer)
             attempt = self.since and self.since % MERGE == 0 and self.k.device.type == "cpu"
             return same.merged() if attempt else same
-        kept = torch.tensor(groups, device=self.k.device)
+        kept = torch.tensor(groups, dtype=torch.int64, device=self.k.device)  # also where there are none
         entries = self.k.index_select(0, kept), self.v.index_select(0, kept)
         return BranchedKeyValues(entries, visible, seen, self.copies, self.shared)
 
