@@ -1,7 +1,9 @@
 """The average of a run's last checkpoints: the mean of the weights, whatever interrupted the run; kept and scored."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from mnemos.train.continuing import final_weights
 from mnemos.train.loop import train
 from mnemos.train.recipe_files import read_recipe
 from mnemos.train.session import trained_model
+from mnemos.train.stopping import Interrupted
 from mnemos.types import InputError
 
 
@@ -88,8 +91,24 @@ def test_a_resumed_run_has_the_same_average(averaged, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
     recipe = replace(recipe, train=replace(recipe.train, steps=8))
     longer = train(recipe, tmp_path / "run", resume=True, quiet=True, longer=True)
-    assert longer["averaged_steps"] == [8, 7, 6]
+    assert longer["averaged_steps"] == [8, 6, 4]  # as a run of 8 updates has
     assert checkpoint.averaged_steps(tmp_path / "run" / "checkpoints") == [8]
+
+
+def test_a_checkpoint_that_an_interruption_saves_is_not_averaged(averaged, tmp_path):
+    recipe, result, folder = averaged
+
+    def stop(model, step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "run", quiet=True, on_evaluation=stop)
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 5
+    again = train(recipe, tmp_path / "run", resume=True, quiet=True)
+    assert again["averaged_steps"] == result["averaged_steps"]
+    one, other = final_weights(folder), final_weights(tmp_path / "run")
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_command_writes_a_model(averaged, tmp_path, capsys):

@@ -251,7 +251,7 @@ def prepare(moment: str, number: int) -> None:
         calls = iter(range(1, 10**6))
         before(os, moment, lambda *_: next(calls) == number and die())
     elif moment == "pruning":
-        before(checkpoint, "prune", lambda folder, step, keep: step == number and die())
+        before(checkpoint, "prune", lambda folder, step, *kept: step == number and die())
     elif moment == "half-a-line":
 
         def record(self: Any, lines: Any) -> None:

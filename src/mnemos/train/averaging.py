@@ -27,14 +27,16 @@ class Average(NamedTuple):
     steps: list[int]
 
 
-def average(folder: Path, count: int, parameters: Collection[str]) -> Average:
-    """The mean of the weights in the `count` newest checkpoints of a folder; of all, if there are fewer.
+def average(folder: Path, count: int, parameters: Collection[str], every: int = 1) -> Average:
+    """The mean of the weights in the `count` newest checkpoints of a folder's schedule; of all, if there are fewer.
 
+    every: steps between two checkpoints of the schedule (`checkpoint.scheduled`), so that an interrupted run has the
+    average of an uninterrupted one.
     w = (w₁ + … + wₙ)/n, added up in float64 from the oldest to the newest, then rounded to the weights' type. Tensors
     that are not among `parameters` (running statistics, caches) are those of the newest checkpoint. Memory: the weights
     in float64, and one checkpoint. Raises InputError if there is none, if one is damaged, or if their weights differ.
     """
-    steps = checkpoint.steps(folder)[:count]
+    steps = checkpoint.scheduled(folder, every)[:count]
     if not steps:
         raise InputError(f"{folder}: expected checkpoints to average, found none; train the run first")
     sums: dict[str, Tensor] = {}
@@ -75,12 +77,13 @@ def average_run(folder: str | Path, last: int, out: str | Path | None = None) ->
         raise InputError(f"--last: expected at least 1 checkpoint, found {last}; raise it")
     if target.exists():
         raise InputError(f"{target}: expected a new folder for the averaged model, found one; name another with --out")
-    kept = len(checkpoint.steps(folder / "checkpoints"))
+    every = recipe.train.checkpoint_every
+    kept = len(checkpoint.scheduled(folder / "checkpoints", every))
     if kept < last:
         raise InputError(
             f"{folder}: expected {last} checkpoints, found {kept}; train with --train.keep {last}, or lower --last"
         )
-    found = average(folder / "checkpoints", last, parameter_names(on_meta(recipe.model)))
+    found = average(folder / "checkpoints", last, parameter_names(on_meta(recipe.model)), every)
     check_model_state(on_meta(recipe.model).state_dict(), found.weights)
     model = recipe.model.build()
     load_model_state(model, found.weights)

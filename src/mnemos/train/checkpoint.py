@@ -175,6 +175,18 @@ def steps(folder: Path) -> list[int]:
     return _numbers(folder, _NAME)
 
 
+def scheduled(folder: Path, every: int) -> list[int]:
+    """The steps of the checkpoints of the schedule, newest first: every `every` steps, and the newest of the folder.
+
+    A checkpoint that an interruption saved between them is left out, unless it is the newest.
+    """
+    return _scheduled(steps(folder), every)
+
+
+def _scheduled(found: list[int], every: int) -> list[int]:
+    return [step for step in found if step == found[0] or step % every == 0]
+
+
 def best_steps(folder: Path) -> list[int]:
     """The steps of the best evaluations whose weights are in a folder, newest first: each was better than the last."""
     return _numbers(folder, _BEST)
@@ -206,14 +218,16 @@ def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
     return None
 
 
-def prune(folder: Path, step: int, keep: int) -> None:
+def prune(folder: Path, step: int, keep: int, every: int = 1) -> None:
     """Delete all checkpoints except the `keep` newest up to `step`. The checkpoint of `step` must be on disk already.
 
-    Checkpoints of later steps are deleted too: they were damaged, and the run was resumed from an earlier one.
+    every: steps between two checkpoints of the schedule. The `keep` newest `scheduled` ones are kept too, so that an
+    interruption takes none from an average. Checkpoints of later steps are deleted too: they were damaged, and the run
+    was resumed from an earlier one.
     """
     found = steps(folder)
-    kept = [s for s in found if s <= step][:keep]
-    for old in set(found) - set(kept):
+    known = [s for s in found if s <= step]
+    for old in set(found) - set(known[:keep]) - set(_scheduled(known, every)[:keep]):
         path_of(folder, old).unlink(missing_ok=True)
 
 

@@ -231,7 +231,8 @@ class _Session:
     def _save(self) -> None:
         snapshot = self.learner.snapshot()  # collective: every process calls it
         if self.run is not None:
-            self.run.save(self.step, snapshot, max(self.recipe.train.keep, self.recipe.train.average))
+            config = self.recipe.train
+            self.run.save(self.step, snapshot, max(config.keep, config.average), config.checkpoint_every)
         self.saved = self.step
 
     def _save_best(self) -> None:
@@ -249,11 +250,11 @@ class _Session:
 
     def _use_average(self) -> list[int]:
         """Load the averaged weights of the last checkpoints, if the recipe has them, and store them: their steps."""
-        count = self.recipe.train.average
+        count, every = self.recipe.train.average, self.recipe.train.checkpoint_every
         if not count:
             return []
         self.fabric.barrier()  # the first process may still be writing the last checkpoint
-        found = average(self.folder / "checkpoints", count, parameter_names(self.learner.model))
+        found = average(self.folder / "checkpoints", count, parameter_names(self.learner.model), every)
         load_model_state(self.learner.model, found.weights)
         if self.run is not None:
             self.run.save_average(self.step, {"step": self.step, "steps": found.steps, "model": found.weights})

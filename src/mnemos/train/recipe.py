@@ -127,7 +127,8 @@ class TrainConfig:
         keep_best: keep the weights of the best evaluation on the validation split, by the task's first metric. The
             run's model and its test scores are those of these weights.
         average: the number of newest checkpoints whose averaged weights are the run's model at its end, with their test
-            scores; as many are kept. 0: the weights of the last step.
+            scores; as many are kept. Those of `checkpoint_every` and of the end count, not those of interruptions. 0:
+            the weights of the last step.
         patience: stop after this many successive evaluations without a better one; 0: train all steps.
         init_from: the folder of a run whose weights the model starts with, where names and shapes agree.
         accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.

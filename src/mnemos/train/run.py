@@ -217,8 +217,8 @@ class RunFolder:
         found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
         return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
 
-    def save(self, step: int, value: JSONObject, keep: int) -> None:
-        """Flush metrics.jsonl, write a checkpoint, and then delete all but the `keep` newest checkpoints.
+    def save(self, step: int, value: JSONObject, keep: int, every: int) -> None:
+        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
 
         The checkpoint also holds the `fingerprint` of what the run is made with. Raises TrainingFailed as `record`.
         """
@@ -226,7 +226,7 @@ class RunFolder:
             with self._writing_metrics():
                 os.fsync(self._metrics.fileno())
         checkpoint.write(checkpoint.path_of(self.checkpoints, step), {**value, FIELD: self._made_with})
-        checkpoint.prune(self.checkpoints, step, keep)
+        checkpoint.prune(self.checkpoints, step, keep, every)
         checkpoint.prune_best(self.checkpoints)
 
     def save_best(self, step: int, value: object) -> None:
