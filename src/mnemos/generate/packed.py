@@ -19,7 +19,8 @@ def packed(model: nn.Module) -> nn.Module:
     oneDNN reads it: with 5 rows they take a third of the time, with 160 two thirds. All else is shared with the model,
     so weights and settings may change. A copy is made at the first use, kept as long as the layer, and made again after
     a write that PyTorch counts (so not after one through `.data`). Modules with hooks stay as they are.
-    Cost: the copies are as large as the matrices; making the packed model visits every module.
+    Cost: the copies are as large as the matrices; making the packed model visits every module. The memory of a replaced
+    weight is freed when the new one is packed, or with the layer.
     """
     if packed_products() is None or has_global_forward_hooks():
         return model
@@ -42,9 +43,13 @@ def _fits(layer: nn.Linear) -> bool:
 
 
 class _Copy(NamedTuple):
-    weight: Tensor  # packed
-    address: int
+    packed: Tensor
+    weight: Tensor  # what was packed; the reference keeps its memory from reuse by another weight
     writes: int | None
+
+    def is_of(self, weight: Tensor, writes: int | None) -> bool:
+        """Whether a weight has the memory that was packed, unwritten since."""
+        return writes is not None and (self.weight.data_ptr(), self.writes) == (weight.data_ptr(), writes)
 
 
 _copies: "weakref.WeakKeyDictionary[nn.Linear, _Copy]" = weakref.WeakKeyDictionary()
@@ -72,6 +77,6 @@ class PackedLinear(nn.Module):
             return F.linear(x, weight, layer.bias)
         pack, product = products
         kept, writes = _copies.get(layer), write_count(weight)
-        if kept is None or writes is None or kept[1:] != (weight.data_ptr(), writes):
-            kept = _copies[layer] = _Copy(pack(weight.detach()), weight.data_ptr(), writes)
-        return product(x, kept.weight, layer.bias)
+        if kept is None or not kept.is_of(weight, writes):
+            kept = _copies[layer] = _Copy(pack(weight.detach()), weight.detach(), writes)
+        return product(x, kept.packed, layer.bias)
