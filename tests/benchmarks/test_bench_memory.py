@@ -235,3 +235,17 @@ def test_bad_input_is_one_line(words, said, capsys, tmp_path):
 def test_arguments():
     options = read(_Parser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"])
     assert options == Options(Path("x"), ["mqar"], ("lstm", "linear"), rates=(1e-3,))
+
+
+def test_a_later_seed_that_fails_is_named_beside_the_mean(bench, unmeasured, capsys, tmp_path):
+    whole = fake({("lstm", 1e-2): 0.5})
+
+    def trained(recipe, place):
+        if recipe.train.seed == 2:
+            raise TrainingFailed("loss is not finite")
+        whole(recipe, place)
+
+    (row,) = bench(trained, memories=["lstm"], rates=(1e-2,))[0]["benchmarks"][0]["rows"]
+    assert (row["seeds"], row["failed_seeds"]) == (2, 1)
+    assert "not in the mean: lstm (1 of 3)" in capsys.readouterr().out
+    assert "not in the mean: lstm (1 of 3)" in (tmp_path / "out" / "benchmarks.html").read_text()

@@ -3,10 +3,11 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mnemos.data.metrics import UNIFORM
-from mnemos.figures.differences import difference
+from mnemos.figures.differences import difference, differences, differences_of_best
 from mnemos.figures.results import Comparison, Control, Row, RunRecord
 from mnemos.figures.roles import memory
 from mnemos.figures.verdict import _unwritten_command, verdict
@@ -255,3 +256,17 @@ def test_sums_and_segments_are_memories_where_attention_is_causal():
     assert not remembers({"is": "linear"}, causal=False)
     assert not remembers({"is": "of-a-plug-in"})
     assert not remembers(None)
+
+
+def test_the_best_of_equal_variants_is_rarely_told_apart():
+    """It is chosen by its score, so p is corrected over all pairs and not over those of the best alone."""
+    rng = np.random.default_rng(0)
+    shown = {"all pairs": 0, "pairs of the best": 0}
+    for drawn in rng.normal(0.5, 0.1, (200, 8, 10)):
+        rows = [Row(str(i), float(x.mean()), float(x.std(ddof=1)), 10, 1) for i, x in enumerate(drawn)]
+        best, others = differences_of_best(rows, True)
+        assert best.mean == max(row.mean for row in rows)
+        shown["all pairs"] += any(d.says == "better" for _, d in others)
+        shown["pairs of the best"] += any(d.says == "better" for d in differences(best, [r for r, _ in others], True))
+    assert shown["all pairs"] <= 0.05 * 200
+    assert shown["pairs of the best"] > 0.1 * 200

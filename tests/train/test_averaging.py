@@ -131,8 +131,11 @@ def test_the_command_writes_a_model(averaged, tmp_path, capsys):
 
 def test_settings_that_do_not_go_together(averaged, tmp_path):
     recipe, *_ = averaged
-    for settings in (replace(recipe.train, keep_best=True), replace(recipe.train, average=-1)):
-        with pytest.raises(InputError, match=r"train\.average: expected 0, or"):
+    for settings, said in (
+        (replace(recipe.train, keep_best=True), "0 beside train.keep_best, found 3"),
+        (replace(recipe.train, average=-1), "at least 0, found -1"),
+    ):
+        with pytest.raises(InputError, match=rf"train\.average: expected {said}"):
             train(replace(recipe, train=settings), tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match="expected checkpoints to average, found none"):
         average(tmp_path, 2, set())

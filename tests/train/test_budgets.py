@@ -14,7 +14,7 @@ from mnemos.memory.memory_tokens import TokensConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.memory_tokens import RMTConfig
 from mnemos.models.transformer import TransformerConfig
-from mnemos.train import budgets, compare, devices, update_cost
+from mnemos.train import budgets, compare, devices, learner, update_cost
 from mnemos.train.baselines import parameters
 from mnemos.train.budgets import Budget, with_steps
 from mnemos.train.checks import complete
@@ -287,3 +287,35 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch,
     again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), quiet=True)
     assert again["rows"] == found["rows"]
     assert completed(recipes)[1].model.vocab_size == 256
+
+
+def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
+    """Rows of 1 to 40 tokens, whose cost grows with the square; and two shapes in either order are two shapes."""
+    recipe = plain(text, steps=80)
+    task = recipe.data.build()
+    made = Learner(devices.connect(recipe.train), complete(recipe, task), task)
+    lengths = [1 + step * 7 % 40 for step in range(80)]
+    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [torch.zeros(2, lengths[step])])
+    monkeypatch.setattr(made, "_gradients", lambda batches: batches[0].shape[1])
+    counted = []
+    monkeypatch.setattr(learner, "count_flops", lambda call: counted.append(call()) or call() + call() ** 2)
+    assert made.update_flops() == pytest.approx(sum(n + n**2 for n in lengths) / 80, rel=0.02)
+    assert len(counted) == 8
+    assert {1, 40} <= {*counted}
+    pairs = [(3, 5), (5, 3)]
+    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [torch.zeros(n) for n in pairs[step % 2]])
+    monkeypatch.setattr(made, "_gradients", lambda batches: 10 * len(batches[0]) + len(batches[1]))
+    monkeypatch.setattr(learner, "count_flops", lambda call: call())
+    assert made.update_flops() == (35 + 53) / 2
+
+
+def test_a_budget_that_threads_do_not_change_is_read_with_other_threads(text, tmp_path, measured):
+    """As `--jobs` sets them. A budget of time depends on them."""
+    for kind in ("flops", "time"):
+        (tmp_path / kind).mkdir()
+    first = Budget("flops").applied([plain(text, threads=0)], tmp_path / "flops")
+    assert Budget("flops").applied([plain(text)], tmp_path / "flops")[1] == first[1]
+    measured["lstm"] = 0.5
+    Budget("time").applied([plain(text, threads=0)], tmp_path / "time")
+    with pytest.raises(InputError, match=r"train.threads \(0, not 1\); use the --jobs of before, or name another"):
+        Budget("time").applied([plain(text)], tmp_path / "time")

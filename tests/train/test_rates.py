@@ -1,12 +1,16 @@
 """The choice of learning rates: by the validation split, the best in the metric's own direction."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from mnemos import registry
 from mnemos.atomic import write_json
+from mnemos.config import to_dict
 from mnemos.train import several
+from mnemos.train.apart import train_apart
+from mnemos.train.comparison import summarise
 from mnemos.train.rates import Sweep, at_best_rates, end_warning, sweep
 from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError
@@ -69,3 +73,32 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(tmp_path, mo
 def test_rates_that_cannot_be_swept(rates, said, tmp_path):
     with pytest.raises(InputError, match=f"--rates: expected .*{said}"):
         sweep([], rates, tmp_path)
+
+
+def test_a_run_without_a_score_is_told_and_summarised(tmp_path, monkeypatch, capsys):
+    def trained(recipe, place, quiet):
+        place.mkdir(parents=True)
+        write_json(place / "run.json", {})
+        costs = {"seconds": 1.0, "peak_bytes": 1, "parameters": 1, "flops": 1, "majority": None}
+        scores = {"valid": {"bits per byte": None}, "test": {"loss": 0.0, "bits per byte": None}}
+        write_json(place / "result.json", {"metric": "bits per byte", **scores, **costs})
+
+    monkeypatch.setattr(several, "train_apart", trained)
+    recipe = registry.load("recipe", "text")()
+    several.train_several([(recipe, tmp_path / "text")])
+    assert "validation bits per byte none, 1 s" in capsys.readouterr().out
+    comparison = summarise({"text": [tmp_path / "text"]}, tmp_path)
+    assert math.isnan(comparison["rows"][0]["mean"])
+
+
+def test_a_run_keeps_its_threads_when_it_is_continued(tmp_path):
+    """A comparison that goes on with other `--jobs` sets others."""
+    recipe = registry.load("recipe", "text")()
+    place = tmp_path / "text"
+    place.mkdir()
+    write_json(place / "recipe.json", to_dict(recipe))
+    costs = {"metric": "bits per byte", "flops": 1, "test": {"loss": 0.0}}
+    write_json(place / "result.json", costs)
+    train_apart(replace(recipe, train=replace(recipe.train, threads=recipe.train.threads + 1)), place)
+    with pytest.raises(InputError, match=r"one that differs in train\.batch_size"):
+        train_apart(replace(recipe, train=replace(recipe.train, batch_size=3)), place)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from mnemos.train.comparison import spread
 from mnemos.train.comparison_table import show
 from mnemos.train.significance import ONE_SEED, differences, finding, holm, interval, welch
 
@@ -92,3 +93,10 @@ def test_the_table_says_what_the_seeds_show(capsys):
     said = capsys.readouterr().out
     assert ONE_SEED in said
     assert "better" not in said
+
+
+def test_scores_that_are_not_finite_have_no_spread():
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(math.sqrt(2)), "seeds": 2}
+    for values in ([math.inf, 1.0], [math.inf, -math.inf], [math.nan, 1.0]):
+        found = spread(values)
+        assert (found["std"], math.isfinite(found["mean"]), found["seeds"]) == (None, False, 2)

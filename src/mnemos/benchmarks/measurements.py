@@ -14,6 +14,7 @@ from mnemos.data.task import Task
 from mnemos.evaluate.scores import evaluate
 from mnemos.evaluate.state_controls import STATE_CONTROLS
 from mnemos.measure.gradients import state_bytes
+from mnemos.train.comparison import spread
 from mnemos.train.recipe_files import read_recipe
 from mnemos.train.session import trained_model
 from mnemos.types import JSONObject, State
@@ -37,9 +38,9 @@ def measured(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
     beyond = []
     for i, settings in enumerate([{}, *benchmark.beyond]):
         values = [one["beyond"][i] for one in found]
-        std = statistics.stdev(values) if len(values) > 1 else None
-        beyond.append({"at": benchmark.at(settings), "mean": statistics.fmean(values), "std": std})
-    return {**_state(runs[0], benchmark), "beyond": beyond, "controls": _controls(runs)}
+        score = spread(values)
+        beyond.append({"at": benchmark.at(settings), "mean": score["mean"], "std": score["std"]})
+    return {**_state(runs[0]), "beyond": beyond, "controls": _controls(runs)}
 
 
 def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
@@ -62,13 +63,17 @@ def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
     return result
 
 
-def _state(folder: Path, benchmark: Benchmark) -> JSONObject:
-    """The bytes of state of one run, which are kept in its folder."""
+def _state(folder: Path) -> JSONObject:
+    """The bytes of state of one run, which are kept in its folder.
+
+    They follow from the run's recipe alone, which never changes, so they are kept without settings of the benchmark.
+    """
     path = folder / STATE
     if path.is_file():
         kept: JSONObject = json.loads(path.read_text())
         return kept
-    recipe, task = read_recipe(folder), benchmark.data.build()
+    recipe = read_recipe(folder)
+    task = recipe.data.build()
     model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
     result = {
         "state_bytes": most_bytes(model, task, 1),

@@ -51,7 +51,7 @@ def show(entry: JSONObject) -> None:
     for name, value in entry["published"]:
         printed.add_row(f"published: {name}", decimal(value))
     Console(width=max(130, Console().width)).print(printed)
-    for line in (_origin(entry), unlearned(entry)):
+    for line in (_origin(entry), failed_seeds(entry), unlearned(entry)):
         if line:
             print(line)
 
@@ -64,9 +64,19 @@ def unlearned(entry: JSONObject) -> str:
     who, verb = ("every memory", "has") if len(names) == len(entry["rows"]) > 1 else (listed(names), "have")
     verb = "has" if len(names) == 1 else verb
     return (
-        f"Not learned: {who} {verb} a score of at most a guess, {decimal(entry['chance'])}, plus the spread over seeds "
-        f"and {ERROR} for the rows of the test. This training does not show what such a memory can hold."
+        f"Not learned: {who} {verb} a score of no more than a guess ({decimal(entry['chance'])}) + the standard "
+        f"deviation over seeds + {ERROR} for the rows of the test. This training does not show what such a memory can "
+        "hold."
     )
+
+
+def failed_seeds(entry: JSONObject) -> str:
+    """A sentence that names the memories of which seeds failed at the chosen rate; empty if there is none."""
+    found = [(row["name"], failed, row["seeds"]) for row in entry["rows"] if (failed := row.get("failed_seeds", 0))]
+    if not found:
+        return ""
+    names = listed([f"{name} ({failed} of {failed + seeds})" for name, failed, seeds in found])
+    return f"Failed runs at the chosen rate, which are not in the mean: {names}. Such a mean is too good."
 
 
 def _origin(entry: JSONObject) -> str:
@@ -123,7 +133,7 @@ def _section(entry: JSONObject, names: Sequence[str]) -> str:
     parts = [
         paragraph(f"{entry['about'][0].upper()}{entry['about'][1:]}."),
         _table(entry, names),
-        *([paragraph(line)] if (line := unlearned(entry)) else []),
+        *(paragraph(line) for line in (failed_seeds(entry), unlearned(entry)) if line),
         _figures(entry, names),
     ]
     parts += [missing(f"{listed(entry['failed'])}: every run failed.")] if entry["failed"] else []

@@ -52,9 +52,11 @@ def bench_memory(options: Options) -> JSONObject:
 
     For each task and memory, one run per learning rate with seed 0, in out/TASK/MEMORY/RATE/seed-0. The rate with the
     best score on the validation split is chosen. Its other seeds are trained, and only its runs are reported and scored
-    on longer rows; no choice depends on a test split. A run that fails, for example because its loss is not finite,
-    counts as the worst. Each run has a process of its own. out/TASK/comparison.json is a comparison for
-    `mnemos report`. Raises InputError for unknown names and options out of range, and `Interrupted`.
+    on longer rows; no choice depends on a test split. In the choice of a rate a run that fails, for example because its
+    loss is not finite, counts as the worst. A later seed that fails at the chosen rate has no score: "failed_seeds" of
+    the row counts these runs, which are not in its mean, and table and page name them. Each run has a process of its
+    own. out/TASK/comparison.json is a comparison for `mnemos report`. Raises InputError for unknown names and options
+    out of range, and `Interrupted`.
     """
     found = chosen(options)
     for benchmark in found.values():
@@ -169,6 +171,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         {
             **row,
             "rate": best[row["name"]],
+            "failed_seeds": seeds - len(runs[row["name"]]),
             "rates": [list(pair) for pair in sweeps[row["name"]].scores.items()],
             **measured(runs[row["name"]], benchmark),
         }

@@ -1,10 +1,12 @@
 """How much one variant differs from another, and how surely: 95 % intervals from the spread between seeds.
 
 Two variants are told apart where the interval of the difference of their means (Welch's) leaves out zero; of several
-differences from one variant, those whose p is below 0.05 after Holm's correction (`train.significance`). The runs under
-a control are the same trained models, so their difference is taken run by run.
+differences from one variant, those whose p is below 0.05 after Holm's correction (`train.significance`). Where that one
+variant is chosen for its score, all pairs of variants count as tested (`differences_of_best`). The runs under a control
+are the same trained models, so their difference is taken run by run.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -63,7 +65,25 @@ def mean_interval(row: Row | Control) -> tuple[float, float]:
 
 def differences(row: Row, others: Sequence[Row], higher_is_better: bool) -> list[Difference]:
     """The row against each other one, with p corrected over these differences by Holm."""
-    found = [difference(row, other, higher_is_better) for other in others]
+    return _corrected([difference(row, other, higher_is_better) for other in others])
+
+
+def differences_of_best(rows: Sequence[Row], higher_is_better: bool) -> tuple[Row, list[tuple[Row, Difference]]]:
+    """The row of the best mean, and each other one with the difference of the best to it, p corrected by Holm.
+
+    The best row is chosen by the scores that are tested: the greatest difference of all pairs is one of its own. So p
+    is corrected over all K(K − 1)/2 pairs of K rows. Over the K − 1 differences of the best alone, equal rows would be
+    told apart in more than one of twenty comparisons.
+    """
+    best = (max if higher_is_better else min)(rows, key=lambda row: row.mean)
+    others = [row for row in rows if row is not best]
+    pairs = [(best, other) for other in others] + list(itertools.combinations(others, 2))
+    found = _corrected([difference(a, b, higher_is_better) for a, b in pairs])
+    return best, list(zip(others, found, strict=False))
+
+
+def _corrected(found: list[Difference]) -> list[Difference]:
+    """The differences with p corrected over those that have one, by Holm."""
     tested = [i for i, one in enumerate(found) if math.isfinite(one.p)]
     for i, p in zip(tested, holm([found[i].p for i in tested]), strict=True):
         found[i] = replace(found[i], p_holm=p)

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from mnemos.data.metrics import UNIFORM
 
-from .differences import Difference, differences, effect, memory_effect
+from .differences import Difference, differences, differences_of_best, effect, memory_effect
 from .markup import decimal, listed, plural
 from .origins import command, flat, longer
 from .results import Comparison, Control, Row, RunRecord
@@ -80,10 +80,9 @@ def _ranked(c: Comparison, rows: list[Row]) -> str:
 
 def _ahead(c: Comparison, rows: list[Row]) -> tuple[Row, str]:
     """The best of several variants, and what it is to each other one: "better than A (0.5), not ahead of B (0.6)"."""
-    best = (max if c.higher_is_better else min)(rows, key=lambda row: row.mean)
     named: dict[str, list[str]] = {}
-    others = [row for row in rows if row is not best]
-    for other, d in zip(others, differences(best, others, c.higher_is_better), strict=True):
+    best, others = differences_of_best(rows, c.higher_is_better)
+    for other, d in others:
         named.setdefault(_word(d), []).append(f"{other.name} ({mean_and_spread(other)})")
     return best, listed([f"{word} {listed(names)}" for word, names in named.items()])
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -24,15 +25,19 @@ from .stopping import Interrupted, TrainingFailed
 def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
     """Train one recipe in a separate process, in the folder `place`, or continue it there. A finished run is read only.
 
+    A run that is continued keeps the threads it was begun with, so that a comparison may continue with other `--jobs`.
     Raises InputError if the folder has a run of another recipe or the run cannot start, TrainingFailed if it fails, and
     `Interrupted` after Ctrl-C, when the run has saved. Only a call from the main thread handles signals.
     """
     resume = (place / "recipe.json").is_file()
-    if resume and (difference := differing(as_written(read_object(place / "recipe.json")), as_json(recipe))):
-        raise InputError(
-            f"{place}: expected a run of this recipe, found one that differs in {difference}; name another folder with "
-            "--out, or remove this one"
-        )
+    if resume:
+        begun = as_written(read_object(place / "recipe.json"))
+        recipe = with_threads(recipe, begun)
+        if difference := differing(begun, as_json(recipe)):
+            raise InputError(
+                f"{place}: expected a run of this recipe, found one that differs in {difference}; name another folder "
+                "with --out, or remove this one"
+            )
     if finished(place):
         return
     child = multiprocessing.get_context("spawn").Process(
@@ -46,6 +51,13 @@ def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
         raise TrainingFailed(
             f"{place}: the run failed with exit code {child.exitcode}; the lines above give the reason"
         )
+
+
+def with_threads(recipe: Recipe, written: object) -> Recipe:
+    """The recipe with the threads of one that was written as JSON; as it is if that has no number of them."""
+    train = written.get("train") if isinstance(written, dict) else None
+    threads = train.get("threads") if isinstance(train, dict) else None
+    return replace(recipe, train=replace(recipe.train, threads=threads)) if type(threads) is int else recipe
 
 
 def finished(place: Path) -> bool:

@@ -3,7 +3,7 @@
     steps(recipe) = budget / cost of one update,   budget = steps(first) × cost(first), or the minutes that were given
 
 Measured costs are written to budget.json before the first run and read again when the comparison is continued, so no
-recipe is measured twice: its runs are deterministic, resume exactly, and their schedules fit their steps.
+recipe is measured twice: its runs keep their steps, so they resume exactly and their schedules end with them.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from mnemos.atomic import write_json
 from mnemos.config import DataConfig
 from mnemos.types import InputError, JSONObject
 
+from .apart import with_threads
 from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
 from .provenance import provenance
 from .recipe import OptimConfig, Recipe, as_json, as_written
@@ -125,10 +126,13 @@ class Budget:
                 raise InputError(
                     f"{path}: expected the cost and the steps of {recipe.name}, found {known!r:.40}; {fix}"
                 )
-            if difference := differing(as_written(known.get("given")), as_json(recipe)):
+            given = as_written(known.get("given"))
+            alike = recipe if self.kind == TIME else with_threads(recipe, given)  # threads change no other cost
+            if difference := differing(given, as_json(alike)):
+                jobs = "use the --jobs of before, or " if difference.startswith("train.threads ") else ""
                 raise InputError(
                     f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
-                    f"{difference}; {fix}"
+                    f"{difference}; {jobs}{fix}"
                 )
         return found
 

@@ -47,10 +47,12 @@ def check_settings(recipe: Recipe, processes: int) -> None:
             raise InputError(f"train.{name}: expected at least 0, found {getattr(train, name)}; {fix}")
     if train.patience < 0:
         raise InputError(f"train.patience: expected at least 0, found {train.patience}; use 0 to train all steps")
-    if train.average < 0 or (train.average and train.keep_best):
-        found = "train.keep_best beside it" if train.average > 0 else str(train.average)
+    if train.average < 0:
+        raise InputError(f"train.average: expected at least 0, found {train.average}; use 0 for no average")
+    if train.average and train.keep_best:
         raise InputError(
-            f"train.average: expected 0, or a number of checkpoints without train.keep_best, found {found}; use 0"
+            f"train.average: expected 0 beside train.keep_best, found {train.average}; use 0, or leave "
+            "train.keep_best out"
         )
     if train.seed < 0:
         raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")

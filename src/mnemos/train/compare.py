@@ -66,8 +66,8 @@ def compare(
     rates: learning rates. Each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N; only
     the rate with the best score on the validation split gets the other seeds and is reported, as "rate" and "rates":
     [[rate, score]] of its row.
-    jobs: runs at a time, with one thread each if there are several. against: the row that the others are tested
-    against, by default the first recipe (`significance`).
+    jobs: runs at a time, with one thread each if there are several; a run that was begun keeps its threads. against:
+    the row that the others are tested against, by default the first recipe (`significance`).
 
     Each run has its own process, so runs do not share memory or threads. Runs alternate between recipes, seed by seed,
     so a machine that becomes slower affects all recipes. An interrupted comparison continues where it stopped; the

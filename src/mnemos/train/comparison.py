@@ -1,5 +1,6 @@
 """The content of comparison.json: the scores of finished runs, their spread over seeds, and their costs."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,17 +28,17 @@ def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = N
     described = description(first, metric, str(place / "result.json"))
     for name, places in runs.items():
         results = [read_result(place, COMPARED) for place in places]
-        scores[name] = [result["test"][metric] for result in results]
-        spread = _spread(scores[name]) | {"interval": interval(scores[name])}
+        scores[name] = [_score(result["test"], metric) for result in results]
+        spreads = spread(scores[name]) | {"interval": interval(scores[name])}
         cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
         cost |= {key: _mean(results, key) for key in ("steps", "tokens")}
         cost["train_flops"] = _mean([{"train_flops": _train_flops(result)} for result in results], "train_flops")
         commits = [trained(place, str(place.relative_to(folder))) for place in places]
-        rows.append({"name": name, **spread, **cost, **_along(results), "runs": commits})
+        rows.append({"name": name, **spreads, **cost, **_along(results), "runs": commits})
         for control in results[0].get("controls", {}):
-            found = [result["controls"][control][metric] for result in results]
-            controls.append({"name": name, "control": control, **_spread(found)})
+            found = [_score(result["controls"][control], metric) for result in results]
+            controls.append({"name": name, "control": control, **spread(found)})
     tests = differences(scores, against)
     for row in rows:
         row["against"] = tests[row["name"]]
@@ -65,9 +66,16 @@ def _mean(results: Sequence[JSONObject], key: str) -> float | None:
     return None if None in found else statistics.fmean(value for value in found if value is not None)
 
 
-def _spread(values: list[float]) -> JSONObject:
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": std, "seeds": len(values)}
+def _score(scores: JSONObject, metric: str) -> float:
+    """A score of a result; NaN where the run has none."""
+    return math.nan if scores[metric] is None else scores[metric]
+
+
+def spread(values: Sequence[float]) -> JSONObject:
+    """{"mean", "std" (of the sample), "seeds"}; "std" is null for one value, and where a value is not finite."""
+    finite = all(map(math.isfinite, values))
+    mean = statistics.fmean(values) if finite else sum(values) / len(values)  # fmean refuses ∞ − ∞
+    return {"mean": mean, "std": statistics.stdev(values) if finite and len(values) > 1 else None, "seeds": len(values)}
 
 
 def _along(results: Sequence[JSONObject]) -> JSONObject:
@@ -78,5 +86,5 @@ def _along(results: Sequence[JSONObject]) -> JSONObject:
     by_place: dict[float, list[float]] = {}
     for at, value in (pair for one in found for pair in one["values"]):
         by_place.setdefault(at, []).append(value)
-    values = [{"x": at, **_spread(by_place[at])} for at in sorted(by_place)]
+    values = [{"x": at, **spread(by_place[at])} for at in sorted(by_place)]
     return {"along": {"metric": found[0].get("metric"), "x": found[0].get("x"), "values": values}}

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +36,8 @@ from .stopping import TrainingFailed
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_COUNTED = 4  # updates whose FLOPs are counted: rows that are padded to the longest of a batch differ in length
+_READ = 128  # updates over which FLOPs are averaged: rows that are padded to the longest of a batch differ in length
+_COUNTED = 8  # of these, the updates whose FLOPs are counted, each in about the time of an update
 
 
 @dataclass
@@ -144,37 +146,46 @@ class Learner:
         return sums, states
 
     def update_flops(self) -> float | None:
-        """FLOPs of an update, the mean over the next `_COUNTED` ones (`measure.flops`).
+        """FLOPs of an update, the mean over the next `_READ` ones, or as many as the run has (`measure.flops`).
 
             Σ over segments (forward + backward) + the forwards that memory replay computes again
 
-        Gradients are computed under a counter and dropped; updates whose batches have equal shapes are counted once. A
-        backward costs about two forwards, so this is about 3 forwards of all rows of the update, and about 4 with
-        memory replay, which computes each segment but the last twice. The optimiser is not counted. Weights, buffers,
-        the carried state and the random generators stay as they are. None for several processes, which share an update.
+        Gradients are computed under a counter and dropped; updates whose batches have equal shapes are counted once. Of
+        more than `_COUNTED` shapes, as many are counted, evenly spaced by size from the smallest to the largest. The
+        FLOPs of the others are interpolated linearly in the size, the elements of the batches. A backward costs about
+        two forwards, so this is about 3 forwards of all rows of the update, and about 4 with memory replay, which
+        computes each segment but the last twice. The optimiser is not counted. Weights, buffers, the carried state and
+        the random generators stay as they are. None for several processes, which share an update.
         """
         if self.fabric.world_size > 1:
             return None
         promote(stored(self.model))  # what the last update wrote, as the evaluation that follows would
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         compiled, self._with_loss.model = self._with_loss.model, self.model  # it would hide its operations
-        found: dict[frozenset[torch.Size], int] = {}
-        total = 0
         try:
             with generators.kept(), hold_caches(self.model):
-                for step in range(self.count.step, self.count.step + _COUNTED):
-                    batches = self._rollout.batches(step, self.recipe.train)
-                    shapes = frozenset(leaf.shape for batch in batches for leaf in leaves(batch))
-                    if shapes not in found:
-                        found[shapes] = count_flops(partial(self._gradients, batches))
-                    total += found[shapes]
+                found = self._mean_flops()
         finally:
             self._with_loss.model = compiled
             self._optimiser.zero_grad()
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
-        return total / _COUNTED
+        return found
+
+    def _mean_flops(self) -> float:
+        """The mean FLOPs of the next updates."""
+        read = range(self.count.step, self.count.step + min(_READ, self.recipe.train.steps))
+        shapes = [_shapes(self._rollout.batches(step, self.recipe.train)) for step in read]
+        sizes = {shape: sum(map(math.prod, shape)) for shape in shapes}
+        distinct = sorted(sizes, key=lambda shape: (sizes[shape], shape))
+        chosen = np.linspace(0, len(distinct) - 1, min(_COUNTED, len(distinct))).round().astype(int)
+        counted = {}
+        for shape in (distinct[i] for i in chosen):
+            batches = self._rollout.batches(read[shapes.index(shape)], self.recipe.train)
+            counted[shape] = count_flops(partial(self._gradients, batches))
+        x, y = [sizes[shape] for shape in counted], list(counted.values())
+        return float(np.mean([counted[s] if s in counted else np.interp(sizes[s], x, y) for s in shapes]))
 
     def evaluated(self, valid: dict[str, float]) -> None:
         """Pass the scores of an evaluation to the plateau schedule, and remember the best ones."""
@@ -303,6 +314,11 @@ class Learner:
                 )
             states.append(pytree.tree_unflatten(_on(found, self.fabric.device), structure))
         return states
+
+
+def _shapes(batches: list[Any]) -> tuple[torch.Size, ...]:
+    """The shapes of all tensors of batches, in order: source and target have different costs."""
+    return tuple(leaf.shape for batch in batches for leaf in leaves(batch))
 
 
 def _on(tensors: list[Tensor | None], device: torch.device | str) -> list[Tensor | None]:

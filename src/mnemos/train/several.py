@@ -73,6 +73,7 @@ def _train(recipe: Recipe, place: Path, quiet: bool, tell: bool, keep_going: boo
     ended = left.done(recipe.name, began)
     if tell and began is not None:
         result = read_result(place)
-        score = f"validation {result['metric']} {result['valid'][result['metric']]:.4g}"
+        value = result["valid"][result["metric"]]
+        score = f"validation {result['metric']} {'none' if value is None else format(value, '.4g')}"
         where = f"{recipe.name} at learning rate {recipe.optim.lr:.1e}, seed {recipe.train.seed}"
         print(f"  {where}: {score}, {result['seconds']:.0f} s ({ended})", flush=True)

@@ -5,9 +5,9 @@ processes take turns, a short round each, so a machine that becomes slower affec
 
     seconds(recipe) = median over rounds ( seconds of the round / updates in it )
 
-The median, because rounds read different data: the least would be the round of the cheapest. The clock is the CPU time
-of the process where one thread on the CPU does all the work, which other programs disturb least; otherwise it is the
-time that passes, read after the device has finished.
+The median, because rounds read different data: the minimum would be that of the cheapest data. The clock is the CPU
+time of the process where one thread on the CPU does all the work, which other programs disturb least; otherwise it is
+the time that passes, read after the device has finished.
 """
 
 import contextlib
