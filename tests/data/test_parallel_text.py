@@ -62,6 +62,9 @@ def test_the_files_of_iwslt(tmp_path):
     assert read(tmp_path, "test") == SAID * 2
     assert read(tmp_path, "test", "*2011*") == SAID
     assert read(tmp_path) == [("Title en", "Title de"), *SAID]
+    one = (tmp_path / "IWSLT14.TED.tst2011.de-en.en.xml").read_text()
+    (tmp_path / "IWSLT14.TED.tst2011.de-en.en.xml").write_text(one.replace("</seg>\n", "</seg>"))
+    assert read(tmp_path, "test", "*2011*") == SAID  # several in a line
     (tmp_path / "IWSLT14.TED.tst2010.de-en.en.xml").write_text('<doc>\n<seg id="1"> half\n</seg>')
     with pytest.raises(InputError, match=r"tst2010\.de-en\.en\.xml: line 2: expected <seg .* in one line"):
         read(tmp_path, "test")
@@ -95,6 +98,12 @@ def test_a_pair_of_languages_without_its_file(tmp_path):
     with pytest.raises(InputError, match="which is no folder"):
         read(tmp_path / "none")
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
+
+
+def test_a_table_beside_other_files_of_its_text_is_an_error(tmp_path):
+    write(tmp_path, train_en="a\n", train_de="b\n", train_tsv="a\tb\n")
+    with pytest.raises(InputError, match=r"expected one form of train, found train\.de, train\.en, train\.tsv"):
+        read(tmp_path)
 
 
 def test_a_large_file_is_read_in_bounded_memory(tmp_path):

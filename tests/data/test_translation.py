@@ -13,7 +13,7 @@ from translation_standins import sentences, write_pairs
 
 from mnemos.data.batch import IGNORE
 from mnemos.data.source_attention import source_attention
-from mnemos.data.translation import TranslationConfig
+from mnemos.data.translation import TranslationConfig, _ordinal
 from mnemos.data.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.data.translation_task import TranslationTask
 from mnemos.data.translation_vocabulary import END, PAD, START, SubWordTokens
@@ -70,7 +70,8 @@ def test_cleaning_is_counted_and_said(tmp_path):
         text += "".join(pair[side] + "\n" for pair in more)
         (folder / f"train.{language}.gz").write_bytes(gzip.compress(text.encode()))
     task = TranslationConfig(path=str(folder), subwords=80, longest=40, ratio=3.0).build()
-    assert "301 of 304 pairs; left out: 1 with an empty side, 1 with more than 40 sub-words, 1 with 3" in task.about[0]
+    assert "301 of 304 pairs; left out: 1 with an empty side, 1 with more than 40 sub-words, " in task.about[0]
+    assert "1 with more than 3 times as many sub-words on one side" in task.about[0]
     assert len(task.corpora["train"]) == 301
     any_ratio = TranslationConfig(path=str(folder), subwords=80, longest=40, ratio=0.0).build()
     assert len(any_ratio.corpora["train"]) == 302
@@ -92,6 +93,8 @@ def test_every_nth_training_pair_may_be_the_validation_split(config):
     valid = task.corpora["valid"]
     assert list(zip(valid.sources, valid.references, strict=True)) == whole[9::10]
     assert len(task.corpora["train"]) == 270
+    assert "every 10th pair" in task.about[1]
+    assert [_ordinal(n) for n in (2, 11, 23, 113, 121)] == ["2nd", "11th", "23rd", "113th", "121st"]
     with pytest.raises(InputError, match=r"data\.valid: expected none with data\.held_out"):
         replace(config, held_out=10, valid="val").build()
 

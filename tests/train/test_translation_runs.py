@@ -108,6 +108,20 @@ def test_sentences_are_translated_from_python_and_the_command_line(plain, monkey
     assert capsys.readouterr().out.splitlines()[1:] == [row["translation"] for row in found[1:]]
 
 
+def test_the_commands_divide_text_into_the_same_lines(plain, capsys, tmp_path):
+    """U+2028 and a form feed are part of a line, in text and in the translations that a run keeps."""
+    (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
+    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 0
+    translated = capsys.readouterr().out
+    assert main(["predict", str(plain), str(tmp_path / "a.txt")]) == 0
+    assert capsys.readouterr().out.split("\n")[1:] == translated.split("\n")[1:]
+    assert translated.count("\n") == 2
+    shutil.copytree(plain, tmp_path / "run")
+    kept = tmp_path / "run" / "translations.jsonl"
+    kept.write_text(kept.read_text(encoding="utf-8").replace("one", "one\u2028", 1), encoding="utf-8")
+    assert main(["score", str(tmp_path / "run")]) == 0
+
+
 def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one.\n" * 3 + "one " * 60)
     assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 2
@@ -130,6 +144,10 @@ def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
         train(replace(base, train=replace(base.train, **settings)), tmp_path / name, quiet=True)
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         found.append([(line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "train"])
+    few = replace(base, train=replace(base.train, batch_size=20, accumulate=20))
+    with pytest.raises(InputError, match=r"data\.batch_tokens: expected training batches of at least 20 rows"):
+        train(few, tmp_path / "few", quiet=True)
+    assert not (tmp_path / "few").exists()
     sizes = [len(recipe(folder).data.build().train_batch(i, 30, 0).rows) for i in range(2)]
     assert any(size % 5 for size in sizes)
     assert found[1] == [pytest.approx(one, rel=1e-4) for one in found[0]]

@@ -11,7 +11,7 @@ from .translation_vocabulary import MARK, SPECIAL, SubWordTokens
 
 
 class BPEDropout:
-    """Divides encoded sentences anew: at each step of a word's encoding, every possible merge is left out with `rate`.
+    """Divides encoded sentences again at random: each step of a word's encoding leaves out each merge with `rate`.
 
     The library's own dropout draws from a generator without a seed, so a run would not resume exactly; this class draws
     from the generator that it is given. With rate 0 it returns the sub-words unchanged.

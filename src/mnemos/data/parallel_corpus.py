@@ -30,7 +30,7 @@ class Vocabularies(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Which pairs are trained on: at most `longest` sub-words per side, and `ratio` times as many as the other side."""
+    """Which pairs are trained on: at most `longest` sub-words per side, at most `ratio` times as many as the other."""
 
     longest: int
     ratio: float  # 0: any
@@ -57,7 +57,7 @@ class Cleaning:
         reasons = (
             (self.empty, "with an empty side"),
             (self.long, f"with more than {limits.longest:,} sub-words"),
-            (self.uneven, f"with {limits.ratio:g} times as many sub-words on one side"),
+            (self.uneven, f"with more than {limits.ratio:g} times as many sub-words on one side"),
         )
         left = ", ".join(f"{count:,} {what}" for count, what in reasons if count)
         return f"{self.kept:,} of {self.read:,} pairs; left out: {left}"

@@ -36,8 +36,8 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     languages: (source, target), the endings of the files' names: STEM.en and STEM.de, STEM.tsv, STEM.de-en.en.xml, or
     TED's train.tags.de-en.en; each may end in .gz. stem: those of the split's files, which may hold * and ?; by default
     the usual names of the split (`STEMS`). Several texts that * or ? find are one split; without a stem, several are
-    an error. Raises InputError for a folder that is none, for a stem without files, and for a text of which one side
-    is missing.
+    an error. Raises InputError for a path that is no folder, for a stem without files, for a text with one side
+    missing, and for a table beside other files of its text.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -81,6 +81,11 @@ def _texts(folder: Path, languages: tuple[str, str]) -> dict[str, dict[str, Path
 
 def _paired(folder: Path, stem: str, sides: dict[str, Path], languages: Sequence[str]) -> PairedFiles:
     if "tsv" in sides:
+        if len(sides) > 1:
+            raise InputError(
+                f"{folder}: expected one form of {stem}, found {first_names(sorted(p.name for p in sides.values()))}; "
+                "remove the table or the other files"
+            )
         return PairedFiles(stem, sides["tsv"], sides["tsv"], "tsv")
     if missing := [language for language in languages if language not in sides]:
         there = next(iter(sides.values()))

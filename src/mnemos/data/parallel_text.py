@@ -79,22 +79,23 @@ def _table(path: Path) -> Iterator[SentencePair]:
 
 def _sentences(path: Path, kind: str) -> Iterator[_Sentence]:
     for number, line in enumerate(read_lines(path), start=1):
-        text = line.strip() if kind == "lines" else _of_xml(path, number, line) if kind == "xml" else _of_tags(line)
+        if kind == "xml":
+            yield from (_Sentence(_spaced(text), number) for text in _of_xml(path, number, line))
+            continue
+        text = line.strip() if kind == "lines" else _of_tags(line)
         if text is not None:
             yield _Sentence(_spaced(text), number)
 
 
-def _of_xml(path: Path, number: int, line: str) -> str | None:
-    """The sentence of a line <seg id="1"> … </seg>; None for lines without one."""
-    match = _SEGMENT.search(line)
-    if match is None:
-        if "<seg" in line:
-            raise InputError(
-                f"{path}: line {number:,}: expected <seg …> and </seg> in one line, as IWSLT has them, found "
-                f"{line.strip()!r:.60}; correct the line"
-            )
-        return None
-    return html.unescape(match[1])
+def _of_xml(path: Path, number: int, line: str) -> list[str]:
+    """The sentences of a line: each <seg id="1"> … </seg>."""
+    found = _SEGMENT.findall(line)
+    if len(found) != line.count("<seg"):
+        raise InputError(
+            f"{path}: line {number:,}: expected <seg …> and its </seg> in one line, as IWSLT has them, found "
+            f"{line.strip()!r:.60}; correct the line"
+        )
+    return [html.unescape(text) for text in found]
 
 
 def _of_tags(line: str) -> str | None:

@@ -96,6 +96,10 @@ class Task:
         """The number of updates per epoch of the training split; 0 if it is unknown."""
         return 0.0
 
+    def fewest_rows(self, batch_size: int) -> int:
+        """The number of rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
+        return batch_size
+
     def example(self) -> Any:
         """A batch of one row of the greatest length, for counting FLOPs. By default the first validation row."""
         return each(next(iter(self.batches("valid", 1))), lambda x: x[:1])

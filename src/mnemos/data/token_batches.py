@@ -54,6 +54,11 @@ class TokenBatches:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    @property
+    def fewest(self) -> int:
+        """The rows of the smallest batch."""
+        return int(np.diff(self._starts).min())
+
     def batch(self, index: int, seed: int) -> NDArray[np.int64]:
         """The rows of training batch `index` of the endless order."""
         epoch, place = divmod(index, len(self))

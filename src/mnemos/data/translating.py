@@ -20,7 +20,7 @@ BATCH = 4096  # tokens of the sentences that are translated together
 
 
 class Translation(NamedTuple):
-    """A translation and its score: the log-probability of its sub-words by the length penalty (`BeamConfig`)."""
+    """A translation and its score: the log-probability of its sub-words / length^length_penalty (`BeamConfig`)."""
 
     text: str
     score: float

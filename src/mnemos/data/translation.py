@@ -38,7 +38,8 @@ class TranslationConfig(DataConfig):
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
     error.
-    A batch has at most `batch_tokens` tokens (`TokenBatches`) and at most train.batch_size rows.
+    A batch has at most `batch_tokens` tokens (`TokenBatches`) and at most train.batch_size rows. Batches are planned
+    before BPE dropout, which makes sentences longer: with it a training batch may have more tokens.
     `label_smoothing`: the share of the probability that training spreads over all sub-words.
     `beams`, `length_penalty`: of the translations that are scored. In training `valid_translated` sentences of the
     validation split are translated greedily at each evaluation.
@@ -188,7 +189,7 @@ class TranslationConfig(DataConfig):
     ) -> Iterator[str]:
         """What the splits hold, and how many pairs were left out."""
         for split, found in texts.items():
-            stems = ", ".join(text.stem for text in found) or f"every {self.held_out}th pair of train"
+            stems = ", ".join(text.stem for text in found) or f"every {_ordinal(self.held_out)} pair of train"
             yield f"{split}: {stems}, {corpora[split].cleaning.said(Limits(self.longest, self.ratio))}"
         source, target = vocabularies
         where = self.tokenizer or "learned from the training split"
@@ -208,6 +209,12 @@ def _learned(
     """The sub-words of the training split's sides. state: when the files were changed, so that they are read again."""
     found = _others(pairs(texts), held_out)
     return SubWordTokens.train(((pair.source, pair.target)[side] for pair in found for side in sides), size, lowercase)
+
+
+def _ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, … 11th, … 21st."""
+    last = 0 if number % 100 in (11, 12, 13) else number % 10
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
 def _others(found: Iterator[SentencePair], every: int) -> Iterator[SentencePair]:

@@ -11,10 +11,10 @@ from mnemos.types import InputError
 
 from .files import read_bytes
 from .parallel_corpus import Vocabularies
+from .parallel_text import lines_of
 from .preprocessing import Predicted, Preprocessing
 from .translating import Decoding, Translator
 from .translation_vocabulary import SubWordTokens
-from .vocabulary import as_characters
 
 _STDIN = "-"
 
@@ -69,7 +69,7 @@ class TranslationPreprocessing(Preprocessing):
                 if path.is_dir():
                     raise InputError(f"{path}: expected a text file, found a folder; name the files")
                 text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
-                lines = as_characters(text, str(path)).splitlines()
+                lines = list(lines_of(iter([text]), path))  # as `mnemos translate` divides them
                 found = dict(translator.translate(translator.encode(lines, _of_line(path)), decoding))
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))

@@ -153,6 +153,10 @@ class TranslationTask(Task):
         """The number of training batches in an epoch."""
         return float(len(self._plan("train", batch_size)))
 
+    def fewest_rows(self, batch_size: int) -> int:
+        """See the base class: `data.batch_tokens` limits the batches of the longest sentences."""
+        return self._plan("train", batch_size).fewest
+
     def example(self) -> PairBatch:
         """A pair of the greatest length."""
         row = torch.full((1, self.max_length), START)

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]  # (sentences that are translated, all sen
 class TrainedTranslator:
     """The model and the sub-words of a finished run, or of the folder of its model, and how the run searches.
 
-    Raises InputError for a folder that is none, or whose task is not translation.
+    Raises InputError for a path that is no folder, or whose task is not translation.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mnemos.data.parallel_text import read_lines
 from mnemos.data.translation_preprocessing import TranslationPreprocessing
 from mnemos.data.translation_scores import NAMES, Difference, Scorer
 from mnemos.data.translation_task import TRANSLATIONS
@@ -71,7 +72,7 @@ def _read(folder: Path) -> _Translated:
             f"{folder}: expected a finished run whose task is translation, found no {TRANSLATIONS}; train one"
         )
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             row = parse(line)
             rows.append((row["source"], row["reference"], row["translation"]))

@@ -114,6 +114,17 @@ def check_task(recipe: Recipe, task: Task) -> None:
         )
 
 
+def check_rows(train: TrainConfig, task: Task, processes: int) -> None:
+    """Raise InputError if a training batch has too few rows for a row in every process and micro-batch."""
+    pieces, fewest = processes * train.accumulate, task.fewest_rows(train.batch_size)
+    if fewest < pieces:
+        raise InputError(
+            f"data.batch_tokens: expected training batches of at least {pieces} rows ({processes} process(es) × "
+            f"{train.accumulate} micro-batch(es)), found one of {fewest}; raise it, lower data.longest, or lower "
+            "train.accumulate"
+        )
+
+
 def _check_metrics(metrics: Sequence[Metric]) -> None:
     """Raise InputError unless there is a metric, and each has a name of its own in results and lines of metrics."""
     if not metrics:

@@ -32,7 +32,7 @@ from mnemos.types import JSONObject
 
 from . import checkpoint, devices
 from .averaging import average, parameter_names
-from .checks import check_settings, check_state, check_task, complete, schedule_warning
+from .checks import check_rows, check_settings, check_state, check_task, complete, schedule_warning
 from .continuing import Start, final_weights
 from .learner import Learner
 from .model_size import check_batch, check_memory, on_meta
@@ -113,6 +113,7 @@ def _train(
     try:
         recipe = complete(recipe, task)
         check_task(recipe, task)
+        check_rows(recipe.train, task, fabric.world_size)
         # Wrong model settings, and weights that do not fit, must raise before the folder exists.
         checked = on_meta(recipe.model) if model is None else model
         check_memory(checked, recipe.train, fabric.device)
