@@ -18,6 +18,9 @@ from mnemos.data.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.data.translation_task import TranslationTask
 from mnemos.data.translation_vocabulary import END, PAD, START, SubWordTokens
 from mnemos.models import EncoderDecoder
+from mnemos.models.encoder_decoder import EncoderDecoderConfig
+from mnemos.train.budgets import samples_per_update
+from mnemos.train.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[2] / "../shared/data/multi30k-en-de"
@@ -38,6 +41,14 @@ def texts(task: TranslationTask, batch) -> list[tuple[str, str]]:
     source, target = task.vocabularies
     rows = zip(batch.inputs.source.tolist(), batch.targets.tolist(), strict=True)
     return [(source.decode(one), target.decode([t for t in other if t != IGNORE])) for one, other in rows]
+
+
+def test_the_samples_of_an_update_are_the_pairs_of_a_batch_that_tokens_limit(task, config):
+    for size in (4, 64):
+        recipe = Recipe(EncoderDecoderConfig(), config, OptimConfig(), TrainConfig(batch_size=size))
+        found = [len(task.train_batch(i, size, 0).targets) for i in range(int(task.epoch(size)))]
+        assert samples_per_update(recipe) == pytest.approx(np.mean(found))
+    assert np.mean(found) < 64 / 2, "tokens limit the batches"
 
 
 def test_batches_hold_the_pairs_with_their_special_tokens(task):

@@ -157,6 +157,10 @@ class TranslationTask(Task):
         """See the base class: `data.batch_tokens` limits the batches of the longest sentences."""
         return self._plan("train", batch_size).fewest
 
+    def mean_rows(self, batch_size: int) -> float:
+        """The mean number of pairs of a training batch, which data.batch_tokens may limit below batch_size."""
+        return len(self.corpora["train"]) / self.epoch(batch_size)
+
     def example(self) -> PairBatch:
         """A pair of the greatest length."""
         row = torch.full((1, self.max_length), START)

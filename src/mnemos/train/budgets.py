@@ -92,7 +92,7 @@ class Budget:
             return "seconds", [one.median for one in times], rounds, {"clock": times[0].clock}
         if self.kind == FLOPS:
             return "FLOPs", update_flops(recipes), nothing, {}
-        return "samples", [float(samples_per_update(one)) for one in recipes], nothing, {}
+        return "samples", [samples_per_update(one) for one in recipes], nothing, {}
 
     def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
         if cost <= 0:
@@ -159,13 +159,15 @@ def budget_text(equal: JSONObject) -> str:
     return text + (f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else "")
 
 
-def samples_per_update(recipe: Recipe) -> int:
+def samples_per_update(recipe: Recipe) -> float:
     """The training data that an update reads for the first time: rows, or the tokens of rows in `data.segment`s.
 
-    A batch of text has one segment per row, and an update reads `rollout.stride` batches.
+    A batch of text has one segment per row, and an update reads `rollout.stride` batches. Where tokens limit a batch as
+    well (`data.batch_tokens`), its rows are the mean over an epoch (`Task.mean_rows`). Opens the data.
     """
     data: DataConfig = recipe.data
-    return recipe.train.batch_size * recipe.train.rollout.stride * int(getattr(data, "segment", 1))
+    rows = data.build().mean_rows(recipe.train.batch_size)
+    return rows * recipe.train.rollout.stride * int(getattr(data, "segment", 1))
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
