@@ -13,6 +13,7 @@ from translation_standins import sentences, write_pairs
 
 from mnemos.data.batch import IGNORE
 from mnemos.data.source_attention import source_attention
+from mnemos.data.translating import Decoding, decoded, padded
 from mnemos.data.translation import TranslationConfig, _ordinal
 from mnemos.data.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.data.translation_task import TranslationTask
@@ -156,6 +157,19 @@ def test_label_smoothing_is_its_definition_in_training_alone(config, task):
     assert torch.allclose(task.loss(model.eval(), logits, batch), nll)
     plain = replace(config, label_smoothing=0.0).build()
     assert torch.allclose(plain.loss(model.train(), logits, batch), nll)
+
+
+def test_a_translation_does_not_depend_on_the_sentences_of_its_batch():
+    torch.manual_seed(3)
+    model = EncoderDecoder(vocab_size=30, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32).eval()
+    short, long = (torch.randint(4, 30, (1, length)) for length in (3, 60))
+    both, mask = padded([short[0].tolist(), long[0].tolist()])
+    with torch.no_grad():
+        alone = decoded(model, short, None, Decoding(), 100)[0][0]
+        beside = decoded(model, both, mask, Decoding(), 100)[0][0]
+    assert len(alone.tokens) == 13  # 1.2 × 3 + 10: this model ends nothing by itself
+    assert torch.equal(alone.tokens, beside.tokens)
+    assert alone.score == pytest.approx(beside.score, rel=1e-5)
 
 
 REFERENCES = ["Ein Mann, der nicht lacht.", "Zwei Hunde (braun) spielen.", "Eine Frau liest."]

@@ -165,6 +165,21 @@ def test_prefixes_of_different_lengths_give_what_each_gives_alone():
     assert all(len(h.tokens) <= 7 for hypotheses in samples for h in hypotheses)
 
 
+@pytest.mark.parametrize("stopping", ["fairseq", "never"])
+def test_limits_of_sentences_give_what_each_gives_alone(stopping):
+    model, source = translator(), sources(4)
+    limits = torch.tensor([9, 2, 5, 1])
+    config = BeamConfig(eos=EOS, beams=3, n_best=3, stopping=stopping)
+    start = torch.ones(4, 1, dtype=torch.int64)
+    found = beam_search(model, model.encode(source), start, config, limits=limits)
+    for i, limit in enumerate(limits.tolist()):
+        one = replace(config, max_length=limit)
+        same(found[i : i + 1], beam_search(model, model.encode(source[i : i + 1]), start[:1], one))
+    for wrong, said in ((limits[:2], r"limits \[4\] of int64"), (limits - 1, "limits of at least 1, found 0")):
+        with pytest.raises(InputError, match=said):
+            beam_search(model, model.encode(source), start, config, limits=wrong)
+
+
 def test_lengths_and_repeats_are_limited():
     model = translator(head_bias=True)
     with torch.no_grad():

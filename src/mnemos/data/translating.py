@@ -31,21 +31,20 @@ class Decoding:
     """How sentences are translated: hypotheses that beam search keeps, and how many of them are returned.
 
     length_penalty: the power of the length by which a hypothesis' log-probability is divided. A translation has at most
-    1.2 times as many sub-words as the source, and ten more.
+    1.2 times as many sub-words as its own source, and ten more, so it does not depend on the sentences beside it.
     """
 
     beams: int = 5
     n_best: int = 1
     length_penalty: float = 1.0
 
-    def of_length(self, tokens: int, most: int) -> BeamConfig:
-        """The beam search of sources with `tokens` sub-words, by a model that writes at most `most` tokens."""
-        length = min(most, int(1.2 * tokens) + 10)
+    def search(self, most: int) -> BeamConfig:
+        """The beam search by a model that writes at most `most` tokens."""
         return BeamConfig(
             eos=END,
             beams=self.beams,
             n_best=self.n_best,
-            max_length=length,
+            max_length=most,
             length_penalty=self.length_penalty,
             forbidden=(PAD, START, UNKNOWN),
         )
@@ -70,7 +69,9 @@ def decoded(
     """The best hypotheses for each row of sources [B, S]; longest: tokens that the model may write."""
     state = model.encode(source, mask)
     start = torch.full((len(source), 1), START, device=source.device)
-    return beam_search(model, state, start, decoding.of_length(source.shape[1], longest))
+    lengths = torch.full_like(source[:, 0], source.shape[1]) if mask is None else mask.sum(1)
+    limits = (6 * lengths // 5 + 10).clamp(max=longest)
+    return beam_search(model, state, start, decoding.search(longest), limits=limits)
 
 
 @dataclass(frozen=True)

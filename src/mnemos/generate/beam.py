@@ -97,6 +97,7 @@ def beam_search(
     config: BeamConfig | None = None,
     generator: torch.Generator | None = None,
     step: Step | None = None,
+    limits: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of B sentences: found[b][i] is the i-th best of sentence b, at most `config.n_best`.
 
@@ -110,7 +111,8 @@ def beam_search(
     changed. prefix [B, P] int64: the tokens that the hypotheses of a sentence begin with; a shorter one ends with −100.
     They are read and never scored, so a sentence has the same scores alone and in a batch. `generator` draws samples.
     step: what computes single tokens, by default `mnemos.fused_step(model)` where it has a kernel, else
-    the model with packed matrices (generate/packed.py).
+    the model with packed matrices (generate/packed.py). limits [B] int64: the greatest length of each sentence, instead
+    of `config.max_length` for all.
 
     The prefix is read once per sentence. Then a step extends K hypotheses of every sentence by the model's state: the
     rows of the best continuations are taken by `select`, which copies no keys and values in `EncoderDecoder` and
@@ -118,12 +120,13 @@ def beam_search(
     Log-probabilities are in float32 at least. Cost per token: one step of B·K rows, one pass over B·K·V logits.
 
     Raises InputError for a model in training mode, a prefix that is empty or of other rows, tokens outside the
-    vocabulary, and NaN.
+    vocabulary, limits of other rows or not above `config.min_length`, and NaN.
     """
     config = config or BeamConfig()
     lengths = _checked(model, prefix, config)
+    limits = torch.full_like(lengths, config.max_length) if limits is None else _checked_limits(limits, prefix, config)
     with torch.no_grad():
-        search = _Search(model, prefix, lengths, config, generator)
+        search = _Search(model, prefix, (lengths, limits), config, generator)
         search.start(state, step or _stepping(model))
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
@@ -140,13 +143,15 @@ class _Search:
         self,
         model: nn.Module,
         prefix: Tensor,
-        lengths: Tensor,
+        spans: tuple[Tensor, Tensor],
         config: BeamConfig,
         generator: torch.Generator | None,
     ) -> None:
+        lengths, limits = spans  # [B]: of the prefixes; the greatest ones after them
         self.model, self.prefix, self.config, self.generator = model, prefix, config, generator
         self.likelihood: Likelihood | None = likelihood_of(model)
-        self.start_lengths = lengths[:, None]  # [B, 1]
+        self.start_lengths, self.limits = lengths[:, None], limits[:, None]  # [B, 1]
+        self.shortest, self.longest = int(limits.min()), int(limits.max())
         self.common = int(lengths.min())  # tokens that every prefix has
         self.forced = int(lengths.max()) - self.common  # steps in which a longer prefix is read
         self.sentences = torch.arange(len(prefix), device=prefix.device)
@@ -170,7 +175,7 @@ class _Search:
 
     def run(self) -> list[list[Hypothesis]]:
         """Extend the hypotheses until every sentence is done."""
-        steps = self.config.max_length + self.forced
+        steps = self.longest + self.forced
         often = 1 if self.prefix.device.type == "cpu" else WAIT
         for i in range(steps):
             self._extend()
@@ -197,11 +202,11 @@ class _Search:
         if place < self.common + self.forced:
             found = self._force(found, place)
         ends = found.tokens == (-1 if c.eos is None else c.eos)
-        near_end = place + 1 >= self.common + c.max_length  # of the sentence with the shortest prefix
+        near_end = place + 1 >= self.common + self.shortest  # where a sentence may first have its greatest length
         if not near_end and ends.device.type == "cpu" and not bool(ends.any()):  # as in most steps
             self._go_on(found, None)
         else:
-            ends, last = ends & (count > 0), count >= c.max_length
+            ends, last = ends & (count > 0), count >= self.limits
             self._finish(found, ends, count, last)
             self._go_on(found, ends | last)
         if c.temperature:
@@ -209,7 +214,7 @@ class _Search:
         elif not self.any_finished:
             return
         else:
-            lengths = torch.cat([count.clamp(min=1), torch.full_like(count, c.max_length)], 1)
+            lengths = torch.cat([count.clamp(min=1), self.limits], 1)
             full = is_done(self.finished.scores, self.scores[:, :1], lengths, c.stopping, c.length_penalty)
         self.done = self.done | (full & (count > 0))
 
@@ -227,9 +232,9 @@ class _Search:
         if c.min_length and self.tokens.shape[2] < self.common + self.forced + c.min_length:
             early = (count <= c.min_length).repeat_interleave(rows, 0)[:, 0]
             logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
-        if c.stopping == "fairseq" and not c.temperature and self.tokens.shape[2] >= self.common + c.max_length - 1:
+        if c.stopping == "fairseq" and not c.temperature and self.tokens.shape[2] >= self.common + self.shortest - 1:
             kept = logp[:, c.eos].clone()
-            logp.masked_fill_((count >= c.max_length).repeat_interleave(rows, 0), -torch.inf)
+            logp.masked_fill_((count >= self.limits).repeat_interleave(rows, 0), -torch.inf)
             logp[:, c.eos] = kept
 
     def _force(self, found: Candidates, place: int) -> Candidates:
@@ -299,9 +304,11 @@ class _Search:
             kept = (~done).nonzero()[:, 0]
             k = self.config.beams
             self.state = select(self.state, (kept[:, None] * k + torch.arange(k, device=kept.device)).flatten())
-            self.tokens, self.scores, self.sentences, self.done, self.start_lengths = (
-                x.index_select(0, kept)
-                for x in (self.tokens, self.scores, self.sentences, self.done, self.start_lengths)
+            self.tokens, self.scores, self.sentences = (
+                x.index_select(0, kept) for x in (self.tokens, self.scores, self.sentences)
+            )
+            self.done, self.start_lengths, self.limits = (
+                x.index_select(0, kept) for x in (self.done, self.start_lengths, self.limits)
             )
             self.finished = self.finished.select(kept)
         return False
@@ -325,6 +332,16 @@ def _stepping(model: nn.Module) -> Step:
     """What computes single tokens: the fused kernel, or the operations of the model with packed matrices."""
     fused = fused_step(model)
     return fused if fused.fused else DecoderStep(model)
+
+
+def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tensor:
+    if not isinstance(limits, Tensor) or limits.shape != prefix.shape[:1] or limits.dtype != torch.int64:
+        found = f"{limits.dtype} {tuple(limits.shape)}" if isinstance(limits, Tensor) else type(limits).__name__
+        raise InputError(f"beam_search: expected limits [{len(prefix)}] of int64, one per sentence, found {found}")
+    if int(limits.min()) <= config.min_length:
+        least = config.min_length + 1
+        raise InputError(f"beam_search: expected limits of at least {least}, found {int(limits.min())}; raise them")
+    return limits.to(prefix.device)
 
 
 def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:
