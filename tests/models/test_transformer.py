@@ -37,6 +37,24 @@ def test_streams_whatever_its_positions_and_norms(position, norm):
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"position": "rotary"}, {"attention": LinearConfig()}, {"cache": GRC(length=2, scope="stream")}], ids=str
+)
+def test_branched_rows_equal_copied_rows_and_share_their_keys(fields):
+    network, rows = model(**fields), torch.tensor([0, 0, 2, 5, 4, 4])
+    with torch.no_grad():
+        _, start = network(ids(4))
+        branched, copied = network.branch(start, 3), mnemos.select(start, torch.tensor([0, 0, 0, 1, 1, 1]))
+        for i in range(3):
+            x = ids(9)[:, i : i + 1].repeat(3, 1)
+            (y, branched), (z, copied) = network(x, branched), network(x, copied)
+            torch.testing.assert_close(y, z, atol=1e-5, rtol=1e-5)
+            before, branched, copied = branched, mnemos.select(branched, rows), mnemos.select(copied, rows)
+    if "position" in fields:
+        assert branched.layers[0].k.data_ptr() == before.layers[0].k.data_ptr()
+    assert model(causal=False, head=HeadConfig(classes=2)).branch(None, 3) is None
+
+
 def test_post_norm_equals_torchs_encoder_layer():
     torch.manual_seed(0)
     ours = Transformer(vocab_size=5, dim=16, layers=1, num_heads=2, mlp=32, norm="post", position="none").eval()

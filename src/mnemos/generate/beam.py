@@ -116,8 +116,9 @@ def beam_search(
 
     The prefix is read once per sentence. Then a step extends K hypotheses of every sentence by the model's state: the
     rows of the best continuations are taken by `select`, which copies no keys and values in `EncoderDecoder` and
-    `Transformer` with softmax attention. Sentences that are done leave the batch, an eighth of it at a time.
-    Log-probabilities are in float32 at least. Cost per token: one step of B·K rows, one pass over B·K·V logits.
+    `Transformer` with softmax attention (not in a gated cache). Sentences that are done leave the batch, an eighth
+    of it at a time. Log-probabilities are in float32 at least. Cost per token: one step of B·K rows, one pass
+    over B·K·V logits.
 
     Raises InputError for a model in training mode, a prefix that is empty or of other rows, tokens outside the
     vocabulary, limits of other rows or not above `config.min_length`, and NaN.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.ops.sinusoids import sinusoids as of_positions
-from mnemos.types import Attention, Device, Output, State
+from mnemos.types import Attention, Branching, Device, Output, State, select
 
 Norm = Literal["pre", "post"]
 Activation = Literal["gelu", "relu", "silu"]
@@ -105,3 +105,15 @@ def init_weights(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+def branched_layers(
+    attentions: Sequence[Attention], layers: Sequence[State], rows: int, copies: int
+) -> tuple[State, ...]:
+    """The states of attentions for `copies` rows per row, next to each other; what they can share is not copied."""
+    index = torch.arange(rows).repeat_interleave(copies)
+
+    def branched(attention: Attention, state: State) -> State:
+        return attention.branch(state, copies) if isinstance(attention, Branching) else select(state, index)
+
+    return tuple(branched(attention, state) for attention, state in zip(attentions, layers, strict=True))

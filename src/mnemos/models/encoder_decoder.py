@@ -28,8 +28,8 @@ from mnemos.types import (
     combined_state_kind,
 )
 
-from .blocks import MLP, Activation, Block, Norm, init_weights, module_list
-from .encoder_decoder_blocks import DecoderBlock, branched_layers, encoded_source
+from .blocks import MLP, Activation, Block, Norm, branched_layers, init_weights, module_list
+from .encoder_decoder_blocks import DecoderBlock, encoded_source
 from .positions import LearnedPositions, SinusoidalPositions
 from .transformer import check_mode, check_tokens
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.memory.encoded import Encoded
-from mnemos.types import Attention, Branching, State, select
+from mnemos.types import Attention, State
 
 from .blocks import MLP, Norm, add
 
@@ -62,15 +62,3 @@ def encoded_source(blocks: Sequence[DecoderBlock], y: Tensor, valid: Tensor) -> 
 def _by_head(x: Tensor) -> Tensor:
     """[B, S, H, d], with heads before tokens in memory."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def branched_layers(
-    attentions: Sequence[Attention], layers: Sequence[State], rows: int, copies: int
-) -> tuple[State, ...]:
-    """The states of attentions for `copies` rows per row, next to each other; what they can share is not copied."""
-    index = torch.arange(rows).repeat_interleave(copies)
-
-    def branched(attention: Attention, state: State) -> State:
-        return attention.branch(state, copies) if isinstance(attention, Branching) else select(state, index)
-
-    return tuple(branched(attention, state) for attention, state in zip(attentions, layers, strict=True))

@@ -27,7 +27,7 @@ from mnemos.types import (
     leaves,
 )
 
-from .blocks import ACTIVATIONS, MLP, Activation, Block, Norm, init_weights, module_list
+from .blocks import ACTIVATIONS, MLP, Activation, Block, Norm, branched_layers, init_weights, module_list
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .likelihood import LogisticMixture, spread_means
 from .positions import LearnedPositions, SinusoidalPositions
@@ -234,6 +234,15 @@ class Transformer(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def branch(self, state: TransformerState | None, copies: int) -> TransformerState | None:
+        """The state of `copies` rows for every row, next to each other; softmax attention shares their tokens' keys."""
+        if state is None:
+            return None
+        seen = None if state.seen is None else state.seen.repeat_interleave(copies)
+        attentions = [block.attention for block in self.blocks]
+        layers = branched_layers(attentions, state.layers, leaves(state)[0].shape[0], copies)
+        return TransformerState(seen, layers)
 
     def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, D] -> [B, D] for a classifier."""
