@@ -295,8 +295,13 @@ def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
     task = recipe.data.build()
     made = Learner(devices.connect(recipe.train), complete(recipe, task), task)
     lengths = [1 + step * 7 % 40 for step in range(80)]
-    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [torch.zeros(2, lengths[step])])
-    monkeypatch.setattr(made, "_gradients", lambda batches: batches[0].shape[1])
+    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [padded(2, lengths[step])])
+    monkeypatch.setattr(made, "_gradients", lambda batches: batches[0][0].shape[1])
+
+    def padded(rows: int, length: int) -> list[torch.Tensor]:
+        mask = [torch.ones(rows, length, dtype=torch.bool)] if length % 2 else []  # not every batch has a mask
+        return [torch.zeros(rows, length), *mask]
+
     counted = []
     monkeypatch.setattr(learner, "count_flops", lambda call: counted.append(call()) or call() + call() ** 2)
     assert made.update_flops() == pytest.approx(sum(n + n**2 for n in lengths) / 80, rel=0.02)

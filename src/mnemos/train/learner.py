@@ -152,10 +152,10 @@ class Learner:
 
         Gradients are computed under a counter and dropped; updates whose batches have equal shapes are counted once. Of
         more than `_COUNTED` shapes, as many are counted, evenly spaced by size from the smallest to the largest. The
-        FLOPs of the others are interpolated linearly in the size, the elements of the batches. A backward costs about
-        two forwards, so this is about 3 forwards of all rows of the update, and about 4 with memory replay, which
-        computes each segment but the last twice. The optimiser is not counted. Weights, buffers, the carried state and
-        the random generators stay as they are. None for several processes, which share an update.
+        FLOPs of the others are interpolated linearly in the size, the elements of the batches without masks. A backward
+        costs about two forwards, so this is about 3 forwards of all rows of the update, and about 4 with memory replay,
+        which computes each segment but the last twice. The optimiser is not counted. Weights, buffers, the carried
+        state and the random generators stay as they are. None for several processes, which share an update.
         """
         if self.fabric.world_size > 1:
             return None
@@ -176,8 +176,11 @@ class Learner:
     def _mean_flops(self) -> float:
         """The mean FLOPs of the next updates."""
         read = range(self.count.step, self.count.step + min(_READ, self.recipe.train.steps))
-        shapes = [_shapes(self._rollout.batches(step, self.recipe.train)) for step in read]
-        sizes = {shape: sum(map(math.prod, shape)) for shape in shapes}
+        shapes, sizes = [], {}
+        for step in read:
+            batches = self._rollout.batches(step, self.recipe.train)
+            shapes.append(_shapes(batches))
+            sizes[shapes[-1]] = _size(batches)
         distinct = sorted(sizes, key=lambda shape: (sizes[shape], shape))
         chosen = np.linspace(0, len(distinct) - 1, min(_COUNTED, len(distinct))).round().astype(int)
         counted = {}
@@ -319,6 +322,11 @@ class Learner:
 def _shapes(batches: list[Any]) -> tuple[torch.Size, ...]:
     """The shapes of all tensors of batches, in order: source and target have different costs."""
     return tuple(leaf.shape for batch in batches for leaf in leaves(batch))
+
+
+def _size(batches: list[Any]) -> int:
+    """The elements of batches without masks, which only batches of unequal rows have."""
+    return sum(leaf.numel() for batch in batches for leaf in leaves(batch) if leaf.dtype != torch.bool)
 
 
 def _on(tensors: list[Tensor | None], device: torch.device | str) -> list[Tensor | None]:
