@@ -43,8 +43,8 @@ class DecoderStep:
     """`logits, state = DecoderStep(model)(tokens, state)`, to rounding the model's, without gradient, in eval mode.
 
     tokens [R, 1]. Branched rows of a decoder with softmax attention (`step.fast`) take the short way; everything else
-    is computed by the model with packed matrices. Modules and settings are read when the step is made: make a new one
-    after changing them.
+    is computed by the model with packed matrices. Modules, settings and large weights are read when the step is made
+    and first used: make a new one after changing them.
     """
 
     def __init__(self, model: nn.Module) -> None:

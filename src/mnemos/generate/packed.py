@@ -1,13 +1,10 @@
 """A model with its large matrices packed for few rows: what decoding spends its time on."""
 
-import weakref
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos._compat import has_forward_hooks, has_global_forward_hooks, packed_products, with_children, write_count
+from mnemos._compat import has_forward_hooks, has_global_forward_hooks, packed_products, with_children
 
 LEAST = 200_000  # weights of a matrix from which on packing saves time; smaller ones stay in the caches
 
@@ -16,11 +13,10 @@ def packed(model: nn.Module) -> nn.Module:
     """The model for decoding without gradient: `logits, state = packed(model)(x, state)`, to rounding the model's.
 
     Linear layers in float32 on a CPU with at least `LEAST` weights use a copy of their matrix in the order in which
-    oneDNN reads it: with 5 rows they take a third of the time, with 160 two thirds. All else is shared with the model,
-    so weights and settings may change. A copy is made at the first use, kept as long as the layer, and made again after
-    a write that PyTorch counts (so not after one through `.data`). Modules with hooks stay as they are.
-    Cost: the copies are as large as the matrices; making the packed model visits every module. The memory of a replaced
-    weight is freed when the new one is packed, or with the layer.
+    oneDNN reads it: with 5 rows they take a third of the time, with 160 two thirds. All else is shared with the model.
+    A copy is made at the first use, of the weight as it is then: make a new packed model after weights change. A write
+    could not be noticed, because PyTorch does not count those of its fused optimisers. Modules with hooks stay as they
+    are. Cost: the copies are as large as the matrices, and take about as long to make as to read and write them.
     """
     if packed_products() is None or has_global_forward_hooks():
         return model
@@ -42,25 +38,13 @@ def _fits(layer: nn.Linear) -> bool:
     return plain and weight.numel() >= LEAST and not has_forward_hooks(layer)
 
 
-class _Copy(NamedTuple):
-    packed: Tensor
-    weight: Tensor  # what was packed; the reference keeps its memory from reuse by another weight
-    writes: int | None
-
-    def is_of(self, weight: Tensor, writes: int | None) -> bool:
-        """Whether a weight has the memory that was packed, unwritten since."""
-        return writes is not None and (self.weight.data_ptr(), self.writes) == (weight.data_ptr(), writes)
-
-
-_copies: "weakref.WeakKeyDictionary[nn.Linear, _Copy]" = weakref.WeakKeyDictionary()
-
-
 class PackedLinear(nn.Module):
     """A linear layer that multiplies by a packed copy of its matrix where no gradient is needed."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.layer = layer
+        self._copy: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -76,7 +60,6 @@ class PackedLinear(nn.Module):
         if products is None or not fits or torch.is_autocast_enabled("cpu") or weight.is_inference():
             return F.linear(x, weight, layer.bias)
         pack, product = products
-        kept, writes = _copies.get(layer), write_count(weight)
-        if kept is None or not kept.is_of(weight, writes):
-            kept = _copies[layer] = _Copy(pack(weight.detach()), weight.detach(), writes)
-        return product(x, kept.packed, layer.bias)
+        if self._copy is None:
+            self._copy = pack(weight.detach())
+        return product(x, self._copy, layer.bias)
