@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mnemos.generate.beam import BeamConfig, Hypothesis, beam_search
+from mnemos.generate.beam import BeamConfig, Hypothesis, Step, beam_search, stepping
 from mnemos.modes import evaluating
 from mnemos.types import InputError
 
@@ -64,19 +65,25 @@ def padded(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tens
 
 
 def decoded(
-    model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int
+    model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int, step: Step | None = None
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for each row of sources [B, S]; longest: tokens that the model may write."""
+    """The best hypotheses for each row of sources [B, S].
+
+    longest: tokens that the model may write; step: see `beam_search`.
+    """
     state = model.encode(source, mask)
     start = torch.full((len(source), 1), START, device=source.device)
     lengths = torch.full_like(source[:, 0], source.shape[1]) if mask is None else mask.sum(1)
     limits = (6 * lengths // 5 + 10).clamp(max=longest)
-    return beam_search(model, state, start, decoding.search(longest), limits=limits)
+    return beam_search(model, state, start, decoding.search(longest), step=step, limits=limits)
 
 
 @dataclass(frozen=True)
 class Translator:
-    """A model with its sub-words: what `mnemos.translate` and `mnemos translate` use."""
+    """A model with its sub-words: what `mnemos.translate` and `mnemos translate` use.
+
+    The model's weights must not change between translations: make another translator after training.
+    """
 
     model: Any
     vocabularies: Vocabularies
@@ -107,9 +114,13 @@ class Translator:
                 chosen = [full[place] for place in batch]
                 tokens, mask = padded([rows[number] for number in chosen], END)
                 mask = None if mask is None else mask.to(device)
-                found = decoded(self.model, tokens.to(device), mask, decoding, self.longest + 1)
+                found = decoded(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
                 for number, best in zip(chosen, found, strict=True):
                     yield number, [self._text(one) for one in best]
+
+    @cached_property
+    def _step(self) -> Step:
+        return stepping(self.model)
 
     def _text(self, found: Hypothesis) -> Translation:
         return Translation(self.vocabularies.target.decode(found.tokens.tolist()), found.score)

@@ -128,7 +128,7 @@ def beam_search(
     limits = torch.full_like(lengths, config.max_length) if limits is None else _checked_limits(limits, prefix, config)
     with torch.no_grad():
         search = _Search(model, prefix, (lengths, limits), config, generator)
-        search.start(state, step or _stepping(model))
+        search.start(state, step or stepping(model))
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
         fast = isinstance(search.step, DecoderStep) and search.step.fast
@@ -329,8 +329,11 @@ class _Search:
             ]
 
 
-def _stepping(model: nn.Module) -> Step:
-    """What computes single tokens: the fused kernel, or the operations of the model with packed matrices."""
+def stepping(model: nn.Module) -> Step:
+    """What computes single tokens: the fused kernel, or the operations of the model with packed matrices.
+
+    A search makes its own. Searches by a model whose weights do not change can share one, which is packed only once.
+    """
     fused = fused_step(model)
     return fused if fused.fused else DecoderStep(model)
 

@@ -55,7 +55,8 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     model's: see docs/streams.md for how much. Calls that the kernel does not compute use the model's own weights.
 
     Weights may change in place, or move, between steps. A copy is made again after a change that PyTorch counts, so not
-    after one through `.data`. Modules and hooks are checked when the step is made: make a new one after changing them.
+    after one through `.data` or by an optimiser with `fused=True`, which recipes use: make a new step after training.
+    Modules and hooks are checked when the step is made: make a new one after changing them.
     Raises InputError for inputs that the model refuses, and for other `weights`.
     """
     return FusedStep(model, weights)
