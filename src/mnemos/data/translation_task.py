@@ -104,7 +104,10 @@ class TranslationTask(Task):
     # The data.
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> PairBatch:
-        """Training batch `index`. Cost: O(tokens); with BPE dropout about 30 µs per word more."""
+        """Training batch `index`. Cost: O(tokens); with BPE dropout about 30 µs per word more.
+
+        BPE dropout divides the words of a planned batch, which may then have more than `data.batch_tokens` tokens.
+        """
         rows = self._plan("train", batch_size).batch(index, seed)
         if not self._dropouts:
             return self._batch("train", rows)
