@@ -294,8 +294,8 @@ def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
     recipe = plain(text, steps=80)
     task = recipe.data.build()
     made = Learner(devices.connect(recipe.train), complete(recipe, task), task)
-    lengths = [1 + step * 7 % 40 for step in range(80)]
-    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [padded(2, lengths[step])])
+    lengths, steps = [1 + step * 7 % 40 for step in range(80)], [*range(80)]  # each batch is read once
+    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [padded(2, lengths[steps.pop(0)])])
     monkeypatch.setattr(made, "_gradients", lambda batches: batches[0][0].shape[1])
 
     def padded(rows: int, length: int) -> list[torch.Tensor]:

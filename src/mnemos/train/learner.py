@@ -176,17 +176,18 @@ class Learner:
     def _mean_flops(self) -> float:
         """The mean FLOPs of the next updates."""
         read = range(self.count.step, self.count.step + min(_READ, self.recipe.train.steps))
+        first: dict[tuple[torch.Size, ...], list[Any]] = {}
         shapes, sizes = [], {}
         for step in read:
             batches = self._rollout.batches(step, self.recipe.train)
             shapes.append(_shapes(batches))
             sizes[shapes[-1]] = _size(batches)
+            first.setdefault(shapes[-1], batches)  # kept: a task may have to begin a pass again to go back to it
         distinct = sorted(sizes, key=lambda shape: (sizes[shape], shape))
         chosen = np.linspace(0, len(distinct) - 1, min(_COUNTED, len(distinct))).round().astype(int)
         counted = {}
         for shape in (distinct[i] for i in chosen):
-            batches = self._rollout.batches(read[shapes.index(shape)], self.recipe.train)
-            counted[shape] = count_flops(partial(self._gradients, batches))
+            counted[shape] = count_flops(partial(self._gradients, first[shape]))
         x, y = [sizes[shape] for shape in counted], list(counted.values())
         return float(np.mean([counted[s] if s in counted else np.interp(sizes[s], x, y) for s in shapes]))
 
