@@ -48,6 +48,7 @@ ROOMS += [
     "figures",
     "papers",
     "benchmarks",
+    "command_parsers",
     "translation_cli",
     "cli",
     "__main__",

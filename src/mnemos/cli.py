@@ -5,7 +5,6 @@ file could not be predicted; 2 wrong input; 130 interrupted, in training with a 
 line and no traceback.
 """
 
-import argparse
 import json
 import os
 import re
@@ -14,9 +13,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from . import registry
+from .command_parsers import CommandParser, RecipeParser
 from .errors import InputError, SkippedFile, one_line
 from .interrupts import end_at_once
 
@@ -58,37 +58,6 @@ Fields are settings of the recipe, for example --model.dim 128 --model.attention
 RECIPE is a name, or a JSON file that `mnemos show` printed.
 `mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises InputError with a one-line message."""
-
-    def __init__(
-        self, verb: str, about: str, usage: str | None = None, epilog: str | None = None, add_help: bool = True
-    ) -> None:
-        name = f"mnemos {verb}"
-        super().__init__(name, usage, about, epilog, allow_abbrev=False, add_help=add_help)
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {self.prog} --help")
-
-
-class _RecipeParser(_Parser):
-    """A parser of commands that take recipes and fields. After a recipe's name, --help lists the recipe's fields."""
-
-    def __init__(self, verb: str, about: str, takes: str) -> None:
-        usage = f"mnemos {verb} {takes}"
-        fields = f"Fields are settings of the recipe: mnemos {verb} RECIPE --help lists them."
-        super().__init__(verb, about, usage=usage, epilog=fields, add_help=False)
-
-    def split(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
-        """Split the arguments into (options of the command, names of recipes, fields)."""
-        if arguments and arguments[0] in ("-h", "--help"):
-            self.print_help()
-            self.exit()
-        options, rest = self.parse_known_args(arguments)
-        first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-        return options, rest[:first], rest[first:]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,7 +149,7 @@ _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing"
 def _list(arguments: list[str]) -> int:
     from .recipe_tasks import recipe_tasks
 
-    _Parser("list", "List the recipes, models, attentions and tasks.").parse_args(arguments)
+    CommandParser("list", "List the recipes, models, attentions and tasks.").parse_args(arguments)
     for failure in registry.load_plugins():
         print(f"mnemos: warning: {failure}", file=sys.stderr)
     for kind in registry.KINDS:
@@ -201,7 +170,7 @@ def _list(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
-    parser = _RecipeParser("show", "Print a recipe with all its settings, as JSON.", "RECIPE [--field value ...]")
+    parser = RecipeParser("show", "Print a recipe with all its settings, as JSON.", "RECIPE [--field value ...]")
     _, names, fields = parser.split(arguments)
     name = _only("show", names)
 
@@ -220,7 +189,7 @@ def _show(arguments: list[str]) -> int:
 def _train(arguments: list[str]) -> int:
     takes = "RECIPE [--field value ...] [--out DIR] [--from RUN] | --resume RUN [--train.steps N] "
     takes += "[--accept-changed-data]"
-    parser = _RecipeParser("train", "Train a recipe in a folder.", takes)
+    parser = RecipeParser("train", "Train a recipe in a folder.", takes)
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default a new one in runs")
     about = (
         "continue this run where it stopped; takes no other arguments, except --train.steps N to train it for longer"
@@ -265,7 +234,7 @@ def _eval(arguments: list[str]) -> int:
     more = "--data.FIELD value changes a setting of the data. --data.path OTHER (photos: --data.folder) scores a "
     more += "file or folder: the test split if it has splits of its own, else the whole of it. --model.FIELD value "
     more += "changes how far the model reads, such as --model.attention.memory 640; it changes no weights."
-    parser = _Parser(
+    parser = CommandParser(
         "eval",
         about,
         usage="mnemos eval RUN [--split SPLIT] [--rows N] [--data.FIELD value ...] [--model.FIELD value ...]",
@@ -282,7 +251,7 @@ def _predict(arguments: list[str]) -> int:
     from .evaluate.predict import predict
 
     about = "Print what a run's model says about files: the most probable classes of images, the words of recordings, "
-    parser = _Parser("predict", f"{about}or the most probable continuation of texts.")
+    parser = CommandParser("predict", f"{about}or the most probable continuation of texts.")
     parser.add_argument("run", help="the run's folder")
     about = "an image, a wav file or a text, as the model reads them, or a folder of them; - is a text from stdin"
     parser.add_argument("files", nargs="+", metavar="FILE", help=about)
@@ -305,7 +274,7 @@ def _sample(arguments: list[str]) -> int:
     from .train.sample import sample_run
 
     default = Sampling()
-    parser = _Parser("sample", "Generate with a run's model: images are written to RUN/sampled, text is printed.")
+    parser = CommandParser("sample", "Generate with a run's model: images are written to RUN/sampled, text is printed.")
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--count", type=int, help="number of images (24), texts (1) or rows (4)")
     parser.add_argument("--length", type=int, default=default.length, help="tokens of a text (%(default)s)")
@@ -334,7 +303,7 @@ def _sample(arguments: list[str]) -> int:
 def _compare(arguments: list[str]) -> int:
     from .train.compare_arguments import ABOUT, TAKES, add_options, settings
 
-    parser = _RecipeParser("compare", ABOUT, TAKES)
+    parser = RecipeParser("compare", ABOUT, TAKES)
     add_options(parser)
     options, names, fields = parser.split(arguments)
     if not names and "--help" in fields:
@@ -358,7 +327,7 @@ def _compare(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     from .figures import report
 
-    parser = _Parser("report", "Write an HTML page about runs or a comparison.")
+    parser = CommandParser("report", "Write an HTML page about runs or a comparison.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run or of a comparison")
     parser.add_argument("--out", metavar="FILE", help="the page; by default report.html in the first folder")
     options = parser.parse_args(arguments)
@@ -369,7 +338,7 @@ def _report(arguments: list[str]) -> int:
 def _reproduce(arguments: list[str]) -> int:
     from .papers.reproduce import Options, chosen, listing, reproduce
 
-    parser = _Parser("reproduce", "Reproduce a table or figure of a paper, beside the paper's numbers.")
+    parser = CommandParser("reproduce", "Reproduce a table or figure of a paper, beside the paper's numbers.")
     parser.add_argument("target", nargs="?", metavar="PAPER[/CLAIM]", help="without it, all claims are listed")
     parser.add_argument("--data", type=Path, metavar="PATH", help="a folder of CIFAR-10, MNIST or recordings; a text")
     parser.add_argument("--steps", type=int, metavar="N", help="steps (updates) per run")
@@ -397,7 +366,7 @@ def _bench_memory(arguments: list[str]) -> int:
     from .benchmarks import bench_memory
     from .benchmarks.arguments import ABOUT, read
 
-    options = read(_Parser("bench-memory", ABOUT), arguments)
+    options = read(CommandParser("bench-memory", ABOUT), arguments)
     return _training(lambda: bench_memory(options))
 
 
@@ -407,7 +376,7 @@ def _of_translation(verb: str) -> Callable[[list[str]], int]:
     def run(arguments: list[str]) -> int:
         from .translation_cli import ABOUT, command
 
-        return command(verb, _Parser(verb, ABOUT[verb]), arguments)
+        return command(verb, CommandParser(verb, ABOUT[verb]), arguments)
 
     return run
 

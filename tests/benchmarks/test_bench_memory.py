@@ -15,7 +15,8 @@ from mnemos.benchmarks import Options, bench_memory, run
 from mnemos.benchmarks.arguments import read
 from mnemos.benchmarks.memories import MEMORIES, Sizes
 from mnemos.benchmarks.tasks import BENCHMARKS, DEFAULT, QUICK
-from mnemos.cli import _Parser, main
+from mnemos.cli import main
+from mnemos.command_parsers import CommandParser
 from mnemos.data.mqar import MQARConfig
 from mnemos.train import apart, several
 from mnemos.train.apart import train_apart
@@ -233,7 +234,9 @@ def test_bad_input_is_one_line(words, said, capsys, tmp_path):
 
 
 def test_arguments():
-    options = read(_Parser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"])
+    options = read(
+        CommandParser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"]
+    )
     assert options == Options(Path("x"), ["mqar"], ("lstm", "linear"), rates=(1e-3,))
 
 

@@ -17,8 +17,8 @@ class BranchedKeyValues(SharedRows):
     k, v [G, E, H, D/H]: the entries of a group: P tokens that its rows share, then K tokens for every token since, one
     of each row. visible [G·K, E] bool: the entries that are a row's own past. `select` of rows within their groups
     changes `visible` alone: no key or value is copied when beams are reordered. seen [G·K] int64: tokens since the row
-    began. Memory: O(P + K·N) entries per group for N tokens since the branching, of which a query reads all and attends
-    to P + N. The rows of a search soon descend from one of them, so on a CPU every `MERGE` tokens the entries that all
+    began. Memory: O(P + K·N) entries per group for N tokens since the branching. A query reads them all and attends to
+    P + N. The rows of a search soon descend from one of them, so on a CPU every `MERGE` tokens the entries that all
     rows of every group have in common are merged: these tokens are shared from then on, and N is small.
     """
 
