@@ -26,6 +26,7 @@ ROOMS = [
     "atomic",
     "generators",
     "modes",
+    "torchvision_operators",
     "libraries",
     "registry",
     "recipe_tasks",

@@ -6,13 +6,9 @@ from types import ModuleType
 
 import torch
 
+from mnemos import torchvision_operators
 from mnemos.types import InputError
 
-# Operators for which torchvision registers tracing rules on import, even if its compiled operators could not be loaded.
-_DESCRIBED = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
 _declared: torch.library.Library | None = None  # PyTorch removes a library's operators when the object is deleted
 
 
@@ -26,9 +22,9 @@ def torchvision() -> ModuleType:
     """The module `torchvision`. Raises InputError with the install command if it is missing.
 
     If torchvision was built for another PyTorch (for example PyPI's torchvision with a CPU-only PyTorch), its compiled
-    operators do not load and its import fails. This function then declares the missing operators without an
-    implementation: models, transforms and libraries that import torchvision work, and a call of such an operator raises
-    an error that says it could not be loaded.
+    operators do not load and its import fails. This function then defines the missing operators: `nms` and `roi_align`
+    in PyTorch (`mnemos.torchvision_operators`), so models, detectors, transforms and libraries that import torchvision
+    work. A call of any other compiled operator raises torchvision's error that it could not be loaded.
     """
     try:
         return _imported("torchvision", "vision")
@@ -37,10 +33,10 @@ def torchvision() -> ModuleType:
             raise
     global _declared
     if _declared is None:
-        _declared = torch.library.Library("torchvision", "FRAGMENT")
-        for schema in _DESCRIBED:
-            _declared.define(schema)
-    return _imported("torchvision", "vision")
+        _declared = torchvision_operators.declare()
+    found = _imported("torchvision", "vision")
+    torchvision_operators.let_torchvision_call_them()
+    return found
 
 
 def transformers() -> ModuleType:

@@ -1,0 +1,180 @@
+"""nms and roi_align in PyTorch equal the definitions, written here as plain loops, and torchvision's detectors run."""
+
+import math
+
+import pytest
+import torch
+
+from mnemos import libraries, torchvision_operators
+from mnemos.torchvision_operators import nms, roi_align
+from mnemos.types import InputError
+
+torchvision = libraries.torchvision()
+
+
+def slow_nms(boxes, scores, threshold):
+    """Greedy suppression, box after box. Overlaps in the boxes' precision, compared in double precision."""
+    kept = []
+    for i in sorted(range(len(boxes)), key=lambda i: -scores[i].item()):
+        overlaps = [overlap(boxes[i], boxes[j]) for j in kept]
+        if not any(one > threshold for one in overlaps):
+            kept.append(i)
+    return kept
+
+
+def overlap(a, b):
+    shared = (torch.minimum(a[2], b[2]) - torch.maximum(a[0], b[0])).clamp(min=0)
+    shared = shared * (torch.minimum(a[3], b[3]) - torch.maximum(a[1], b[1])).clamp(min=0)
+    areas = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1])
+    return (shared / (areas - shared)).item()
+
+
+def slow_roi_align(x, rois, scale, bins, ratio, aligned):
+    """The mean of the samples of each bin, sample after sample."""
+    found = x.new_zeros(len(rois), x.shape[1], *bins)
+    for k, (image, *corners) in enumerate(rois.tolist()):
+        x1, y1, x2, y2 = (c * scale - 0.5 * aligned for c in corners)
+        sides = [y2 - y1, x2 - x1] if aligned else [max(y2 - y1, 1.0), max(x2 - x1, 1.0)]
+        h, w = sides[0] / bins[0], sides[1] / bins[1]
+        rows, columns = (ratio, ratio) if ratio > 0 else (math.ceil(h), math.ceil(w))
+        for p in range(bins[0]):
+            for q in range(bins[1]):
+                samples = [
+                    bilinear(x[int(image)], y1 + (p + (i + 0.5) / rows) * h, x1 + (q + (j + 0.5) / columns) * w)
+                    for i in range(rows)
+                    for j in range(columns)
+                ]
+                if samples:
+                    found[k, :, p, q] = torch.stack(samples).mean(0)
+    return found
+
+
+def bilinear(image, y, x):
+    height, width = image.shape[1:]
+    if not (-1 <= y <= height and -1 <= x <= width):
+        return image.new_zeros(len(image))
+    y, x = min(max(y, 0.0), height - 1.0), min(max(x, 0.0), width - 1.0)
+    top, left = int(y), int(x)
+    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    b, r = y - top, x - left
+    upper = image[:, top, left] * (1 - r) + image[:, top, right] * r
+    return upper * (1 - b) + (image[:, bottom, left] * (1 - r) + image[:, bottom, right] * r) * b
+
+
+def random_boxes(count, size, generator, whole=False):
+    boxes = torch.rand(count, 4, generator=generator, dtype=torch.float64) * size
+    boxes = torch.cat([torch.minimum(boxes[:, :2], boxes[:, 2:]), torch.maximum(boxes[:, :2], boxes[:, 2:])], 1)
+    return boxes.round() if whole else boxes
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.0])
+@pytest.mark.parametrize(("ties", "block"), [(False, 256), (True, 7)])
+def test_nms_keeps_what_greedy_suppression_keeps(monkeypatch, threshold, ties, block):
+    monkeypatch.setattr(torchvision_operators, "_BLOCK", block)
+    generator = torch.Generator().manual_seed(7)
+    boxes = random_boxes(60, 12, generator, whole=ties).float()  # with equal boxes and boxes without area
+    scores = torch.rand(60, generator=generator)
+    scores = (scores * 4).round() if ties else scores
+    assert nms(boxes, scores, threshold).tolist() == slow_nms(boxes, scores, threshold)
+
+
+def test_nms_of_more_boxes_than_a_block_and_of_a_long_chain():
+    x = torch.arange(700.0)  # each box suppresses its neighbours, so what is kept depends on the first of the chain
+    boxes = torch.stack([x, torch.zeros(700), x + 3, torch.ones(700)], 1)
+    scores = torch.linspace(1, 0, 700)
+    assert nms(boxes, scores, 0.4).tolist() == list(range(0, 700, 2))
+
+
+def test_nms_compares_with_the_threshold_in_double_precision():
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 1.0], [0.0, 0.0, 3.0, 1.0]])  # overlap: 0.3 in float32, which exceeds 0.3
+    scores = torch.tensor([0.9, 0.8])
+    assert nms(boxes, scores, 0.3).tolist() == [0]
+    assert nms(boxes.double(), scores, 0.3).tolist() == [0, 1]
+    assert nms(boxes[:0], scores[:0], 0.3).tolist() == []
+    with pytest.raises(InputError, match=r"nms: expected boxes \[N, 4\]"):
+        nms(boxes, scores[:1], 0.3)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("ratio", [2, 0, 3])
+@pytest.mark.parametrize("scale", [0.25, 1.0])
+def test_roi_align_has_the_values_and_gradients_of_its_definition(scale, ratio, aligned):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 3, 7, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    boxes = random_boxes(6, 9 / scale, generator) - 1 / scale  # they leave the map on every side
+    boxes[0] = 2.0  # no area
+    boxes[1] = boxes[1].round()
+    rois = torch.cat([torch.tensor([[0.0], [1], [1], [0], [1], [0]], dtype=torch.float64), boxes], 1)
+    wanted = slow_roi_align(x, rois, scale, (3, 2), ratio, aligned)
+    weights = torch.randn(wanted.shape, dtype=torch.float64, generator=generator)
+    (gradient,) = torch.autograd.grad(wanted, x, weights)
+    found = torchvision.ops.roi_align(x, rois, (3, 2), scale, ratio, aligned)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(found, x, weights)[0], gradient, rtol=0, atol=1e-12)
+    own = roi_align(x, rois, scale, 3, 2, ratio, aligned)  # also where torchvision has its compiled operator
+    torch.testing.assert_close(own, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(own, x, weights)[0], gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [2, -1])
+def test_roi_align_without_boxes_or_samples_belongs_to_the_graph(ratio):
+    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    reversed_box = torch.tensor([[0.0, 3.0, 3.0, 1.0, 1.0]])
+    for rois in (torch.zeros(0, 5), reversed_box[: ratio < 0]):
+        found = roi_align(x, rois, 1.0, 3, 2, ratio, True)
+        assert found.shape == (len(rois), 2, 3, 2)
+        assert not found.any()
+        assert not torch.autograd.grad(found.sum(), x)[0].any()
+
+
+def test_roi_align_of_other_dtypes():
+    x, rois = torch.randn(1, 2, 6, 6), torch.tensor([[0.0, 0.7, 1.2, 5.1, 4.4]])
+    wanted = roi_align(x, rois, 1.0, 2, 2, 2, True)
+    with pytest.raises(InputError, match="of one dtype, found"):
+        roi_align(x.bfloat16(), rois, 1.0, 2, 2, 2, True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = roi_align(x.bfloat16(), rois, 1.0, 2, 2, 2, True)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=0.03)
+    lost = roi_align(x, torch.tensor([[0, math.nan, 0, 3, 3]]), 1.0, 2, 2, 2, True)
+    assert lost.isnan().all()  # not any number
+    with pytest.raises(InputError, match=r"boxes \[K, 5\]"):
+        roi_align(x, rois[:, :4], 1.0, 2, 2, 2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["FasterRCNN", "MaskRCNN", "RetinaNet"])
+def test_the_detectors_of_torchvision_train_and_predict(kind):
+    from torchvision.models import detection
+    from torchvision.models.detection import faster_rcnn, mask_rcnn
+    from torchvision.models.detection.backbone_utils import BackboneWithFPN
+    from torchvision.models.detection.rpn import AnchorGenerator
+
+    torch.manual_seed(0)
+    convolutions = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 8, 8), torch.nn.Conv2d(8, 8, 2, 2))
+    backbone = BackboneWithFPN(convolutions, {"0": "0", "1": "1"}, [8, 8], 16)
+    anchors = AnchorGenerator(((16,), (32,), (48,)), ((1.0,),) * 3)
+    settings = {"min_size": 64, "max_size": 96}
+    if kind == "RetinaNet":
+        settings |= {"num_classes": 3, "anchor_generator": anchors}
+    else:
+        settings |= {"rpn_anchor_generator": anchors, "rpn_post_nms_top_n_train": 40, "rpn_post_nms_top_n_test": 20}
+        settings |= {"box_head": faster_rcnn.TwoMLPHead(16 * 49, 8), "box_batch_size_per_image": 16}
+        settings["box_predictor"] = faster_rcnn.FastRCNNPredictor(8, 3)
+    if kind == "MaskRCNN":
+        settings["mask_head"] = mask_rcnn.MaskRCNNHeads(16, (8,), 1)
+        settings["mask_predictor"] = mask_rcnn.MaskRCNNPredictor(8, 8, 3)
+    model = getattr(detection, kind)(backbone, **settings)
+    images = [torch.rand(3, 64, 80), torch.rand(3, 50, 64)]
+    targets = [
+        {"boxes": torch.tensor([[5.0, 5, 40, 30]]), "labels": torch.tensor([1]), "masks": torch.ones(1, 64, 80)},
+        {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "masks": torch.zeros(0, 50, 64)},
+    ]
+    loss = sum(model(images, targets).values())
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(p.grad is not None for p in model.parameters())
+    found = model.eval()(images)
+    assert [set(one) >= {"boxes", "labels", "scores"} for one in found] == [True, True]
+    if kind == "MaskRCNN":
+        assert found[0]["masks"].shape[1:] == (1, 64, 80)
