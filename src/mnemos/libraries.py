@@ -51,6 +51,11 @@ def tokenizers() -> ModuleType:
     return _imported("tokenizers", "text")
 
 
+def faster_coco_eval() -> ModuleType:
+    """The module `faster_coco_eval`. Raises InputError with the install command if it is missing."""
+    return _imported("faster_coco_eval", "detection")
+
+
 def sacrebleu() -> ModuleType:
     """The module `sacrebleu`. Raises InputError with the install command if it is missing."""
     return _imported("sacrebleu", "translation")

@@ -1,0 +1,1 @@
+"""Object detection and instance segmentation: data sets, their task and COCO's average precision."""

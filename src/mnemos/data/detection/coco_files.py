@@ -1,0 +1,94 @@
+"""Read data sets in COCO's format: annotations as JSON, in COCO's own folders or in others of that format."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mnemos.types import InputError
+
+from .files import FileScenes, Listed
+
+_PLACES = (  # of a split's annotations, and of its photos
+    ("annotations/instances_{}.json", "{}"),
+    ("annotations/{}.json", "{}"),
+    ("{}/_annotations.coco.json", "{}"),  # as Roboflow exports it
+    ("{}.json", "{}"),
+)
+_TRAIN, _TEST = ("train2017", "train2014", "train"), ("val2017", "val2014", "valid", "val", "test")
+
+
+def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, Path]:
+    """(annotation file, folder of the photos) of a split; "": COCO's usual names of the training or validation split.
+
+    Photos are in a folder of the split's name, in one of that name in `images`, in `images`, or in the folder itself.
+    Raises InputError if there is none.
+    """
+    folder = Path(folder)
+    names = (split,) if split else (_TRAIN if training else _TEST)
+    for name in names:
+        for pattern, photos in _PLACES:
+            file = folder / pattern.format(name)
+            if file.is_file():
+                places = [folder / photos.format(name), folder / "images" / name, folder / "images", folder]
+                return file, next(place for place in places if place.is_dir())
+    which = "data.train" if training else "data.test"
+    raise InputError(
+        f"{folder}: expected annotations in COCO's format, such as annotations/instances_{names[0]}.json, found none; "
+        f"name the folder with data.folder, and the split with {which}"
+    )
+
+
+def read_coco(file: Path, photos: Path, categories: dict[int, str] | None = None) -> FileScenes:
+    """The pictures of an annotation file. Cost: the whole file in memory.
+
+    categories: {id: name} of a training split, whose labels another split must share; by default the file's own, by id.
+    Raises InputError for a file of another format, and as `FileScenes`.
+    """
+    content = _read(file)
+    if categories is None:
+        named = {_integer(one, "id", file): str(_value(one, "name", file)) for one in content["categories"]}
+        categories = dict(sorted(named.items()))
+    listed: dict[int, Listed] = {}
+    for image in content["images"]:
+        number = _integer(image, "id", file)
+        if number in listed:
+            raise InputError(f"{file}: expected one picture of each id, found two of id {number}; number them anew")
+        path = photos / str(_value(image, "file_name", file))
+        listed[number] = Listed(path, number, _integer(image, "height", file), _integer(image, "width", file))
+    for one in content["annotations"]:
+        number = _integer(one, "image_id", file)
+        if number not in listed:
+            raise InputError(
+                f"{file}: expected annotations of its pictures, found annotation {one.get('id', '?')} of an unknown "
+                f"picture {number}; add the picture or remove the annotation"
+            )
+        listed[number].annotations.append(dict(one))
+    return FileScenes(list(listed.values()), categories, str(file))
+
+
+def _read(file: Path) -> dict[str, list[Any]]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: expected annotations as JSON, but they cannot be read ({error}); check it") from None
+    for name in ("images", "annotations", "categories"):
+        found = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise InputError(
+                f"{file}: expected COCO's lists images, annotations and categories, found no list {name!r}; "
+                "name a file of instances"
+            )
+    return content
+
+
+def _value(entry: dict[str, Any], name: str, file: Path) -> Any:
+    if name not in entry:
+        raise InputError(f"{file}: expected {name!r} in every entry, found {str(entry)[:80]}; add it")
+    return entry[name]
+
+
+def _integer(entry: dict[str, Any], name: str, file: Path) -> int:
+    found = _value(entry, name, file)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InputError(f"{file}: expected an integer as {name!r}, found {found!r:.80}; correct it")
+    return found

@@ -1,0 +1,156 @@
+"""Pictures in files with their annotations, as COCO's and VOC's readers find them: checks, counts, decoding."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mnemos.data.image_files import check_image_files
+from mnemos.data.pictures import pillow, problem
+from mnemos.types import InputError
+
+from .scenes import Annotation, run_lengths
+
+
+@dataclass
+class Listed:
+    """A picture that an annotation file names, with its entries in COCO's format."""
+
+    path: Path
+    image_id: int
+    height: int
+    width: int
+    annotations: list[Annotation] = field(default_factory=list)
+
+
+class FileScenes:
+    """`Scenes` of files, decoded when they are read.
+
+    Annotations whose box has no area within the picture are left out; `skipped` counts them by reason. A box that
+    leaves the picture in part is kept, and counted as "cut at the edge". Raises InputError for missing and truncated
+    files, and for annotations of unknown categories or without numbers.
+    """
+
+    def __init__(self, listed: Sequence[Listed], categories: dict[int, str], where: str) -> None:
+        if not listed:
+            raise InputError(f"{where}: expected at least one picture, found none; check the annotations")
+        self.classes: Sequence[str] = tuple(categories.values())
+        self.categories: Sequence[int] = tuple(categories)
+        self._listed = list(listed)
+        self.skipped: Counter[str] = Counter()
+        _check_files([str(one.path) for one in listed], where)
+        for one in listed:
+            one.annotations = [a for a in one.annotations if self._keeps(a, one, where)]
+        every = [a for one in listed for a in one.annotations if not a.get("iscrowd", 0)]
+        self.has_masks = bool(every) and all(a.get("segmentation") for a in every)
+        self.sizes = np.array([(one.height, one.width) for one in listed], np.int64)
+
+    def _keeps(self, annotation: Annotation, of: Listed, where: str) -> bool:
+        """Whether an annotation is of use. Raises InputError for one that is wrong."""
+        name = f"{where}: annotation {annotation.get('id', '?')} of {of.path.name}"
+        if annotation.get("category_id") not in self.categories:
+            known = ", ".join(map(str, self.categories[:10])) + (", …" if self.categories[10:] else "")
+            raise InputError(
+                f"{name}: expected a category of {known}, found {annotation.get('category_id')!r}; add it to the "
+                "categories or remove the annotation"
+            )
+        box = annotation.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(n) for n in box):
+            raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
+        x, y, w, h = box
+        if min(x + w, of.width) <= max(x, 0) or min(y + h, of.height) <= max(y, 0):
+            self.skipped["boxes without an area in the picture"] += 1
+            return False
+        if x < 0 or y < 0 or x + w > of.width or y + h > of.height:
+            self.skipped["boxes cut at the edge"] += 1
+        if annotation.get("segmentation"):
+            _check_segmentation(annotation, of, name)
+        annotation.setdefault("area", w * h)
+        annotation.setdefault("iscrowd", 0)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def image_id(self, index: int) -> int:
+        """The id of the annotation file."""
+        return self._listed[index].image_id
+
+    def path(self, index: int) -> Path:
+        """The picture's file."""
+        return self._listed[index].path
+
+    def picture(self, index: int) -> NDArray[np.uint8]:
+        """The picture [H, W, 3], not turned by EXIF data: annotations refer to the pixels as they are stored.
+
+        Raises InputError for a file that cannot be decoded, or of another size than its annotations say.
+        """
+        one = self._listed[index]
+        pixels = read_pixels(one.path)
+        if pixels.shape[:2] != (one.height, one.width):
+            raise InputError(
+                f"{one.path}: expected {one.width} x {one.height} pixels, as its annotations say, found "
+                f"{pixels.shape[1]} x {pixels.shape[0]}; correct either"
+            )
+        return pixels
+
+    def annotations(self, index: int) -> Sequence[Annotation]:
+        """The entries of the annotation file."""
+        return self._listed[index].annotations
+
+    def said(self) -> str:
+        """How many pictures, objects and classes there are, and what was left out."""
+        counts = Counter(a["category_id"] for one in self._listed for a in one.annotations)
+        empty = sum(not one.annotations for one in self._listed)
+        parts = [f"{len(self):,} pictures with {sum(counts.values()):,} objects of {len(counts)} classes"]
+        parts += [f"{empty:,} pictures without an object"] if empty else []
+        parts += [f"{n:,} {what}" for what, n in sorted(self.skipped.items())]
+        return ", ".join(parts)
+
+
+def read_pixels(path: Path) -> NDArray[np.uint8]:
+    """A picture file as [H, W, 3]. Raises InputError, with the file's name, if it cannot be decoded."""
+    try:
+        with pillow().open(path) as image:
+            return np.array(image.convert("RGB"))
+    except Exception as error:  # decoders can raise any exception
+        raise InputError(
+            f"{path}: expected an image, but it cannot be decoded ({problem(error)}); replace or remove it"
+        ) from None
+
+
+def _check_files(paths: Sequence[str], where: str) -> None:
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        more = f", and {len(missing) - 1:,} more" if missing[1:] else ""
+        raise InputError(
+            f"{where}: expected every picture that it names, found no {missing[0]}{more}; add them or name their folder"
+        )
+    check_image_files(paths)
+
+
+def _check_segmentation(annotation: Annotation, of: Listed, name: str) -> None:
+    """Raise InputError unless a segmentation is polygons, or run lengths of the picture's size."""
+    found = annotation["segmentation"]
+    if isinstance(found, list) and all(_is_polygon(one) for one in found):
+        annotation["segmentation"] = [one for one in found if len(one) >= 6]  # two points enclose nothing
+        return
+    try:
+        size = list(run_lengths(found, of.height, of.width)["size"])
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    if size != [of.height, of.width]:
+        raise InputError(f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them")
+
+
+def _is_polygon(value: Any) -> bool:
+    return isinstance(value, list) and len(value) % 2 == 0 and all(map(_is_number, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

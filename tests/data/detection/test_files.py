@@ -1,0 +1,165 @@
+"""COCO's and VOC's formats: what is read, what is left out and counted, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mnemos.data.detection.coco_files import find_split, read_coco
+from mnemos.data.detection.scenes import encode, objects
+from mnemos.data.detection.voc_files import read_voc
+from mnemos.types import InputError
+
+MASK = np.zeros((20, 30), np.bool_)
+MASK[5:9, 10:25] = True
+
+
+def counts_of(mask):
+    """Uncompressed run lengths in column-major order, beginning with zeros, written as plainly as possible."""
+    flat, found, value = mask.T.flatten().tolist(), [0], False
+    for pixel in flat:
+        if pixel != value:
+            found.append(0)
+            value = pixel
+        found[-1] += 1
+    return found
+
+
+def annotation(number, segmentation, box=(10, 5, 15, 4), category=7, crowd=0):
+    entry = {"id": number, "image_id": 9, "category_id": category, "bbox": list(box), "iscrowd": crowd, "area": 60}
+    return entry if segmentation is None else entry | {"segmentation": segmentation}
+
+
+def write(folder, annotations, images=None, **changes):
+    (folder / "annotations").mkdir(exist_ok=True, parents=True)
+    (folder / "val2017").mkdir(exist_ok=True)
+    Image.fromarray(np.full((20, 30, 3), 200, np.uint8)).save(folder / "val2017" / "a.jpg")
+    content = {
+        "images": [{"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}] if images is None else images,
+        "annotations": annotations,
+        "categories": [{"id": 90, "name": "brush"}, {"id": 7, "name": "train"}],
+    }
+    (folder / "annotations" / "instances_val2017.json").write_text(json.dumps(content | changes))
+    return find_split(folder, "", training=False)
+
+
+def test_polygons_and_both_forms_of_run_lengths_are_the_same_mask(tmp_path):
+    polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
+    lengths = {"size": [20, 30], "counts": counts_of(MASK)}
+    found = [annotation(1, polygon), annotation(2, lengths), annotation(3, encode(MASK))]
+    scenes = read_coco(*write(tmp_path, [*found, annotation(4, lengths, crowd=1)]))
+    assert (scenes.classes, scenes.categories) == (("train", "brush"), (7, 90))
+    assert scenes.has_masks
+    assert scenes.image_id(0) == 9
+    some = objects(scenes, 0)
+    assert some.labels.tolist() == [1, 1, 1]  # without the crowd, which is scored
+    assert len(scenes.annotations(0)) == 4
+    assert all(np.array_equal(mask, MASK) for mask in some.masks)
+    assert some.boxes[0].tolist() == [10, 5, 25, 9]
+    assert scenes.picture(0).shape == (20, 30, 3)
+
+
+def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
+    boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (3, 3, 4, 4)]
+    scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
+    assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7]]
+    assert objects(scenes, 0).masks is None
+    assert "1 boxes cut at the edge" in scenes.said()
+    assert "2 boxes without an area in the picture" in scenes.said()
+    assert "1 pictures without an object" in read_coco(*write(tmp_path, [])).said()
+
+
+IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "changes", "message"),
+    [
+        ([annotation(3, None, category=8)], {}, r"annotation 3 of a.jpg: expected a category of 7, 90, found 8"),
+        ([annotation(3, None, box=(1, 2, 3))], {}, r"expected bbox \[x, y, width, height\], found \[1, 2, 3\]"),
+        ([annotation(3, None, box=(1, 2, 3, float("nan")))], {}, "expected bbox"),
+        ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
+        ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
+        ([annotation(3, None) | {"image_id": 1}], {}, "found annotation 3 of an unknown picture 1"),
+        ([], {"images": [IMAGE | {"file_name": "b.jpg"}]}, "found no .*b.jpg; add them"),
+        ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
+        ([], {"images": [{"id": 9}]}, "expected 'file_name' in every entry"),
+        ([], {"categories": None}, "found no list 'categories'"),
+        ([], {"images": []}, "expected at least one picture"),
+    ],
+)
+def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, message):
+    with pytest.raises(InputError, match=message):
+        read_coco(*write(tmp_path, annotations, **changes))
+
+
+def test_wrong_photos_are_refused_by_name(tmp_path):
+    file, photos = write(tmp_path, [], [IMAGE | {"height": 21}])
+    with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20"):
+        read_coco(file, photos).picture(0)
+    whole = (photos / "a.jpg").read_bytes()
+    (photos / "a.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"a\.jpg: expected an image"):
+        read_coco(file, photos)
+    file.write_text("{")
+    with pytest.raises(InputError, match="expected annotations as JSON"):
+        read_coco(file, photos)
+
+
+@pytest.mark.parametrize("layout", ["annotations/train.json", "train/_annotations.coco.json", "train.json"])
+def test_other_layouts_are_found(tmp_path, layout):
+    file, photos = write(tmp_path / "coco", [annotation(1, None)])
+    with pytest.raises(InputError, match=r"annotations/instances_train2017.json, found none"):
+        find_split(tmp_path / "coco", "", training=True)
+    place = tmp_path / "other" / layout
+    place.parent.mkdir(parents=True)
+    place.write_bytes(file.read_bytes())
+    pictures = tmp_path / "other" / ("train" if "/" in layout else "images")
+    pictures.mkdir(exist_ok=True)
+    (pictures / "a.jpg").write_bytes((photos / "a.jpg").read_bytes())
+    assert len(read_coco(*find_split(tmp_path / "other", "", training=True))) == 1
+
+
+VOC = """<annotation><filename>a.jpg</filename><size><width>30</width><height>20</height><depth>3</depth></size>
+<object><name>dog</name><difficult>0</difficult>
+<bndbox><xmin>11</xmin><ymin>6</ymin><xmax>25</xmax><ymax>9</ymax></bndbox></object>
+<object><name>cat</name><difficult>1</difficult>
+<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>30</xmax><ymax>20</ymax></bndbox></object></annotation>"""
+
+
+def voc(folder, text=VOC):
+    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "ImageSets/Main/train.txt").write_text("a\n")
+    (folder / "Annotations/a.xml").write_text(text)
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(folder / "JPEGImages/a.jpg")
+    return folder
+
+
+def test_voc_counts_pixels_from_one_and_scores_no_difficult_object(tmp_path):
+    scenes = read_voc(voc(tmp_path), "train")
+    assert scenes.classes == ("cat", "dog")
+    assert not scenes.has_masks
+    some = objects(scenes, 0)
+    assert (some.boxes.tolist(), some.labels.tolist()) == ([[10, 5, 25, 9]], [2])
+    assert [one["iscrowd"] for one in scenes.annotations(0)] == [0, 1]
+    assert scenes.annotations(0)[1]["bbox"] == [0, 0, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (VOC[:-3], "expected VOC's annotations as XML"),
+        (VOC.replace("<xmin>11</xmin>", ""), "expected a <xmin> in <bndbox>, found none"),
+        (VOC.replace("11", "left"), "expected a number as <xmin>, found 'left'"),
+        (VOC.replace("size>", "sizes>"), "expected the photo's <size>"),
+    ],
+)
+def test_wrong_voc_files_are_refused_by_name(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read_voc(voc(tmp_path, text), "train")
+    with pytest.raises(InputError, match=r"ImageSets/Main/val.txt"):
+        read_voc(tmp_path, "val")
+    with pytest.raises(InputError, match="expected a category of 1, found 'dog'"):
+        read_voc(voc(tmp_path), "train", {1: "cat"})
