@@ -35,6 +35,7 @@ TESTS = [
     "tests/ops/test_linear_attention_bidirectional.py",
     "tests/ops/test_gated_cache_native.py",
     "tests/generate/test_fused.py",
+    "tests/generate/test_fused_keys.py",
     "tests/generate/test_fused_weights.py",
 ]
 PART = "equals or half_precision or number_of_threads or rows or masked or state or pass_unchanged or fork"

@@ -12,8 +12,10 @@ from torch import nn
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.attention.relative import RelativeConfig
 from mnemos.generate import fused as decoding
+from mnemos.generate import fused_memory as memories
+from mnemos.generate import fused_plan as planning
 from mnemos.models.transformer import HeadConfig
 from mnemos.native import build as building
 from mnemos.native import library
@@ -26,6 +28,7 @@ MODELS = {
     "pre": {},
     "post": {"norm": "post"},
     # A sum of relu's may be all but eps: at 1e-2 the model in float32 is 3e-6 from float64, the kernel 1e-6 to 4e-6.
+    "silu": {"activation": "silu"},
     "relu": {"activation": "relu", "attention": LinearConfig("relu", eps=0.1)},
     "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "layers": 1, "norm": "post"},
     "one head": {"dim": 35, "num_heads": 1, "mlp": 3, "layers": 2},
@@ -264,7 +267,7 @@ def altered(change):
 
 
 REASONS = {
-    "attention": (lambda: make(attention=SoftmaxConfig()), "found SoftmaxAttention"),
+    "attention": (lambda: make(attention=RelativeConfig(memory=3), position="none"), "found RelativeAttention"),
     "favor": (lambda: make(attention=LinearConfig("favor")), "elu and relu, found 'favor'"),
     "polynomial": (lambda: make(attention=LinearConfig("polynomial")), "found 'polynomial'"),
     "compensated": (lambda: make(attention=LinearConfig(compensated=True)), "its state is compensated"),
@@ -282,7 +285,7 @@ REASONS = {
     "one more": (lambda: altered(lambda m: m.blocks[0].add_module("adapter", nn.Linear(2, 2))), "0.adapter: a module"),
     "layers differ": (
         lambda: altered(lambda m: setattr(m.blocks[1].attention, "eps", 1.0)),
-        "differs in heads, eps or feature map",
+        "differs in kind, heads, eps, feature map or window",
     ),
 }
 
@@ -304,8 +307,8 @@ def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys)
 
 
 def test_without_a_compiler_the_model_steps(monkeypatch):
-    monkeypatch.setattr(decoding, "library", lambda: None)
-    monkeypatch.setattr(decoding, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
+    monkeypatch.setattr(planning, "library", lambda: None)
+    monkeypatch.setattr(planning, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
     model = make()
     step = mnemos.fused_step(model)
     assert not step.fused
@@ -326,11 +329,14 @@ def test_a_head_with_another_number_of_outputs_is_served():
 def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
     header = (building.HERE / "decode.h").read_text()
     step = mnemos.fused_step(make())
-    handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Sums": 4, "Step": 6}
+    handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Numbers": len(step._numbers)}
+    handed |= {"Sums": len(memories.NO_SUMS), "Keys": len(memories.NO_KEYS), "Visible": len(memories.NOTHING)}
+    handed |= {"Memory": len(memories.NO_SUMS) + 2 * len(memories.NO_KEYS), "Step": 6 + 2 * len(memories.NOTHING)}
+    words = {"Affine": 3, **{name: handed[name] for name in ("Sums", "Keys", "Visible")}}
     for name, count in handed.items():
         fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
         lines = [line.partition("//")[0].strip().rstrip(";") for line in fields.splitlines()]
-        assert sum((3 if "Affine" in line else 1) * len(line.split(",")) for line in lines if line) == count
+        assert sum(words.get(line.split()[0], 1) * len(line.split(",")) for line in lines if line) == count
 
 
 @needs_kernels

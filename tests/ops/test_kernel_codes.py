@@ -35,3 +35,8 @@ def test_the_order_of_bfloat16_weights():
 
 def test_positions():
     assert enum("Position") == {{"none": "NOWHERE"}.get(k, k.upper()): code for k, code in codes.POSITIONS.items()}
+
+
+def test_attentions_and_activations():
+    assert enum("Attention") == {name.upper(): code for name, code in codes.ATTENTIONS.items()}
+    assert enum("Activation") == {{"relu": "RECTIFY"}.get(k, k.upper()): code for k, code in codes.ACTIVATIONS.items()}

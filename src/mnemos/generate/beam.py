@@ -16,7 +16,6 @@ from mnemos.types import Branching, InputError, Likelihood, Output, State, likel
 from .candidates import Candidates, best, drawn, forbid_repeats, log_probs
 from .decoder_step import DecoderStep
 from .finished import Finished, Stopping, accepted, is_done
-from .fused import fused_step
 
 IGNORE = -100  # in a prefix: no token
 WAIT = 8  # steps after which a device is synchronised to see whether all sentences are done; on a CPU: every step
@@ -110,9 +109,9 @@ def beam_search(
     model: any with `logits, state = model(tokens, state)`, in eval mode. state: of B rows (None: new ones); it is not
     changed. prefix [B, P] int64: the tokens that the hypotheses of a sentence begin with; a shorter one ends with −100.
     They are read and never scored, so a sentence has the same scores alone and in a batch. `generator` draws samples.
-    step: what computes single tokens, by default `mnemos.fused_step(model)` where it has a kernel, else
-    the model with packed matrices (generate/packed.py). limits [B] int64: the greatest length of each sentence, instead
-    of `config.max_length` for all.
+    step: what computes single tokens, by default the kernel of `mnemos.fused_step` for few rows, and the model with
+    packed matrices for many and where there is no kernel (generate/decoder_step.py). limits [B] int64: the greatest
+    length of each sentence, instead of `config.max_length` for all.
 
     The prefix is read once per sentence. Then a step extends K hypotheses of every sentence by the model's state: the
     rows of the best continuations are taken by `select`, which copies no keys and values in `EncoderDecoder` and
@@ -131,7 +130,7 @@ def beam_search(
         search.start(state, step or stepping(model))
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
-        fast = isinstance(search.step, DecoderStep) and search.step.fast
+        fast = isinstance(search.step, DecoderStep) and search.step.short
         with torch.inference_mode() if fast else contextlib.nullcontext():
             found = search.run()
         return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in found]
@@ -330,12 +329,11 @@ class _Search:
 
 
 def stepping(model: nn.Module) -> Step:
-    """What computes single tokens: the fused kernel, or the operations of the model with packed matrices.
+    """What computes single tokens: the fused kernel for few rows, the model with packed matrices for many.
 
     A search makes its own. Searches by a model whose weights do not change can share one, which is packed only once.
     """
-    fused = fused_step(model)
-    return fused if fused.fused else DecoderStep(model)
+    return DecoderStep(model)
 
 
 def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tensor:

@@ -1,10 +1,12 @@
-"""A faster step of an encoder-decoder in a search: the same operations, without what surrounds them in the modules.
+"""A faster step of a model in a search: a fused kernel for few rows, packed matrices for many.
 
-With a few rows a token costs as much for starting operations and calling modules as for the arithmetic. This step reads
-the weights once per search, does for all layers once what is the same in all (who is whose past), and multiplies by
-packed matrices. Its state is the model's own.
+With a few rows a token costs as much for starting operations and calling modules as for the arithmetic, and the kernel
+does neither. With many rows the products of packed matrices are faster than the kernel's. Where there is no kernel, an
+encoder-decoder has a short way: the same operations without what surrounds them in the modules. It reads the weights
+once per search, and does for all layers once what is the same in all (who is whose past). The state is the model's own.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,9 +23,11 @@ from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderState, v
 from mnemos.models.encoder_decoder_blocks import DecoderBlock
 from mnemos.types import Output
 
+from .fused import ROWS, fused_step
 from .packed import packed
 
 Map = Callable[[Tensor], Tensor]
+FEW = 40  # rows up to which the kernel of softmax attention is faster than products of packed matrices
 
 
 class _Layer(NamedTuple):
@@ -42,32 +46,49 @@ class _Layer(NamedTuple):
 class DecoderStep:
     """`logits, state = DecoderStep(model)(tokens, state)`, to rounding the model's, without gradient, in eval mode.
 
-    tokens [R, 1]. Branched rows of a decoder with softmax attention (`step.fast`) take the short way; everything else
-    is computed by the model with packed matrices. Modules, settings and large weights are read when the step is made
-    and first used: make a new one after changing them.
+    tokens [R, 1]. Modules, settings and large weights are read when the step is made and first used: make a new one
+    after changing them. short: whether the step computes nothing by modules that could keep a tensor for training.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = packed(model)
-        self.fast = isinstance(model, EncoderDecoder) and _plain(model)
-        if isinstance(self.model, EncoderDecoder) and self.fast:
-            self.pre = self.model.config.norm == "pre"
-            self.layers = [_layer(block) for block in self.model.decoder]
-            self.final = _norm(self.model.decoder_norm) if self.pre else None
-            self.heads = self.model.config.num_heads
+        self.kernel = fused_step(model)
+        plain = isinstance(model, EncoderDecoder) and _plain(model)
+        self.short = self.kernel.fused or plain
+        self.few = FEW if plain or not self.kernel.fused or self.kernel.plan.attention else ROWS
+
+    @functools.cached_property
+    def packed(self) -> nn.Module:
+        """The model with packed matrices."""
+        return packed(self.kernel.model)
+
+    @functools.cached_property
+    def way(self) -> "_ShortWay | None":
+        """The short way through a decoder with softmax attention, if the model is one."""
+        return _ShortWay(self.packed) if isinstance(self.packed, EncoderDecoder) and _plain(self.kernel.model) else None
 
     def __call__(self, x: Tensor, state: Any) -> Output:
         """See the class."""
-        if not self.fast or x.shape[1] != 1 or not isinstance(state, EncoderDecoderState):
-            return self.model(x, state)
+        if self.kernel.fused and x.shape[1] == 1 and len(x) <= self.few:
+            return self.kernel(x, state)
+        if self.way is None or x.shape[1] != 1 or not isinstance(state, EncoderDecoderState):
+            return self.packed(x, state)
         if not all(isinstance(layer, BranchedKeyValues) for layer in state.layers):
-            return self.model(x, state)
+            return self.packed(x, state)
         if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or len(x) != len(state.seen):
-            return self.model(x, state)
-        return self._step(x, state)
+            return self.packed(x, state)
+        return self.way(x, state)
 
-    def _step(self, x: Tensor, state: EncoderDecoderState) -> Output:
-        assert isinstance(self.model, EncoderDecoder)
+
+class _ShortWay:
+    """The operations of an encoder-decoder's step for branched rows."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.model, self.heads = model, model.config.num_heads
+        self.pre = model.config.norm == "pre"
+        self.layers = [_layer(block) for block in model.decoder]
+        self.final = _norm(model.decoder_norm) if self.pre else None
+
+    def __call__(self, x: Tensor, state: EncoderDecoderState) -> Output:
         y = self.model.embedded(x, state.seen)[:, 0]
         first: BranchedKeyValues = state.layers[0]
         visible, seen, copies = first.visible_after(), state.seen + 1, first.copies
@@ -92,7 +113,7 @@ class DecoderStep:
         return logits[:, None], EncoderDecoderState(seen, source, tuple(after))
 
 
-def _plain(model: EncoderDecoder) -> bool:
+def _plain(model: Any) -> bool:
     """Whether all modules of the decoder are as the model builds them, without hooks, and its attention is softmax."""
     if type(model) is not EncoderDecoder or model.training or has_global_forward_hooks():
         return False

@@ -1,4 +1,4 @@
-"""The fused decoding step: one token through all layers of a linear transformer in one call of a C++ kernel.
+"""The fused decoding step: one token through all layers of a model in one call of a C++ kernel.
 
 Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
 times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decode.cpp) computes all
@@ -16,24 +16,29 @@ from mnemos import native
 from mnemos._compat import (
     dispatch_mode_active,
     function_mode_active,
-    has_forward_hooks,
-    has_global_forward_hooks,
-    literal,
     parameters_of,
     transformed,
     write_count,
 )
-from mnemos.attention.linear import LinearAttention
-from mnemos.models.skeleton import skeleton
-from mnemos.models.transformer import Transformer, TransformerState
-from mnemos.native import codes, library, why_not
+from mnemos.models.encoder_decoder import EncoderDecoderState
+from mnemos.models.transformer import TransformerState
+from mnemos.native import codes, library
 from mnemos.ops.linear import LinearState
-from mnemos.ops.linear.feature_maps import FEATURE_MAPS
-from mnemos.ops.sinusoids import frequencies
-from mnemos.types import InputError, Output, likelihood_of
+from mnemos.types import InputError, Output, State
 
-MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
-_KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
+from .fused_memory import (
+    KIND,
+    NO_KEYS,
+    NO_SUMS,
+    NOTHING,
+    Prepared,
+    is_literal,
+    prepared_keys,
+    prepared_source,
+    prepared_sums,
+)
+from .fused_plan import plan_of, why_not_fused
+
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 
 
@@ -43,11 +48,12 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     x [B, 1] int64; state: of the model or of an earlier step (None: new sequences), never changed. Logits and state
     equal the model's to rounding, so a stream may change between the two at any token.
 
-    A fused kernel exists for a `mnemos.Transformer` with linear attention (feature maps "elu" and "relu") in float32 on
-    the CPU: then `step.fused` is True. It uses `torch.get_num_threads()` threads. Cost per token: reading the weights
-    and the state once, however many tokens came before. For other models `step.why` says why there is no kernel, and
-    the step calls the model. It also calls the model for several tokens, more than `ROWS` rows with weights in float32,
-    under autocast, and in training with dropout.
+    A fused kernel exists for a `mnemos.Transformer`, and for the decoder of a `mnemos.EncoderDecoder`, with linear
+    attention (feature maps "elu" and "relu") or softmax attention in float32 on the CPU: then `step.fused` is True. It
+    uses `torch.get_num_threads()` threads. Cost per token: reading the weights and the state once; with linear
+    attention the state has the same size however many tokens came before. For other models `step.why` says why there
+    is no kernel, and the step calls the model. It also calls the model for several tokens, for the first token of
+    softmax attention, more than `ROWS` rows with weights in float32, under autocast, and in training with dropout.
 
     weights: "float32"; "bfloat16" or "int8" for a copy of the matrices in 16 bits, or in 8 bits with one scale per row
     (its largest absolute value / 127). Few rows are bound by reading the weights, so they take a half and a quarter of
@@ -69,7 +75,8 @@ class FusedStep:
         if weights not in codes.WEIGHTS:
             raise InputError(f"expected weights of {', '.join(codes.WEIGHTS)}, found {weights!r}")
         self.model, self.weights = model, weights
-        self.why = _why_not(model)
+        self.why = why_not_fused(model)
+        self.most_rows = ROWS if weights == "float32" else sys.maxsize  # that the kernel computes
         self._pointers: list[Any] | None = None
         if not self.why:
             self._plan(model)
@@ -89,9 +96,9 @@ class FusedStep:
         return not self.why
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, state: TransformerState | None = None) -> Output:
+    def __call__(self, x: Tensor, state: State = None) -> Output:
         """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after it."""
-        if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= self._most:
+        if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= self.most_rows:
             self._locate()
             if not self.why and _takes(x) and not (self._drops and self.model.training):
                 found = self._step(x, state)
@@ -100,29 +107,17 @@ class FusedStep:
         return self.model(x, state)
 
     def _plan(self, model: Any) -> None:
-        """Find the parameters and the sizes, in the order of `Stack` and `Layer` of native/decode.h."""
-        c, attention = model.config, model.blocks[0].attention
-        self._drops = c.dropout > 0
-        self._shape = (c.num_heads, c.dim // c.num_heads, c.dim // c.num_heads)
-        self._eps = model.blocks[0].mlp_norm.eps, attention.eps
-        head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
-        parts = [(model.embedding, "weight"), *([(model.positions, "weight")] if c.position == "learned" else [])]
-        affine = [model.final_norm] if c.norm == "pre" else []
-        affine += head
-        for block in model.blocks:
-            affine += [block.attention_norm, block.attention.qkv, block.attention.output]
-            affine += [block.mlp_norm, block.mlp.expand, block.mlp.contract]
+        """Find the parameters: the tables, then weight and bias of each linear layer and norm."""
+        self._drops = model.config.dropout > 0
+        self.plan = plan = plan_of(model)
+        tables = [table for table in (plan.embedding, plan.positions) if table is not None]
+        affine = [part for part in plan.affine if part is not None]
+        parts = [(table, "weight") for table in tables]
         parts += [(module, name) for module in affine for name in ("weight", "bias")]
         self._where = [(parameters_of(module), name) for module, name in parts]
         self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in parts]
-        self._most = ROWS if self.weights == "float32" else sys.maxsize
         self._shapes = [None if (p := found[name]) is None else p.shape for found, name in self._where]
-        self._frequencies = frequencies(c.dim, "cpu")
-        outputs = head[-1].out_features
-        self._outputs = (outputs,) if c.head.classes else (1, outputs)
-        kinds = (c.norm == "post", c.activation == "gelu", _map(attention), codes.POSITIONS[c.position])
-        sizes = (c.layers, c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0, outputs)
-        self._sizes = (*sizes, *map(int, kinds), c.max_length, codes.WEIGHTS[self.weights])
+        self._numbers = (ctypes.c_double * 3)(*plan.numbers)
 
     def _locate(self) -> None:
         """Read the addresses of the weights; check and store them again if one has changed."""
@@ -145,52 +140,78 @@ class FusedStep:
         self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
         if self.why:
             return
-        copies = [
+        self._copies = [
             _converted(p, self.weights) if is_matrix else (p, None)
             for p, is_matrix in zip(self._held, self._matrices, strict=True)
         ]
-        self._copies = copies
-        learned, pre, deep = self._sizes[10] == codes.POSITIONS["learned"], not self._sizes[7], self._sizes[5] > 0
-        single, rest = copies[: 1 + learned], iter(copies[1 + learned :])
-        tables = [0 if p is None else p.data_ptr() for p, _ in single]
-        affine = [
-            [0 if p is None else p.data_ptr() for p in (weight, bias, scale)]
-            for (weight, scale), (bias, _) in zip(rest, rest, strict=True)
-        ]
-        parts = iter(affine)
-        numbers = [*self._sizes, tables[0], tables[1] if learned else 0, self._frequencies.data_ptr()]
-        for there in (pre, deep, True):  # final norm, the head's hidden layer, the head
-            numbers += next(parts) if there else [0, 0, 0]
-        self._stack = (ctypes.c_int64 * len(numbers))(*numbers)
-        layers = [word for words in parts for word in words]
-        self._layers = (ctypes.c_int64 * len(layers))(*layers)
+        rest = iter(self._copies)
+        plan = self.plan
+        embedding, positions = (_address(next(rest)[0]) if table else 0 for table in (plan.embedding, plan.positions))
+        affine: list[list[int]] = []
+        for part in plan.affine:
+            (weight, scale), (bias, _) = ((None, None), (None, None)) if part is None else (next(rest), next(rest))
+            affine.append([_address(weight), _address(bias), _address(scale)])
+        numbers = [*plan.sizes, codes.WEIGHTS[self.weights], plan.attention, int(plan.reads)]
+        numbers += [embedding, positions, plan.frequencies.data_ptr()]
+        self._stack = _words([*numbers, *(word for words in affine[:3] for word in words)])
+        self._layers = _words([word for words in affine[3:] for word in words])
 
-    def _step(self, x: Tensor, state: TransformerState | None) -> Output | None:
+    def _step(self, x: Tensor, state: State) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
-        b, layers = x.shape[0], self._sizes[0]
-        h, d, m = self._shape
-        if state is None:
-            nothing = LinearState(torch.zeros(b, h, d, m, **_KIND), torch.zeros(b, h, d, **_KIND))
-            given, seen = (nothing,) * layers, None
-        else:
-            if not isinstance(state, TransformerState):
-                return None
-            given, seen = state.layers, state.seen
-            if not _fits(state, layers, (b, h, d, m)):
-                return None
-        s, z = torch.empty(layers, b, h, d, m, **_KIND), torch.empty(layers, b, h, d, **_KIND)
-        new = tuple(map(LinearState, s.unbind(), z.unbind()))
-        sums = [x.data_ptr() for pair in zip(given, new, strict=True) for layer in pair for x in layer]
-        logits = torch.empty(b, *self._outputs, **_KIND)
-        threads = torch.get_num_threads()
-        place = 0 if seen is None else seen.data_ptr()
-        step = (ctypes.c_int64 * 6)(b, threads, x.data_ptr(), x.stride(0), place, logits.data_ptr())
-        loaded: Any = library()
-        words = (ctypes.c_int64 * len(sums))(*sums)
-        if loaded.mnemos_decode(native.variant(loaded), self._stack, self._layers, step, words, *self._eps):
+        plan, rows = self.plan, len(x)
+        source: Prepared | None = None
+        if state is None and not plan.attention and not plan.reads:
+            sums = LinearState(*(torch.zeros(rows, *shape, **KIND) for shape in self._sums()))
+            given, seen = (sums,) * plan.layers, None
+        elif not isinstance(state, EncoderDecoderState if plan.reads else TransformerState):
             return None
-        one = torch.ones(b, dtype=torch.int64, device="cpu")
-        return logits, TransformerState(one if seen is None else seen + one, new)
+        else:
+            given, seen = state.layers, state.seen
+            if len(given) != plan.layers or seen is None or not _counts(seen, rows):
+                return None
+        if isinstance(state, EncoderDecoderState):
+            source = prepared_source(state.source, (rows, *plan.heads), plan.layers)
+            if source is None:
+                return None
+        if plan.attention == codes.ATTENTIONS["linear"]:
+            own = prepared_sums(given, (rows, *self._sums()[0]))
+        else:
+            own = prepared_keys(given, (rows, *plan.heads), plan.window)
+        if own is None:
+            return None
+        logits = torch.empty(rows, *plan.outputs, **KIND)
+        place = 0 if seen is None else seen.data_ptr()
+        step = [rows, torch.get_num_threads(), x.data_ptr(), x.stride(0), place, logits.data_ptr()]
+        step += [*own.visible, *(source.visible if source else NOTHING)]
+        words: list[int] = []
+        for i in range(plan.layers):
+            words += [*NO_SUMS, *own.words[i]] if plan.attention else [*own.words[i], *NO_KEYS]
+            words += source.words[i] if source else NO_KEYS
+        loaded: Any = library()
+        given_words = self._stack, self._layers, _words(step), _words(words), self._numbers
+        if loaded.mnemos_decode(native.variant(loaded), *given_words):
+            return None
+        seen = torch.ones(rows, dtype=torch.int64, device="cpu") if seen is None else seen + 1
+        if isinstance(state, EncoderDecoderState):
+            return logits, state._replace(seen=seen, layers=own.layers)
+        return logits, TransformerState(seen, own.layers)
+
+    def _sums(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of a row's running sums s and z."""
+        heads, width = self.plan.heads
+        return (heads, width, width), (heads, width)
+
+
+def _words(numbers: list[int]) -> Any:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _address(p: Tensor | None) -> int:
+    return 0 if p is None else p.data_ptr()
+
+
+def _counts(seen: Tensor, rows: int) -> bool:
+    return seen.shape == (rows,) and seen.dtype == torch.int64 and seen.is_contiguous() and is_literal(seen)
 
 
 def _writes(p: Tensor | None) -> int | None:
@@ -228,23 +249,6 @@ def _takes(x: Tensor) -> bool:
     )
 
 
-def _fits(state: TransformerState, layers: int, shape: tuple[int, ...]) -> bool:
-    """Whether the state's tensors have the shapes, types and layout that the kernel reads."""
-    seen = state.seen
-    if seen is None or seen.shape != shape[:1] or seen.dtype != torch.int64 or not _plain(seen):
-        return False
-    if len(state.layers) != layers or any(type(layer) is not LinearState for layer in state.layers):
-        return False
-    return all(
-        s.shape == shape and z.shape == shape[:3] and s.dtype == z.dtype == torch.float32 and _plain(s) and _plain(z)
-        for s, z in state.layers
-    )
-
-
-def _plain(x: Tensor) -> bool:
-    return x.is_contiguous() and x.is_cpu and literal(x)
-
-
 def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
     if p is None or shape is None:
         return "" if p is shape else "a bias was added or removed"
@@ -253,56 +257,3 @@ def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
     if p.shape != shape or not p.is_contiguous():
         return f"expected a contiguous weight of shape {tuple(shape)}, found {tuple(p.shape)}, strides {p.stride()}"
     return ""
-
-
-def _why_not(model: nn.Module) -> str:
-    """Why the kernel cannot compute this model, in one line; empty if it can."""
-    if library() is None:
-        return why_not()
-    if type(model) is not Transformer:
-        return f"the kernel needs a mnemos.Transformer, found {type(model).__name__}"
-    if has_global_forward_hooks():
-        return "there are hooks on the forward of all modules, which the kernel would skip"
-    for name, part in model.named_modules():
-        if has_forward_hooks(part):
-            return f"there is a hook on {name or 'the model'}, which the kernel would skip"
-    if model.config.activation not in ("gelu", "relu"):
-        return f"the kernel has the activations gelu and relu, found {model.config.activation}"
-    if not model.config.mlp:
-        return "its blocks have no MLP, for which there is no kernel"
-    if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):
-        return f"its head is {type(model.head).__name__}, and the kernel has linear heads"
-    return next((why for block in model.blocks if (why := _attends(block, model.blocks[0]))), "") or _differs(model)
-
-
-def _attends(block: nn.Module, first: Any) -> str:
-    attention: Any = block.attention
-    if type(attention) is not LinearAttention:
-        return f"the kernel needs LinearAttention, found {type(attention).__name__}"
-    if not attention.causal:
-        return "its attention is not causal, so it has no state"
-    if _map(attention) is None:
-        return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
-    if attention.compensated:
-        return "its state is compensated, for which there is no kernel"
-    if attention.backend not in ("auto", "native"):
-        return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
-    settings = [(a.num_heads, a.eps, _map(a)) for a in (attention, first.attention)]
-    return "" if settings[0] == settings[1] else "its layers' attention differs in heads, eps or feature map"
-
-
-def _map(attention: LinearAttention) -> int | None:
-    """The kernel's code of a feature map, None if it has none."""
-    found = attention.feature_map
-    return next((codes.FEATURE_MAPS[name] for name in MAPS if found in (name, FEATURE_MAPS[name])), None)
-
-
-def _differs(model: Any) -> str:
-    """The first part that is not as the configuration builds it; the head may have another number of outputs."""
-    expected = skeleton(model.config).named_modules()
-    found = dict(model.named_modules())
-    for name, part in expected:
-        other = found.pop(name, None)
-        if type(part) is not type(other) or (part.extra_repr() != other.extra_repr() and not name.startswith("head")):
-            return f"{name}: its configuration says {part}, found {other}"
-    return f"{next(iter(found))}: a module that its configuration does not have" if found else ""

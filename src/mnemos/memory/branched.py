@@ -6,7 +6,7 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.states import Rows, SharedRows
 
-from .key_values import Buffer, KeyValues, appended
+from .key_values import Buffer, KeyValues, appended, with_room
 
 MERGE = 8  # tokens between two attempts to merge the entries of tokens that all rows of every group have in common
 
@@ -67,6 +67,11 @@ class BranchedKeyValues(SharedRows):
         buffer, end = None, 0
         if self.k.shape[1]:
             (k, v), buffer, end = appended((self.k, self.v), (k, v), self._buffer, self._end)
+        return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, (buffer, end))
+
+    def with_room(self, visible: Tensor, seen: Tensor) -> "BranchedKeyValues":
+        """`extended`, E > 0, by keys and values that the caller writes into the last K entries of `k` and `v`."""
+        (k, v), buffer, end = with_room((self.k, self.v), self.copies, self._buffer, self._end)
         return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, (buffer, end))
 
     def last(self, n: int) -> "BranchedKeyValues":

@@ -58,6 +58,12 @@ class KeyValues:
         (k, v, valid), buffer, end = appended((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
         return KeyValues(k, v, valid, seen, buffer, end)
 
+    def with_room(self) -> "KeyValues":
+        """The state after one more valid token, N > 0, whose key and value the caller writes into `k` and `v`."""
+        (k, v, valid), buffer, end = with_room((self.k, self.v, self.valid), 1, self._buffer, self._end)
+        valid[:, -1] = True
+        return KeyValues(k, v, valid, self.seen + 1, buffer, end)
+
     def __repr__(self) -> str:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"
 
@@ -96,16 +102,25 @@ def appended(
 
     `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
     """
-    before, more = kept[0].shape[1], new[0].shape[1]
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new)):
         return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
+    more = new[0].shape[1]
+    tensors, buffer, end = with_room(kept, more, buffer, end)
+    for tensor, x in zip(tensors, new, strict=True):
+        tensor[:, -more:] = x
+    return tensors, buffer, end
+
+
+def with_room(
+    kept: tuple[Tensor, ...], more: int, buffer: Buffer | None, end: int
+) -> tuple[tuple[Tensor, ...], Buffer, int]:
+    """`kept` [B, N, ..], N > 0, and room behind it for `more` tokens, which the caller writes; else as `appended`."""
+    before = kept[0].shape[1]
     if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
         buffer = None  # such a tensor may be written in inference mode only
     if buffer is None or buffer.used != end or buffer.capacity < end + more:
         buffer, end = Buffer(kept, 2 * (before + more)), before
-    start, at, end = end - before, end, end + more
-    for room, x in zip(buffer.tensors, new, strict=True):
-        room[:, at:end] = x
+    start, end = end - before, end + more
     buffer.used = end
     return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
 

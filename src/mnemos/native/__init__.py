@@ -39,7 +39,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.mnemos_map.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     loaded.mnemos_map.restype = None
     loaded.mnemos_bidirectional.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
-    loaded.mnemos_decode.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_double, ctypes.c_double]
+    loaded.mnemos_decode.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 5]
     loaded.mnemos_cache.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.mnemos_activate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64]
     loaded.mnemos_activate.restype = None

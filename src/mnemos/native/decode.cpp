@@ -1,4 +1,4 @@
-// One token of every row through a whole stack of blocks with linear attention, for one kind of processor.
+// One token of every row through a whole stack of blocks with linear or softmax attention, for one kind of processor.
 //
 // What a token must cost is reading the weights once; what it costs, one operation after the other, is their number. So
 // the threads meet once a token, and then share out the rows of each matrix, with a barrier between one and the next.
@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "keys.h"
 #include "matrix.h"
 #include "scan.h"
 
@@ -17,12 +18,17 @@ constexpr i64 EARLY = 4;  // heads' states that are asked for ahead of their use
 
 class Decoding {
    public:
-    Decoding(const Stack& m, const Layer* layers, const Step& c, const Sums* sums, double norm_eps, double eps)
-        : m(m), c(c), layers(layers), sums(sums), norm_eps(norm_eps), eps((float)eps) {
+    Decoding(const Stack& m, const Layer* layers, const Step& c, const Memory* memories, const Numbers& numbers)
+        : m(m), c(c), layers(layers), memories(memories), numbers(numbers) {
         i64 width = rounded(m.width, UNIT), features = rounded(m.width / m.heads, W);
-        i64 common = 5 * width + rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT);
-        own = rounded(c.rows * width + 2 * features, UNIT);
-        memory = (float*)std::aligned_alloc(64, rounded((c.rows * common + c.threads * own) * sizeof(float), 64));
+        i64 turns = rounded(m.position == ROTARY ? m.width / m.heads : 0, UNIT);
+        i64 common = 5 * width + rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
+        i64 lists = Listed::size(c.own, c.rows) + Listed::size(c.source, c.rows);
+        i64 most = c.own.entries > c.source.entries ? c.own.entries : c.source.entries;
+        own = rounded(c.rows * width + 2 * features + rounded(most, W), UNIT);
+        i64 size = c.rows * common + rounded(lists, UNIT) + c.threads * own;
+        memory = (float*)std::aligned_alloc(64, rounded(size * sizeof(float), 64));
+        if (!memory) return;
         float* at = memory;
         auto take = [&](i64 n) {
             Vectors found{at, rounded(n, UNIT)};
@@ -30,7 +36,10 @@ class Decoding {
             return found;
         };
         x = take(m.width), qkv = take(3 * m.width), heads = take(m.width), mlp = take(m.mlp), hidden = take(m.hidden);
-        private_ = at;
+        turn = take(turns);
+        lists_own = Listed(c.own, (std::int32_t*)at);
+        lists_source = Listed(c.source, (std::int32_t*)at + Listed::size(c.own, c.rows));
+        private_ = at + rounded(lists, UNIT);
     }
     ~Decoding() { std::free(memory); }
     Decoding(const Decoding&) = delete;
@@ -48,23 +57,27 @@ class Decoding {
     const Stack& m;
     const Step& c;
     const Layer* layers;
-    const Sums* sums;
-    double norm_eps;
-    float eps, *memory, *private_;
-    i64 own;                            // floats of a thread's memory
-    Vectors x, qkv, heads, mlp, hidden;  // [rows, ..]
+    const Memory* memories;
+    const Numbers& numbers;
+    float *memory, *private_;
+    i64 own;                                   // floats of a thread's memory
+    Vectors x, qkv, heads, mlp, hidden, turn;  // [rows, ..]
+    Listed lists_own, lists_source;
     Barrier barrier;
 
-    // The i-th matrix that a token meets: four of a layer, and then the head's.
+    // The i-th matrix that a token meets: four or six of a layer, and then the head's.
     Matrix matrix(i64 i, i64 me, i64 all) const {
-        if (i >= 4 * m.layers) {
-            if (i == 4 * m.layers && m.hidden) return {m.before_head, m.hidden, m.width, me, all};
+        i64 each = m.reads ? 6 : 4;
+        if (i >= each * m.layers) {
+            if (i == each * m.layers && m.hidden) return {m.before_head, m.hidden, m.width, me, all};
             return {m.head, m.outputs, m.hidden ? m.hidden : m.width, me, all};
         }
-        const Layer& layer = layers[i / 4];
-        if (i % 4 == 0) return {layer.qkv, 3 * m.width, m.width, me, all};
-        if (i % 4 == 1) return {layer.output, m.width, m.width, me, all};
-        if (i % 4 == 2) return {layer.expand, m.mlp, m.width, me, all};
+        const Layer& layer = layers[i / each];
+        i %= each;
+        if (i == 0) return {layer.qkv, 3 * m.width, m.width, me, all};
+        if (i == 1) return {layer.output, m.width, m.width, me, all};
+        if (m.reads && i < 4) return {i == 2 ? layer.query : layer.read_output, m.width, m.width, me, all};
+        if (i == each - 2) return {layer.expand, m.mlp, m.width, me, all};
         return {layer.contract, m.width, m.mlp, me, all};
     }
 
@@ -77,21 +90,32 @@ class Decoding {
             Matrix w = matrix(i++, me, all), next = matrix(i, me, all);
             multiply(w, c.rows, x, y, more, next.template row<T>(next.from));
             if (active)
-                for (i64 b = 0; b < c.rows; b++) activate(m.gelu, y[b] + w.from, w.to - w.from);
+                for (i64 b = 0; b < c.rows; b++) activate(m.activation, y[b] + w.from, w.to - w.from);
             barrier.wait(all);
         };
         embed(me, all);
-        const Affine* norm = nullptr;  // what the stream goes through before it is used
+        const Affine* norm = nullptr;  // with norms after the sum: what the stream goes through before it is used
+        auto enter_next = [&](const Affine& of_part) {
+            Vectors in = enter(m.post ? norm : &of_part, mine);
+            norm = &of_part;
+            return in;
+        };
         for (i64 l = 0; l < m.layers; l++) {
             const Layer& layer = layers[l];
-            Vectors in = enter(m.post ? norm : &layer.attention_norm, mine);
+            Vectors in = enter_next(layer.attention_norm);
             multiply_next(in, qkv);
-            attend(sums[l], me, all, mine[c.rows]);
+            (m.attention == LINEAR) ? sum_up(memories[l].sums, me, all, mine[c.rows])
+                                    : attend(memories[l].own, me, all, mine[c.rows]);
             multiply_next(heads, x, m.post ? &in : &x);
-            in = enter(m.post ? &layer.attention_norm : &layer.mlp_norm, mine);
+            if (m.reads) {
+                in = enter_next(layer.read_norm);
+                multiply_next(in, qkv);
+                read(memories[l].source, me, all, mine[c.rows]);
+                multiply_next(heads, x, m.post ? &in : &x);
+            }
+            in = enter_next(layer.mlp_norm);
             multiply_next(in, mlp, nullptr, true);
             multiply_next(mlp, x, m.post ? &in : &x);
-            norm = &layer.mlp_norm;
         }
         Vectors in = enter(m.post ? norm : &m.final_norm, mine);
         if (m.hidden) multiply_next(in, hidden, nullptr, true);
@@ -103,19 +127,28 @@ class Decoding {
 
     Vectors enter(const Affine* norm, Vectors mine) {
         if (!norm) return x;
-        for (i64 b = 0; b < c.rows; b++) normalise(*norm, m.width, norm_eps, x[b], mine[b]);
+        for (i64 b = 0; b < c.rows; b++) normalise(*norm, m.width, numbers.norm_eps, x[b], mine[b]);
         return mine;
     }
 
-    // Tokens' vectors and their positions'; angles in double precision, so that any position is exact.
+    // Tokens' vectors and their positions'; angles in double precision, so that any position is exact. And what is the
+    // same in all layers: the rotations of positions, and which entries a row attends to.
     void embed(i64 me, i64 all) {
         i64 from, to;
+        share(me, all, c.rows, from, to);
+        if (m.attention == SOFTMAX) lists_own.list(from, to);
+        if (m.reads) lists_source.list(from, to);
+        for (i64 b = from; m.position == ROTARY && b < to; b++)
+            for (i64 i = 0; 2 * i < m.width / m.heads; i++) {
+                double angle = (c.seen ? c.seen[b] : 0) * m.frequencies[i];
+                turn[b][2 * i] = (float)std::cos(angle), turn[b][2 * i + 1] = (float)std::sin(angle);
+            }
         share(me, all, rounded(m.width, UNIT) / UNIT, from, to);
         from = from * UNIT, to = least(to * UNIT, m.width);
         for (i64 b = 0; b < c.rows; b++) {
             const float* token = m.embedding + c.tokens[b * c.stride] * m.width;
             i64 place = c.seen ? c.seen[b] : 0;
-            for (i64 i = from; i < to; i++) x[b][i] = token[i];
+            for (i64 i = from; i < to; i++) x[b][i] = token[i] * (float)numbers.embedding;
             if (m.position == LEARNED)
                 for (i64 i = from; i < to; i++) x[b][i] += m.positions[place * m.width + i];
             if (m.position == SINUSOIDAL)
@@ -128,7 +161,7 @@ class Decoding {
     }
 
     // s' = s + φ(k)·vᵀ, z' = z + φ(k), y = φ(q)·s' / (φ(q)·z' + eps); each thread some heads of all rows'.
-    void attend(const Sums& t, i64 me, i64 all, float* q) {
+    void sum_up(const Sums& t, i64 me, i64 all, float* q) {
         i64 D = m.width / m.heads, from, to;
         float* k = q + rounded(D, W);
         share(me, all, c.rows * m.heads, from, to);
@@ -136,7 +169,7 @@ class Decoding {
             i64 b = i / m.heads, h = i % m.heads;
             const float* later = t.s + (i + EARLY) * D * D;
             for (i64 j = 0; i + EARLY < to && j < D * D; j += LINE) __builtin_prefetch(later + j, 0, 2);
-            float *row = qkv[b] + h * D, *y = heads[b] + h * D, den = eps;
+            float *row = qkv[b] + h * D, *y = heads[b] + h * D, den = (float)numbers.attention_eps;
             mapped(row, q, D), mapped(row + m.width, k, D);
             for (i64 d = 0; d < D; d++) t.z_end[i * D + d] = t.z[i * D + d] + k[d], den += q[d] * t.z_end[i * D + d];
             const float* s = t.s + i * D * D;
@@ -147,18 +180,64 @@ class Decoding {
         barrier.wait(all);
     }
 
+    // y = softmax(q·k/√D)·v over a row's entries and its new one; each thread some heads of all rows'.
+    void attend(const Keys& t, i64 me, i64 all, float* q) {
+        i64 D = m.width / m.heads, copies = c.own.copies, from, to;
+        share(me, all, c.rows * m.heads, from, to);
+        for (i64 i = from; i < to; i++) {
+            i64 b = i / m.heads, h = i % m.heads, place = c.own.entries - copies + b % copies;
+            float* row = qkv[b] + h * D;
+            if (m.position == ROTARY) rotate(row, turn[b], D), rotate(row + m.width, turn[b], D);
+            i64 group = b / copies * t.group + h * t.head, entry = group + place * t.entry;
+            std::memcpy(t.k + entry, row + m.width, D * sizeof(float));
+            std::memcpy(t.v + entry, row + 2 * m.width, D * sizeof(float));
+            query(row, q, D);
+            attend_to(t.k + group, t.v + group, t.entry, lists_own.entries(b), lists_own.count(b), q, D,
+                      q + rounded(D, W), heads[b] + h * D);
+        }
+        barrier.wait(all);
+    }
+
+    // The same of a source, whose queries are in place of q.
+    void read(const Keys& t, i64 me, i64 all, float* q) {
+        i64 D = m.width / m.heads, from, to;
+        share(me, all, c.rows * m.heads, from, to);
+        for (i64 i = from; i < to; i++) {
+            i64 b = i / m.heads, h = i % m.heads, group = b / c.source.copies * t.group + h * t.head;
+            query(qkv[b] + h * D, q, D);
+            attend_to(t.k + group, t.v + group, t.entry, lists_source.entries(b), lists_source.count(b), q, D,
+                      q + rounded(D, W), heads[b] + h * D);
+        }
+        barrier.wait(all);
+    }
+
+    // q/√D, and zeros up to whole vectors.
+    static void query(const float* from, float* q, i64 D) {
+        float by = 1 / std::sqrt((float)D);
+        for (i64 d = 0; d < D; d++) q[d] = from[d] * by;
+        for (i64 d = D; d < rounded(D, W); d++) q[d] = 0;
+    }
+
+    // Pairs of channels, turned by the cosines and sines of their angles.
+    static void rotate(float* x, const float* turn, i64 D) {
+        for (i64 d = 0; d < D; d += 2) {
+            float a = x[d], b = x[d + 1], cosine = turn[d], sine = turn[d + 1];
+            x[d] = a * cosine - b * sine, x[d + 1] = a * sine + b * cosine;
+        }
+    }
+
     void mapped(const float* from, float* to, i64 D) const {
         auto f = m.map == ELU ? fetch<FLOAT32, ELU> : fetch<FLOAT32, RELU>;
         f(to, rounded(D, W), (const char*)from, D, 1, D, nullptr, 0);
     }
 };
 
-int decode(const Stack& m, const Layer* layers, const Step& c, const Sums* sums, double norm_eps, double eps) {
+int decode(const Stack& m, const Layer* layers, const Step& c, const Memory* memories, const Numbers& numbers) {
     for (i64 b = 0; b < c.rows; b++) {
         i64 token = c.tokens[b * c.stride], place = c.seen ? c.seen[b] : 0;
         if (token < 0 || token >= m.vocabulary || (m.position == LEARNED && (place < 0 || place >= m.limit))) return 1;
     }
-    Decoding one(m, layers, c, sums, norm_eps, eps);
+    Decoding one(m, layers, c, memories, numbers);
     if (!one.ready()) return 1;
     together(c.threads, Decoding::run, &one);
     return 0;

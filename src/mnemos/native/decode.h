@@ -1,4 +1,4 @@
-// One token through a whole linear transformer. The order of the fields is that of generate/fused.py, where every one
+// One token through a whole decoder, with linear or softmax attention. The order of the fields is that of generate/fused.py, where every one
 // of them is a word of 64 bits.
 #pragma once
 #include <atomic>
@@ -17,27 +17,51 @@ struct Affine {
     const float *bias, *scale;
 };
 
+// The second row is of an attention to a source: nulls where there is none.
 struct Layer {
-    Affine attention_norm, qkv, output, mlp_norm, expand, contract;
+    Affine attention_norm, qkv, output;
+    Affine read_norm, query, read_output;
+    Affine mlp_norm, expand, contract;
 };
 
-enum Position : i64 { NOWHERE = 0, LEARNED = 1, SINUSOIDAL = 2 };
+enum Position : i64 { NOWHERE = 0, LEARNED = 1, SINUSOIDAL = 2, ROTARY = 3 };
+enum Attention : i64 { LINEAR = 0, SOFTMAX = 1 };
+enum Activation : i64 { RECTIFY = 0, GELU = 1, SILU = 2 };
 
 struct Stack {
     i64 layers, width, heads, mlp, vocabulary;
     i64 hidden, outputs;  // of the head: width of its hidden layer (0: none), and of the logits
-    i64 post, gelu, map;  // norm after the sum; gelu or relu; φ
+    i64 post, activation, map;  // norm after the sum; of the MLP; φ of linear attention
     i64 position, limit;  // learned positions there are
     i64 weights;          // of all matrices but the embedding, which is float32
+    i64 attention, reads;  // of all layers; whether they attend to a source too
     const float *embedding, *positions;  // [vocabulary, width], [limit, width]
-    const double* frequencies;           // [(width + 1) / 2]
+    const double* frequencies;           // [(width + 1) / 2]; of rotary positions [width / heads / 2]
     Affine final_norm, before_head, head;
 };
 
-// Before the token and after it: s [B, H, D, D] and z [B, H, D] of a layer.
+// Before the token and after it: s [B, H, D, D] and z [B, H, D] of a layer with linear attention.
 struct Sums {
     const float *s, *z;
     float *s_end, *z_end;
+};
+
+// Keys and values [G, N, H, D], both with these strides; the last one is 1. The rows of a group are next to each other.
+struct Keys {
+    float *k, *v;
+    i64 group, entry, head;
+};
+
+// Of a layer. `own`: of softmax attention, with room for this token's entries, one of each row of a group, at the end.
+struct Memory {
+    Sums sums;
+    Keys own, source;
+};
+
+// Which entries of its group a row attends to: not 0 in [rows, N] (or [groups, N], if `common`); null: all.
+struct Visible {
+    const unsigned char* marks;
+    i64 entries, copies, common;  // N, and the rows of a group
 };
 
 struct Step {
@@ -46,13 +70,19 @@ struct Step {
     i64 stride;
     const i64* seen;  // [rows], tokens before this one; null: none
     float* logits;    // [rows, outputs]
+    Visible own, source;
+};
+
+// eps of the norms and of linear attention, and what embeddings are multiplied by.
+struct Numbers {
+    double norm_eps, attention_eps, embedding;
 };
 
 // What a processor's variant offers. `decode` returns 0, or 1 for a token or a position that there is not and for no
-// memory; nothing that is given is written to. `activate`: gelu (not 0) or relu of n numbers, in place.
+// memory; nothing that is given is written to but the room in `Memory::own`. `activate`: an activation of n numbers, in place.
 struct Decoder {
-    int (*decode)(const Stack&, const Layer*, const Step&, const Sums*, double norm_eps, double attention_eps);
-    void (*activate)(bool gelu, float* x, i64 n);
+    int (*decode)(const Stack&, const Layer*, const Step&, const Memory*, const Numbers&);
+    void (*activate)(i64 activation, float* x, i64 n);
 };
 
 // work(context, worker, workers) by `workers` <= threads at the same time, so that they may wait for each other.

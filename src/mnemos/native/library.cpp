@@ -239,9 +239,9 @@ int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* ca
 }
 
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
-                  const mnemos::Sums* sums, double norm_eps, double attention_eps) {
+                  const mnemos::Memory* memory, const mnemos::Numbers* numbers) {
     mnemos::Flush flush;
-    return decoder(variant).decode(*stack, layers, *step, sums, norm_eps, attention_eps);
+    return decoder(variant).decode(*stack, layers, *step, memory, *numbers);
 }
 
 // Of a gated cache: what 0 the update, 1 its backward, 2 the read, 3 its backward.
@@ -252,7 +252,7 @@ int mnemos_cache(int variant, int what, const void* call) {
     return (what == 2 ? found.read : found.read_backward)(*(const mnemos::Reading*)call);
 }
 
-void mnemos_activate(int variant, int gelu, float* x, i64 n) { decoder(variant).activate(gelu, x, n); }
+void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }
 
 void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
 }

@@ -199,12 +199,18 @@ void normalise(const Affine& m, i64 width, double eps, const float* x, float* y)
     for (; i < width; i++) y[i] = (x[i] - mean) * scale * gain[i] + m.bias[i];
 }
 
-void activate(bool smooth, float* x, i64 n) {
-    auto value = [&](V v) ALWAYS_LAMBDA { return smooth ? gelu(v) : v < 0.0f ? V{} : v; };
+template <class F>
+ALWAYS void for_each(F value, float* x, i64 n) {
     i64 i = 0;
     for (; i + W <= n; i += W) store(x + i, value(load<V>(x + i)));
     V last = value(first(x + i, n - i));
     std::memcpy(x + i, &last, (n - i) * sizeof(float));
+}
+
+void activate(i64 activation, float* x, i64 n) {
+    if (activation == GELU) for_each([](V v) ALWAYS_LAMBDA { return gelu(v); }, x, n);
+    if (activation == SILU) for_each([](V v) ALWAYS_LAMBDA { return v * logistic(v); }, x, n);
+    if (activation == RECTIFY) for_each([](V v) ALWAYS_LAMBDA { return v < 0.0f ? V{} : v; }, x, n);
 }
 
 }  // namespace

@@ -1,0 +1,199 @@
+"""The fused step of softmax attention and of an encoder-decoder, against the model itself in float64."""
+
+import copy
+
+import pytest
+import torch
+from native_kernels import needs_kernels
+
+import mnemos
+from mnemos import EncoderDecoder, Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.generate import fused
+from mnemos.memory.branched import BranchedKeyValues
+from mnemos.types import leaves, map_state, reset, select
+
+pytestmark = needs_kernels
+
+DECODERS = {
+    "pre": {},
+    "post": {"norm": "post", "position": "learned", "activation": "relu"},
+    "rotary": {"position": "rotary", "activation": "silu", "dim": 36, "num_heads": 2},
+    "window": {"attention": SoftmaxConfig(window=3), "position": "rotary"},
+    "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "position": "none"},
+    "wide": {"dim": 320, "num_heads": 2, "mlp": 70},
+}
+TRANSLATORS = {
+    "pre": {},
+    "post": {"norm": "post", "activation": "silu", "position": "learned", "head_bias": True, "scale_embedding": False},
+    "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "share": "none", "source_vocab_size": 30},
+    "window": {"decoder": SoftmaxConfig(window=2), "encoder": LinearConfig()},
+    "linear": {"decoder": LinearConfig()},
+}
+
+
+def stirred(model):
+    """Every parameter away from where it starts."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.1)
+    return model.eval()
+
+
+def decoder(**fields):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "dim": 24, "layers": 3, "num_heads": 2, "mlp": 40, "max_length": 40}
+    return stirred(Transformer(**(sizes | {"attention": SoftmaxConfig()} | fields)))
+
+
+def translator(**fields):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "dim": 16, "num_heads": 2, "mlp": 24, "encoder_layers": 1, "decoder_layers": 2}
+    return stirred(EncoderDecoder(**(sizes | fields)))
+
+
+def ids(rows, length, vocab=11):
+    return torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(rows + length))
+
+
+@torch.no_grad()
+def stream(step, x, state):
+    outputs = []
+    for i in range(x.shape[1]):
+        y, state = step(x[:, i : i + 1], state)
+        outputs.append(y)
+    return torch.stack(outputs, 1), state
+
+
+def exactly(thing):
+    """A model or a state in float64."""
+    if isinstance(thing, torch.nn.Module):
+        return copy.deepcopy(thing).double()
+    return map_state(lambda x: x.double() if x.is_floating_point() else x, thing)
+
+
+def close(found, expected, tolerance=2e-6):
+    for a, b in zip(leaves(found), leaves(expected), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == (torch.float32 if b.is_floating_point() else b.dtype)
+        bound = tolerance * max(1.0, float(b.double().abs().max()))
+        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_transformer_with_softmax_attention(name, rows, variant, poisoned):
+    model = decoder(**DECODERS[name])
+    step = mnemos.fused_step(model)
+    assert step.why == ""
+    with torch.no_grad():
+        _, state = model(ids(rows, 4), mask=torch.arange(4) >= torch.arange(rows)[:, None] % 3)  # padded on the left
+    y, end = stream(step, ids(rows, 9), state)
+    wanted, exact = stream(exactly(model), ids(rows, 9), exactly(state))
+    close((y, end), (wanted, exact), 4e-6)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_a_decoder_over_reordered_rows(name, variant, poisoned):
+    model = translator(**TRANSLATORS[name])
+    step = mnemos.fused_step(model)
+    assert step.why == ""
+    mask = torch.arange(6) < torch.tensor([6, 4, 0])[:, None]
+    with torch.no_grad():
+        _, start = model(ids(3, 3), model.encode(ids(3, 6), mask))
+        found, expected, exact = model.branch(start, 3), exactly(model.branch(start, 3)), exactly(model)
+        for i in range(20):  # past the merging of entries
+            y, found = step(ids(9, 20 + i)[:, :1], found)
+            wanted, expected = exact(ids(9, 20 + i)[:, :1], expected)
+            close(y, wanted, 4e-6)
+            rows = torch.tensor([0, 0, 2, 5, 4, 4, 6, 6, 6] if i % 3 else [2, 1, 0, 3, 4, 5, 8, 7, 7])
+            if i == 15:  # a sentence leaves
+                keep = torch.arange(6)
+                found, expected = select(found, keep), select(expected, keep)
+                break
+            found, expected = select(found, rows), select(expected, rows)
+    close(found.layers, expected.layers, 4e-6)
+
+
+def test_the_given_state_is_never_changed_and_forks():
+    for model, state in _states():
+        step = mnemos.fused_step(model)
+        x = ids(len(state.seen), 5)
+        _, state = stream(step, x, state)
+        before = map_state(torch.clone, state)
+        one, two = stream(step, x, state), stream(step, x, state)
+        other = stream(step, x.roll(1, 1), state)
+        for a, b in zip(leaves(state), leaves(before), strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(one[0], two[0])
+        assert not torch.equal(one[0], other[0])
+
+
+def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(threads):
+    model = decoder(dim=64, num_heads=4, mlp=100)
+    step, x = mnemos.fused_step(model), ids(9, 8)
+    with torch.no_grad():
+        _, state = model(x)
+    threads(1)
+    wanted, _ = stream(step, x, state)
+    threads(3)
+    assert torch.equal(stream(step, x, state)[0], wanted)
+    rows = torch.tensor([7, 2, 2])
+    assert torch.equal(stream(step, x[rows], select(state, rows))[0], wanted[rows])
+
+
+def test_a_stream_changes_between_the_two_and_resets_rows():
+    model = decoder(position="rotary")
+    step, x = mnemos.fused_step(model), ids(4, 9)
+    fresh = torch.tensor([True, False, False, True])
+    found, states = [], {}
+    for kind, steps in {"model": (model, model), "both": (step, model)}.items():
+        with torch.no_grad():
+            _, state = model(x[:, :3])
+        _, state = stream(steps[0], x[:, 3:5], state)
+        _, state = stream(steps[1], x[:, 5:7], reset(state, fresh))
+        y, states[kind] = stream(steps[0], x[:, 7:], state)
+        found.append(y)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
+    assert torch.equal(states["both"].seen, torch.tensor([4, 9, 9, 4]))
+
+
+def test_a_state_that_the_kernel_cannot_read_is_the_models():
+    model = decoder()
+    step, x = mnemos.fused_step(model), ids(2, 3)
+    first, _ = step(x[:, :1])  # no keys yet
+    torch.testing.assert_close(first, model(x[:, :1])[0])
+    _, state = model(x)
+    with pytest.raises(mnemos.InputError, match="expected a state of 3 rows"):
+        step(ids(3, 1), state)
+    y, _ = exactly(model)(x[:, :1], exactly(state))
+    wide = mnemos.fused_step(exactly(model))
+    assert "float64" in wide.why
+    assert torch.equal(wide(x[:, :1], exactly(state))[0], y)
+
+
+def test_a_search_runs_on_the_kernel(monkeypatch):
+    model, calls = translator(), []
+    run = fused.FusedStep._step
+    monkeypatch.setattr(fused.FusedStep, "_step", lambda self, x, state: calls.append(run(self, x, state)) or calls[-1])
+    source, start = ids(2, 5), torch.ones(2, 1, dtype=torch.int64)
+    config = mnemos.BeamConfig(eos=2, beams=3, max_length=30)
+    found = mnemos.beam_search(model, model.encode(source), start, config)
+    assert calls
+    assert all(call is not None for call in calls)
+    assert type(calls[0][1].layers[0]) is BranchedKeyValues
+    expected = mnemos.beam_search(model, model.encode(source), start, config, step=model)
+    for (one,), (other,) in zip(found, expected, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+def _states():
+    model = decoder()
+    with torch.no_grad():
+        yield model, model(ids(3, 4))[1]
+        yield model, model.branch(model(ids(3, 4))[1], 2)
+        other = translator()
+        _, state = other(ids(2, 2), other.encode(ids(2, 5)))
+        yield other, other.branch(state, 3)
