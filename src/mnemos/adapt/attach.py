@@ -145,7 +145,7 @@ def _class_of(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def _sites(model: nn.Module) -> Iterable[Site]:
+def sites_of(model: nn.Module) -> Iterable[Site]:
     """Every module with the modules above it; a module that several parents share is listed once."""
 
     def below(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterable[Site]:
@@ -164,7 +164,7 @@ def _plan(
     model: nn.Module, grc: GRC, where: Where, example: object, known: dict[str, Known] | None
 ) -> tuple[list[_Planned], list[Left]]:
     """Which attentions get a cache and which do not. Changes nothing."""
-    sites = list(_sites(model))
+    sites = list(sites_of(model))
     known_hosts = registered_hosts()
     hosts = {site.name: host for site in sites if (host := _host(site.module, known_hosts)) is not None}
     named, others = _named(sites, set(hosts), where)

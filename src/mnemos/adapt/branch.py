@@ -12,13 +12,14 @@ from mnemos.attention.gated_branch import GatedBranch
 from mnemos.memory.gated_cache import begin_forward, end_forward, promote
 from mnemos.memory.grc import GRC
 from mnemos.memory.projection import Projection
-from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid
+from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
 from .grids import Grid, GridReader, Grids
 from .host import AttentionInput, Host
 from .masks import both
+from .valid_part import ValidPart
 
 
 class HostBranch(GatedBranch):
@@ -50,6 +51,7 @@ class HostBranch(GatedBranch):
         self.padded = place.padded
         self.own_grid: GridReader | None = None  # how the attention's calls show the grid of their tokens
         self.grids: Grids | None = None  # or where a module above notes it
+        self.valid_part: ValidPart | None = None  # which part of each image of a padded batch is the image
         if self.convolution is not None:  # the initial model computes what the host computes
             nn.init.zeros_(self.convolution.weight)
             assert self.convolution.bias is not None
@@ -106,13 +108,32 @@ class HostBranch(GatedBranch):
         """The tokens that the cache summarises: all but class tokens and padding, in the grid's order.
 
         For length="paper", squares are averaged. On another grid than the one that the cache was built for, the tokens
-        are brought onto the slots' grid where the slots form one.
+        are brought onto the slots' grid where the slots form one. Of images that padding makes equal in size, each
+        one's own part is summarised, as if it were alone (`valid_part`).
         """
         source, mask = super().summarised(source, mask)
+        sizes = None if self.valid_part is None or grid is None else self.valid_part.at(grid)
         if self.padded is not None:
-            mask = both(mask, self.padded.at(grid).valid(len(source), source.device))
+            windows = self.padded.at(grid)
+            mask = both(mask, windows.valid(len(source), source.device))
+            if sizes is not None and grid is not None:
+                mask = both(mask, windows.to_windows(ValidPart.mask(sizes, grid, source.device)[..., None])[..., 0])
         if self.windows is not None:
             source = self.windows.at(grid).to_grid(source)
+        if sizes is not None and grid is not None and self.padded is None:
+            if mask is not None:
+                raise InputError("expected images padded by their sizes or by a mask, found both; use one of them")
+            return torch.cat([self._alone(row, grid, size) for row, size in zip(source, sizes, strict=True)]), None
+        return self._on_slots(source, mask, grid)
+
+    def _alone(self, row: Tensor, grid: Grid, size: Grid) -> Tensor:
+        """The slots' tokens [1, Tm, Dm] of the upper left part of a row's tokens [H·W, Dm], of `size`."""
+        part = row.unflatten(0, grid)[: size[0], : size[1]].flatten(0, 1)[None]
+        found = self._on_slots(part, None, size)[0].to(self.cache.dtype)
+        return resample(found, self.cache.shape[0], None, self.grc.resample, size)
+
+    def _on_slots(self, source: Tensor, mask: Tensor | None, grid: Grid | None) -> tuple[Tensor, Tensor | None]:
+        """Tokens of a grid, on the slots' grid where the slots form one or squares are averaged, and their mask."""
         if self.pool > 1 and mask is not None:
             raise InputError(
                 'GRC(length="paper"): expected no padding mask, because squares of tokens are averaged, found one; '
@@ -143,6 +164,7 @@ class HostBranch(GatedBranch):
     def needs_grid(self) -> bool:
         """Whether what the branch computes depends on the grid of the tokens."""
         placed = self.padded is not None or self.windows is not None or self.pool > 1
+        placed = placed or self.valid_part is not None
         return placed or self.convolution is not None or self.grc.resample == "grid"
 
     def convolve(self, x: Tensor, grid: Grid | None = None) -> Tensor:

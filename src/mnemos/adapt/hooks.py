@@ -49,10 +49,10 @@ def attach(site: Site, branch: HostBranch) -> None:
         remember(module, module.register_forward_hook(mix, with_kwargs=True))
     carrier.grc = branch
     if branch.needs_grid:
-        _follow_grid(site, branch)
+        follow_grid(site, branch)
 
 
-def _follow_grid(site: Site, branch: HostBranch) -> None:
+def follow_grid(site: Site, branch: HostBranch) -> None:
     """Let a branch know the grid of each call's tokens: from the call, or from a module above that shows it."""
     branch.own_grid = own_reader(site.module)
     if branch.own_grid is not None:

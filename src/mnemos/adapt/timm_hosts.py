@@ -1,6 +1,7 @@
 """Adapters for timm: vision transformers, EVA, BEiT, Swin, PVT v2, CaiT, XCiT, Twins, ConViT, MaxViT, Hiera, MViT."""
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -119,17 +120,23 @@ def stage_grid(first: tuple[int, int], stage: int) -> tuple[int, int]:
 def _window(site: Site, _: int | None) -> AttentionInput:
     """Swin: the block around the attention divides the grid of the patches, halved in each stage before it."""
     block, size = site.above[-1] if site.above else None, site.module.window_size
-    model = next((m for m in site.above if hasattr(m, "layers") and hasattr(m, "patch_embed")), None)
-    if model is None:  # a part of a Swin
+    model, stage = next((m for m in site.above if hasattr(m, "patch_embed")), None), _stage(site, "layers")
+    if model is None or stage is None:  # a part of a Swin
         return window(Windows(getattr(block, "input_resolution", size), size), None)
-    stage = next(i for i, s in enumerate(model.layers) if s in site.above)
     shift = getattr(block, "shift_size", (0, 0))
     return window(Windows(stage_grid(model.patch_embed.grid_size, stage), size, shift), stage)
 
 
+def _stage(site: Site, lists: str) -> int | None:
+    """The stage of an attention: its place in the model's list of stages, or in its name with features_only=True."""
+    found = (i for m in site.above for i, s in enumerate(getattr(m, lists, ())) if s in site.above)
+    name = re.match(rf"(?:.*\.)?{lists}_(\d+)\.", site.name)
+    return next(found, int(name[1]) if name else None)
+
+
 def _pyramid(site: Site, seen: int | None) -> AttentionInput:
     """PVT v2: one slot per key; its convolution or pooling determines their number."""
-    stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), None)
+    stage = _stage(site, "stages")
     if stage is None:
         return in_a_part(site, seen)
     height, width = (-(-side // (4 * 2**stage)) for side in image_size(site.above))

@@ -1,0 +1,97 @@
+"""A feature pyramid over the maps of any backbone, in the form that torchvision's detectors take."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from mnemos.libraries import torchvision
+from mnemos.types import InputError
+
+Coarser = Literal["pool", "convolutions"]
+Levels = tuple[int, ...]
+
+
+class FeaturePyramid(nn.Module):
+    """Feature maps of a backbone merged from coarse to fine (Lin et al. 2017): {"0": [B, channels, H/4, W/4], …}.
+
+        backbone = timm.create_model("pvt_v2_b0", features_only=True)
+        mnemos.cache(backbone, mnemos.GRC(length="paper"), example=torch.zeros(1, 3, 224, 224))
+        detector = torchvision.models.detection.MaskRCNN(FeaturePyramid(backbone), num_classes=91)
+
+    backbone: a model of timm with features_only=True, a backbone of Hugging Face (`AutoBackbone`), `PVTFeatures`, or
+    any module that returns a list of maps [B, C, H, W] and has their widths as `channels`. Maps of one size, as a ViT
+    has them, or a single one, become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
+    levels: the maps that are used, such as (1, 2, 3) for RetinaNet; (): all. coarser: what comes after the coarsest
+    level: "pool", one map of every second pixel (Mask R-CNN), or "convolutions", two maps by strided convolutions
+    (RetinaNet). Raises InputError for a backbone whose maps it does not know.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, channels: int = 256, levels: Levels = (), coarser: Coarser = "pool"
+    ) -> None:
+        super().__init__()
+        torchvision()
+        from torchvision.ops import feature_pyramid_network as library
+
+        widths, alike = _described(backbone)
+        self.simple = _SimplePyramid(widths[-1]) if alike else None
+        if self.simple is not None:
+            widths = [widths[-1]] * _SimplePyramid.maps
+        chosen = levels or tuple(range(len(widths)))
+        if not all(0 <= level < len(widths) for level in chosen):
+            raise InputError(
+                f"levels: expected 0 to {len(widths) - 1}, the backbone's maps, found {levels}; change them"
+            )
+        self.backbone, self.levels, self.widths, self.out_channels = backbone, chosen, widths, channels
+        after = library.LastLevelMaxPool() if coarser == "pool" else library.LastLevelP6P7(channels, channels)
+        self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after)
+        self.maps = len(chosen) + (1 if coarser == "pool" else 2)
+
+    def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
+        """The maps by name, the finest first. images [B, 3, H, W]."""
+        found = self.backbone(images)
+        maps: Sequence[Tensor] = getattr(found, "feature_maps", found)
+        if self.simple is not None:
+            maps = self.simple(maps[-1])
+        chosen = [_channels_first(maps[i], self.widths[i]) for i in self.levels]
+        merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), x) for i, x in enumerate(chosen)))
+        return merged
+
+
+class _SimplePyramid(nn.Module):
+    """Four maps of one: twice and once transposed convolutions, the map itself, and every second pixel."""
+
+    maps = 4
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.twice = nn.Sequential(
+            nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
+        )
+        self.once = nn.ConvTranspose2d(width, width, 2, 2)
+        self.coarser = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Maps of four sizes, the finest first."""
+        return [self.twice(x), self.once(x), x, self.coarser(x)]
+
+
+def _described(backbone: Any) -> tuple[list[int], bool]:
+    """(widths of the maps, whether they are all of one size)."""
+    info = getattr(backbone, "feature_info", None)
+    if info is not None and hasattr(info, "channels"):  # timm, features_only=True
+        return list(info.channels()), len(set(info.reduction())) == 1
+    widths = getattr(backbone, "channels", None)
+    if not isinstance(widths, list | tuple) or not widths or not all(isinstance(n, int) for n in widths):
+        raise InputError(
+            f"expected a backbone that returns feature maps and has their widths (timm: features_only=True; Hugging "
+            f"Face: AutoBackbone; others: a list `channels`), found {type(backbone).__name__}; make it one"
+        )
+    return list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
+
+
+def _channels_first(x: Tensor, width: int) -> Tensor:
+    """[B, C, H, W] of a map, which some backbones (Swin) return as [B, H, W, C]."""
+    return x if x.shape[1] == width else x.permute(0, 3, 1, 2).contiguous()
