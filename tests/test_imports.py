@@ -38,6 +38,7 @@ ROOMS = [
     "attention",
     "adapt",
     "models",
+    "hugging_face",
 ]
 ROOMS += [
     "generate",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import evaluate as evaluate
     from . import figures as figures
     from . import generate as generate
+    from . import hugging_face as hugging_face
     from . import libraries as libraries
     from . import measure as measure
     from . import memory as memory
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
     from .generate.stream import Stream as Stream
+    from .hugging_face import functional as functional
     from .memory.associations import AssociationsConfig as AssociationsConfig
     from .memory.grc import GRC as GRC
     from .memory.memory_tokens import TokensConfig as TokensConfig
@@ -139,6 +141,7 @@ _NAMES = {
     "collect_auxiliary_losses": "mnemos.types",
     "detach": "mnemos.types",
     "fit": "mnemos.train.fit",
+    "functional": "mnemos.hugging_face",
     "fused_step": "mnemos.generate.fused",
     "join": "mnemos.types",
     "load": "mnemos.models.store",
@@ -160,6 +163,7 @@ _ROOMS = {
     "evaluate",
     "figures",
     "generate",
+    "hugging_face",
     "libraries",
     "measure",
     "memory",

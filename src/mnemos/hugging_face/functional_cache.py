@@ -1,0 +1,240 @@
+"""The cache that a model of Transformers is called with: it hands out the given state and collects the new one.
+
+A call with padding moves the valid tokens of every row to the right end (`Padding`), where keys, values and
+convolution windows of a row stay next to each other. So padding takes no place in any state.
+"""
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos import libraries
+from mnemos.memory.key_values import KeyValues
+from mnemos.types import InputError, State
+
+TRIED = "5.23"  # versions of Transformers that were tried
+
+_library: Any = libraries.transformers()
+try:
+    from transformers.cache_utils import (
+        Cache,
+        DummyLayer,
+        DynamicCache,
+        DynamicLayer,
+        DynamicSlidingWindowLayer,
+        LinearAttentionLayer,
+    )
+except ImportError as error:
+    raise InputError(
+        f"functional: expected the caches of transformers {TRIED} (the versions tried), found {_library.__version__} "
+        f"without {error.name or 'them'} ({error}); install transformers {TRIED}"
+    ) from None
+
+
+class FunctionalState(NamedTuple):
+    """The state of a model of Transformers. seen [B] int64: the valid tokens that each row has read.
+
+    parts: the states of its layers, in the order in which the model calls them: `KeyValues` of attentions, named tuples
+    of recurrent layers.
+    """
+
+    seen: Tensor
+    parts: tuple[State, ...]
+
+
+class Padding:
+    """Where the padding of a call is. mask [B, T] bool: True = valid.
+
+    `order` [B, T] puts the padding of a row before its valid tokens. count [B]: padding per row. valid [B, T]: the mask
+    in that order.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask, self.count = mask, (~mask).sum(1)
+        self.order = mask.to(torch.uint8).argsort(dim=1, stable=True)
+        self.valid = mask.gather(1, self.order)
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """x [B, T, ..] with the padding of a row first."""
+        return _gathered(x, self.order)
+
+    def restored(self, y: Tensor) -> Tensor:
+        """y [B, T, ..] in the order of the call, with zeros where the padding is."""
+        y = _gathered(y, self.order.argsort(1))
+        return y.masked_fill(~_wide(self.mask, y), 0)
+
+
+def following(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
+    """past [B, N, ..] and new [B, T, ..] as one sequence [B, N + T, ..]; the padding of `new` comes first.
+
+    The valid tokens of a row then follow those of its past without a gap. What comes before both repeats the first
+    token; `following_mask` says where it ends.
+    """
+    joined = torch.cat([past, new], 1)
+    if padding is None:
+        return joined
+    place, count = torch.arange(joined.shape[1], device=joined.device), padding.count.to(joined.device)[:, None]
+    return _gathered(joined, torch.where(place >= past.shape[1] + count, place, (place - count).clamp(min=0)))
+
+
+def following_mask(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
+    """Which tokens of `following` are valid, from the masks [B, N] and [B, T] of its parts."""
+    joined = following(past, new, padding)
+    if padding is None:
+        return joined
+    return joined & (torch.arange(joined.shape[1], device=joined.device) >= padding.count.to(joined.device)[:, None])
+
+
+def _gathered(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, _wide(index.to(x.device), x).expand(-1, -1, *x.shape[2:]))
+
+
+def _wide(x: Tensor, like: Tensor) -> Tensor:
+    """x [B, T] with the dimensions of `like`."""
+    return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
+
+
+class Layout:
+    """What a model's configuration says of its cache: per layer, whether it attends, and its window.
+
+    Raises InputError for layers that are unknown here.
+    """
+
+    def __init__(self, config: Any) -> None:
+        kinds = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer, DummyLayer)
+        named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
+        cache = DynamicCache(config=config)
+        for i, layer in enumerate(cache.layers):
+            name = named[i] if i < len(named) else type(layer).__name__
+            if type(layer) not in kinds or name == "chunked_attention":
+                raise InputError(
+                    f"functional: expected layers of full or sliding attention or linear recurrences, found {name} in "
+                    f"layer {i} of {type(config).__name__}; use another model"
+                )
+        self.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+        self.sliding, self.linear, self.dummy = cache.is_sliding, cache.is_linear, cache.is_dummy
+        self.attends = [not (linear or dummy) for linear, dummy in zip(self.linear, self.dummy, strict=True)]
+
+    def window(self, layer: int) -> int | None:
+        """The window of a layer, or of the first layer that attends if this one does not."""
+        if not self.attends[layer] and True in self.attends:
+            layer = self.attends.index(True)
+        window: int | None = self.windows[layer]
+        return window
+
+
+class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
+    """The state of one call. Layers take their parts of it in the order in which the model calls them.
+
+    seen [B]: as in the given state. parts: the given ones; None for a first call, which finds out their shapes.
+    """
+
+    def __init__(
+        self, layout: Layout, seen: Tensor, parts: tuple[State, ...] | None, length: int, padding: Padding | None
+    ) -> None:
+        super().__init__(layers=[])
+        self.layout, self.seen, self.given, self.padding = layout, seen, parts, padding
+        self.new: list[State] = []
+        self.seen_after = seen + (length if padding is None else length - padding.count)
+        self.positions = (seen[:, None] + torch.arange(length, device=seen.device)).clamp(min=0)
+        if padding is not None:
+            self.positions = (self.positions - padding.count[:, None]).clamp(min=0)
+        keys = [part for part in parts or () if isinstance(part, KeyValues)]
+        self._longest = max(keys, key=lambda part: part.k.shape[1], default=None)
+        windows = [window for window, attends in zip(layout.windows, layout.attends, strict=True) if attends]
+        self._stored = {window: part.k.shape[1] for part, window in zip(keys, windows, strict=False)}
+
+    @property
+    def valid(self) -> Tensor | None:
+        """[B, T] bool, the valid tokens of this call in `Padding.order`; None: all."""
+        return None if self.padding is None else self.padding.valid
+
+    def take(self) -> State:
+        """The given part of the next layer; None in a first call."""
+        if self.given is None:
+            return None
+        if len(self.new) == len(self.given):
+            raise InputError(
+                f"functional: expected {len(self.given)} layers with a state, found more; make it again after changing "
+                "the model"
+            )
+        return self.given[len(self.new)]
+
+    def mask(self) -> Tensor | None:
+        """[B, N + T] bool: the tokens that may be attended to, N of them of the state; None: all, or no attention."""
+        if self._longest is None:
+            return None
+        past, length = self._longest.valid, self.positions.shape[1]
+        if self.padding is None and bool(past.all()):
+            return None
+        new = past.new_ones(len(past), length) if self.padding is None else self.padding.valid
+        return following_mask(past, new.to(past.device), self.padding)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, N + T, D] of an attention, from those of T tokens."""
+        k, v, past = key_states.transpose(1, 2), value_states.transpose(1, 2), self.take()
+        seen = self.seen_after.to(k.device)
+        valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
+        if self.padding is not None:
+            valid = self.padding.valid.to(k.device)
+        if past is None or (past.k.shape[1] == 0 and self.padding is None):
+            now = KeyValues(k, v, valid, seen)
+        elif self.padding is None:
+            now = past.append(k, v, valid)
+        else:
+            keys, values = following(past.k, k, self.padding), following(past.v, v, self.padding)
+            now = KeyValues(keys, values, following_mask(past.valid, valid, self.padding), seen)
+        window = self.layout.window(layer_idx)
+        kept = now if window is None else now.last(window - 1)
+        if self.padding is not None:
+            kept = kept.last(int(seen.max()))
+        self.new.append(kept)
+        return now.k.transpose(1, 2), now.v.transpose(1, 2)
+
+    # What the masks of Transformers read. Every layer begins at the same token, that of the longest past.
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """N, the tokens of the longest past."""
+        return 0 if self._longest is None else int(self._longest.k.shape[1])
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """The keys of a layer, and where among the N + T tokens they begin."""
+        stored = self._stored.get(self.layout.window(layer_idx), 0)
+        return stored + query_length, self.get_seq_length() - stored
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Per layer."""
+        return self.layout.sliding
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Per layer."""
+        return self.layout.linear
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """Per layer."""
+        return self.layout.dummy
+
+    @property
+    def is_compileable(self) -> bool:
+        """No: the state grows."""
+        return False
+
+    @property
+    def rnn_state(self) -> defaultdict[int, "FunctionalCache"]:
+        """What xLSTM passes to its layers."""
+        return defaultdict(lambda: self)
+
+    def _unknown(self, *_: Any, **__: Any) -> Any:
+        raise InputError(
+            "functional: expected recurrent layers whose step is known (docs/hugging-face.md has the list), found "
+            "another kind; use another model"
+        )
+
+    get_conv_state = get_recurrent_state = update_conv_state = update_recurrent_state = _unknown
+    has_previous_state = update_indexer = _unknown

@@ -1,0 +1,98 @@
+"""Small models of Hugging Face with a causal state, one a family, and what their layers have of it."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mnemos
+from mnemos.libraries import transformers
+from mnemos.types import leaves
+
+VOCABULARY = 17
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 20}
+_JAMBA = {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+_MAMBA2 = {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk_size": 4}
+_BAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 4}
+_DELTA = {f"linear_{name}": n for name, n in {"num_value_heads": 4, "num_key_heads": 2, "value_head_dim": 6}.items()}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+_KINDS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Mamba": {"state_size": 3},
+    "FalconMamba": {"state_size": 3},
+    "Jamba": {**_HEADS, **_JAMBA, "num_hidden_layers": 3, "num_experts": 2, "mamba_d_state": 3, "mamba_dt_rank": 2},
+    "Mamba2": _MAMBA2,
+    "Bamba": {**_HEADS, **_BAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    "Qwen3Next": {
+        **_HEADS,
+        **_DELTA,
+        **_EXPERTS,
+        "linear_key_head_dim": 4,
+        "head_dim": 8,
+        "shared_expert_intermediate_size": 8,
+        "layer_types": _KINDS,
+        "num_hidden_layers": 4,
+    },
+    "Rwkv": {"rescale_every": 1},  # in evaluation its weights are divided by a power of two
+    "RecurrentGemma": {
+        **_HEADS,
+        "num_hidden_layers": 3,
+        "attention_window_size": 4,
+        "lru_width": 24,
+        "head_dim": 4,
+        "block_types": ("recurrent", "recurrent", "attention"),
+    },
+    # Its own cache has the right shapes only for multiples of 64.
+    "xLSTM": {"hidden_size": 128, "embedding_dim": 128, "num_heads": 8, "num_blocks": 2, "chunk_size": 8},
+    "GPT2": {"n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "num_attention_heads": 4},
+    "Llama": _HEADS,
+    "Mistral": {**_HEADS, "sliding_window": 4},
+    "Gemma2": {**_HEADS, "sliding_window": 3, "head_dim": 4, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def build(name: str, **options: Any) -> Any:
+    """A new model in eval mode, with weights that do something."""
+    library = transformers()
+    config = getattr(library, f"{name}Config")(**{**_COMMON, **FAMILIES[name], **options})
+    torch.manual_seed(0)
+    model = getattr(library, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@functools.cache
+def step_of(name: str) -> Any:
+    """`functional` of a model that the tests share and do not change."""
+    return mnemos.functional(build(name))
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    """Token ids that are not special."""
+    return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def in_pieces(step: Any, x: Tensor, sizes: list[int], state: Any = None) -> tuple[Tensor, Any]:
+    """The outputs of x, read in pieces."""
+    outputs = []
+    for piece in x.split(sizes, 1):
+        y, state = step(piece, state)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def copied(state: Any) -> list[Tensor]:
+    """Copies of the tensors of a state."""
+    return [x.clone() for x in leaves(state)]

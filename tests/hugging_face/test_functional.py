@@ -1,0 +1,193 @@
+"""`mnemos.functional`: every family equals its own full forward, wherever it is cut, padded, forked and joined."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functional_models import FAMILIES, build, copied, in_pieces, step_of, tokens
+
+import mnemos
+from mnemos import BeamConfig, Stream
+from mnemos.memory.key_values import KeyValues
+from mnemos.types import RecurrentModel, leaves
+
+EACH = pytest.mark.parametrize("name", FAMILIES)
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+@EACH
+@torch.no_grad()
+def test_pieces_of_any_length_equal_their_whole_forward(name):
+    step, x = step_of(name), tokens(2, 80)[:, : 64 if name == "GPT2" else 80]
+    whole, end = step(x)
+    torch.testing.assert_close(whole, step.model(x).logits, **CLOSE)
+    y, state = in_pieces(step, x[:, :9], [1, 5, 2, 1])
+    before = copied(state)
+    rest, after = in_pieces(step, x[:, 9:], [x.shape[1] - 12, 3], state)
+    torch.testing.assert_close(torch.cat([y, rest], 1), whole, **CLOSE)
+    torch.testing.assert_close(leaves(after), leaves(end), rtol=1e-4, atol=1e-5)
+    again, _ = step(x[:, 9:11], state)  # a fork of a state that is not the newest
+    torch.testing.assert_close(again, whole[:, 9:11], **CLOSE)
+    assert all(torch.equal(a, b) for a, b in zip(before, leaves(state), strict=True))
+    empty, same = step(x[:, :0], state)
+    assert empty.shape == (2, 0, whole.shape[2])
+    assert same is state
+
+
+@EACH
+@torch.no_grad()
+def test_padding_anywhere_leaves_rows_and_states_alone(name):
+    step, x = step_of(name), tokens(4, 15)
+    mask = torch.ones(4, 15, dtype=torch.bool)
+    mask[1, 6:9], mask[2, 3:], mask[3, [0, 3, 4, 8, 13]] = False, False, False
+    alone = [step(x[i : i + 1, mask[i]]) for i in range(4)]
+    y, state = step(x[:, :6], None, mask[:, :6])
+    rest, state = step(x[:, 6:], state, mask[:, 6:].long())  # row 2 is all padding
+    y = torch.cat([y, rest], 1)
+    assert not y[~mask].any()
+    assert state.seen.tolist() == mask.sum(1).tolist()
+    _, idle = step(x[:, :5], state, torch.zeros(4, 5, dtype=torch.bool))
+    assert [z.shape for z in leaves(idle)] == [z.shape for z in leaves(state)]
+    assert all(part.k.shape[1] <= 15 for part in state.parts if isinstance(part, KeyValues))
+    more = tokens(4, 3, seed=1)
+    for i, (own, own_state) in enumerate(alone):
+        torch.testing.assert_close(y[i, mask[i]], own[0], **CLOSE)
+        torch.testing.assert_close(step(more, idle)[0][i], step(more[i : i + 1], own_state)[0][0], **CLOSE)
+
+
+@EACH
+def test_gradients_through_states_equal_those_of_the_whole(name):
+    model, x = build(name), tokens(2, 12)
+    step = mnemos.functional(model)
+
+    def gradients(y):
+        model.zero_grad()
+        F.cross_entropy(y[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+        return {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+
+    whole, cut = gradients(model(x, use_cache=False).logits), gradients(in_pieces(step, x, [4, 1, 7])[0])
+    torch.testing.assert_close(cut, whole, rtol=1e-4, atol=2e-5)
+    mask = torch.rand(2, 12, generator=torch.Generator().manual_seed(0)) < 0.6
+    padded = gradients(step(x, None, mask)[0])
+    assert padded.keys() == whole.keys()
+    assert all(g.isfinite().all() for g in padded.values())
+
+
+@EACH
+@torch.no_grad()
+def test_a_stream_of_padded_prompts_generates_as_they_do_for_each(name):
+    step, prompts = step_of(name), tokens(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, :3] = False
+    library = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    theirs = []
+    for row, valid in zip(prompts, mask, strict=True):  # alone, because RWKV mixes the rows of a batch
+        prompt = row[valid][None]
+        options = {**library, "attention_mask": torch.ones_like(prompt)}
+        theirs.append(step.model.generate(prompt, **options)[0, prompt.shape[1] :])
+    state = step(prompts[:, :-1], None, mask[:, :-1])[1]
+    stream = Stream(step, state=state, last=prompts[:, -1:])
+    assert torch.equal(stream.generate(6, temperature=0)[0], torch.stack(theirs))
+    assert torch.equal(Stream(step).prefill(prompts[:1], chunk=4).generate(6, temperature=0)[0][0], theirs[0])
+    assert isinstance(step, RecurrentModel)
+
+
+@pytest.mark.parametrize("name", ["Jamba", "Qwen3Next", "Rwkv", "Gemma2"])
+@torch.no_grad()
+def test_rows_are_selected_reset_joined_and_saved(name, tmp_path):
+    step, x = step_of(name), tokens(3, 8)
+    state, more = step(x)[1], tokens(3, 4, seed=1)
+    y = step(more, state)[0]
+    rows = torch.tensor([2, 0, 2])
+    torch.testing.assert_close(step(more[rows], mnemos.select(state, rows))[0], y[rows], **CLOSE)
+    new = mnemos.reset(state, torch.tensor([False, True, False]))
+    torch.testing.assert_close(step(more, new)[0], torch.stack([y[0], step(more)[0][1], y[2]]), **CLOSE)
+    both = mnemos.join([step(x[:1, :3])[1], mnemos.select(state, rows[:1]), step.initial_state(1)])
+    pasts = zip((x[:1, :3], x[2:], x[:1, :0]), more.split(1), strict=True)
+    expected = [step(torch.cat(pair, 1))[0][0, -4:] for pair in pasts]
+    torch.testing.assert_close(step(more, both)[0], torch.stack(expected), **CLOSE)
+    Stream(step).prefill(x).save(tmp_path / "stream")
+    kept = Stream.restore(step, tmp_path / "stream")
+    assert torch.equal(kept.generate(5, temperature=0)[0], Stream(step).prefill(x).generate(5, temperature=0)[0])
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Bamba", "Llama"])
+def test_beams_are_theirs(name):
+    step, prompt = step_of(name), tokens(2, 5)
+    library = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "eos_token_id": None}
+    theirs = step.model.generate(prompt, attention_mask=torch.ones_like(prompt), **library)[:, 5:]
+    found = mnemos.beam_search(step, None, prompt, BeamConfig(eos=None, beams=3, max_length=6, stopping="heuristic"))
+    assert torch.equal(torch.stack([best[0].tokens for best in found]), theirs)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Qwen3Next", "xLSTM", "GPT2"])
+def test_replay_trains_through_the_state(name):
+    model, x = build(name), tokens(2, 17)
+    step = mnemos.functional(model)
+    segments = list(zip(x[:, :-1].split(4, 1), x[:, 1:].split(4, 1), strict=True))
+
+    def loss(segment, state):
+        y, state = step(segment[0], state)
+        return F.cross_entropy(y.transpose(1, 2), segment[1]), state
+
+    out = mnemos.replay(loss, segments, module=model)
+    replayed = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    whole = F.cross_entropy(in_pieces(step, x[:, :-1], [4] * 4)[0].transpose(1, 2), x[:, 1:])
+    whole.backward()
+    torch.testing.assert_close(out.loss, whole.detach(), **CLOSE)
+    torch.testing.assert_close({key: dict(model.named_parameters())[key].grad for key in replayed}, replayed, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "GPT2"])
+@torch.no_grad()
+def test_copies_and_other_types(name):
+    x = tokens(2, 6)
+    step = step_of(name)
+    for same in (copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+        assert torch.equal(same(x)[0], step(x)[0])
+        assert same.model is not step.model
+    wide = mnemos.functional(build(name)).double()
+    y, state = in_pieces(wide, x, [2, 4])
+    assert state.parts[0][0].dtype == torch.float64 if name == "Mamba" else state.parts[0].k.dtype == torch.float64
+    torch.testing.assert_close(y.float(), step(x)[0], rtol=0, atol=1e-4)
+    embedded = step.model.get_input_embeddings()(x)
+    torch.testing.assert_close(step(embedded)[0], step(x)[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_model_without_a_head_returns_hidden_states():
+    base = step_of("Llama").model.model
+    step, x = mnemos.functional(base), tokens(2, 6)
+    torch.testing.assert_close(in_pieces(step, x, [2, 4])[0], base(x).last_hidden_state, **CLOSE)
+    assert not step.autoregressive
+    with pytest.raises(mnemos.InputError, match="causal language model"):
+        Stream(step).prefill(x)
+
+
+def test_the_size_of_the_state_is_declared():
+    kinds = {name: step_of(name).state_kind for name in ("Mamba", "RecurrentGemma", "Mistral", "Jamba", "Gemma2")}
+    assert list(kinds.values()) == ["constant"] * 3 + ["growing"] * 2
+    kept = [step_of("RecurrentGemma")(tokens(1, n))[1].parts[2].k.shape[1] for n in (2, 9, 30)]
+    assert kept == [2, 3, 3]  # the next token is the fourth of the window
+
+
+@torch.no_grad()
+def test_new_rows_of_rwkv_have_no_largest_key():
+    step, x = mnemos.functional(build("Rwkv")), tokens(2, 6)
+    for block in step.model.rwkv.blocks:
+        block.attention.key.weight *= 1000  # with a largest key of 0, the sums of exponentials would be 0
+    old = mnemos.reset(step(x)[1], torch.tensor([True, False]))
+    whole = step.model(x, use_cache=False).logits
+    torch.testing.assert_close((step(x)[0], step(x, old)[0][0]), (whole, whole[0]), **CLOSE)
+
+
+@torch.no_grad()
+def test_long_pieces_of_xlstm_keep_their_gradient():
+    step = mnemos.functional(build("xLSTM", max_inference_chunksize=5))
+    x = tokens(2, 12)
+    torch.testing.assert_close(step(x)[0], step_of("xLSTM")(x)[0], **CLOSE)
+    with torch.enable_grad():
+        assert step(x)[0].requires_grad

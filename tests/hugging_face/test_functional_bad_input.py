@@ -1,0 +1,85 @@
+"""What `mnemos.functional` refuses, in one line that says what to do."""
+
+import sys
+
+import pytest
+import torch
+from functional_models import build, step_of, tokens
+
+import mnemos
+from mnemos import InputError
+from mnemos.libraries import transformers
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 17}
+
+
+def refused(make, *words):
+    with pytest.raises(InputError) as error:
+        make()
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "words"),
+    [
+        ("BertLMHeadModel", SMALL, "change with later tokens"),
+        ("ViTModel", {"image_size": 8, "patch_size": 4}, "cache"),
+        ("T5ForConditionalGeneration", {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 8}, "encoder"),
+        ("Llama4ForCausalLM", {"num_local_experts": 1, "attention_chunk_size": 4}, "chunked_attention in layer 0"),
+        ("Lfm2ForCausalLM", {"layer_types": ["conv"]}, "recurrent layers whose step is known"),
+        ("LlamaForSequenceClassification", {"pad_token_id": 0}, "returned (2, 2)"),
+    ],
+)
+def test_models_without_a_causal_state_that_is_known(kind, sizes, words):
+    library = transformers()
+    model = getattr(library, kind)
+    refused(lambda: mnemos.functional(model(model.config_class(**{**SMALL, **sizes}))), "expected", words)
+
+
+def test_other_modules():
+    refused(lambda: mnemos.functional(torch.nn.Linear(2, 2)), "Hugging Face Transformers", "Linear")
+
+
+def test_another_version_of_the_cache(monkeypatch):
+    model = build("Mamba")
+    cache_utils = transformers().cache_utils
+    monkeypatch.setattr(transformers(), "__version__", "7.1")
+    monkeypatch.delattr(cache_utils, "DynamicSlidingWindowLayer")
+    for name in [name for name in sys.modules if name.startswith("mnemos.hugging_face")]:
+        monkeypatch.delitem(sys.modules, name)
+    refused(lambda: mnemos.functional(model), "transformers 5.23", "7.1", "DynamicSlidingWindowLayer")
+
+
+def test_a_model_that_asks_for_another_cache(monkeypatch):
+    model = build("Llama")
+    monkeypatch.setattr(type(model.model), "forward", lambda self, past_key_values, **_: past_key_values.renamed())
+    refused(lambda: mnemos.functional(model), "transformers 5.23", "renamed", "LlamaForCausalLM")
+
+
+def test_states_of_others():
+    mamba, jamba, x = step_of("Mamba"), step_of("Jamba"), tokens(2, 4)
+    state = mamba(x)[1]
+    refused(lambda: mamba(x, jamba(x)[1]), "MambaForCausalLM", "3")
+    refused(lambda: step_of("FalconMamba")(x, step_of("Llama")(x)[1]), "another model in layer 0")
+    refused(lambda: mamba(x, mnemos.functional(build("Mamba", state_size=5))(x)[1]), "another model")
+    refused(lambda: mamba(x, 3), "int")
+    refused(lambda: mamba(x[:1], state), "1 rows", "2")
+
+
+def test_inputs():
+    step, x = step_of("GPT2"), tokens(2, 4)
+    refused(lambda: step(x.float()), "token ids", "float32 (2, 4)")
+    refused(lambda: step(torch.randn(2, 4, 3)), "embeddings [B, T, 16]")
+    refused(lambda: step(x, None, torch.ones(2, 3).bool()), "mask (2, 4)", "(2, 3)")
+    refused(lambda: step(x, None, torch.ones(2, 4)), "booleans")
+    refused(lambda: step(tokens(1, 65)), "65 tokens")
+    refused(lambda: step(x + 17), "embeddings for")
+
+
+def test_gradient_checkpointing_of_the_library():
+    model = build("Llama")
+    step = mnemos.functional(model)
+    model.train().activation_checkpointing_enable()
+    refused(lambda: step(tokens(2, 4)), "turn gradient checkpointing")
