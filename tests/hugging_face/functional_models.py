@@ -58,12 +58,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {**_HEADS, "sliding_window": 4},
     "Gemma2": {**_HEADS, "sliding_window": 3, "head_dim": 4, "layer_types": ["sliding_attention", "full_attention"]},
 }
+# Models whose recurrent layers take the same steps.
+_HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_NEMOTRON = {f"mamba_{name}": n for name, n in {"num_heads": 4, "head_dim": 8}.items()}
+_ZAMBA = {"n_mamba_heads": 4, "mamba_d_state": 4, "chunk_size": 4}
+FURTHER: dict[str, dict[str, Any]] = {
+    "GraniteMoeHybrid": {**_HEADS, **_BAMBA, **_HYBRID, "shared_intermediate_size": 8, "num_local_experts": 2},
+    "NemotronH": {
+        **_HEADS,
+        **_NEMOTRON,
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+        "ssm_state_size": 4,
+        "n_groups": 2,
+        "head_dim": 4,
+        "chunk_size": 4,
+    },
+    "Zamba2": {**_ZAMBA, "num_attention_heads": 4, "intermediate_size": 20, "layers_block_type": ["mamba", "hybrid"]},
+    "Qwen3_5": {**_HEADS, **_DELTA, **_HYBRID, "linear_key_head_dim": 4, "head_dim": 8},
+    "OlmoHybrid": {**_HEADS, **_DELTA, **_HYBRID, "linear_key_head_dim": 4},
+}
 
 
 def build(name: str, **options: Any) -> Any:
     """A new model in eval mode, with weights that do something."""
-    library = transformers()
-    config = getattr(library, f"{name}Config")(**{**_COMMON, **FAMILIES[name], **options})
+    library, sizes = transformers(), {**_COMMON, **{**FAMILIES, **FURTHER}[name], **options}
+    config = getattr(library, "Qwen3_5TextConfig" if name == "Qwen3_5" else f"{name}Config")(**sizes)
     torch.manual_seed(0)
     model = getattr(library, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(1)

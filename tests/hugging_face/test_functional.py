@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from functional_models import FAMILIES, build, copied, in_pieces, step_of, tokens
+from functional_models import FAMILIES, FURTHER, build, copied, in_pieces, step_of, tokens
 
 import mnemos
 from mnemos import BeamConfig, Stream
@@ -92,6 +92,18 @@ def test_a_stream_of_padded_prompts_generates_as_they_do_for_each(name):
     assert torch.equal(stream.generate(6, temperature=0)[0], torch.stack(theirs))
     assert torch.equal(Stream(step).prefill(prompts[:1], chunk=4).generate(6, temperature=0)[0][0], theirs[0])
     assert isinstance(step, RecurrentModel)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+@torch.no_grad()
+def test_models_whose_layers_take_the_same_steps(name):
+    step, x = mnemos.functional(build(name)), tokens(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[1, 5:8] = False
+    y, state = step(x[:, :5])
+    rest, state = step(x[:, 5:], state, mask[:, 5:])
+    torch.testing.assert_close(torch.cat([y, rest], 1)[:1], step.model(x[:1]).logits, **CLOSE)
+    torch.testing.assert_close(rest[1, 3:], step.model(x[1:, mask[1]]).logits[0, 5:], **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["Jamba", "Qwen3Next", "Rwkv", "Gemma2"])

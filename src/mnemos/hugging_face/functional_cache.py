@@ -24,6 +24,7 @@ try:
         DynamicCache,
         DynamicLayer,
         DynamicSlidingWindowLayer,
+        LinearAttentionAndFullAttentionLayer,
         LinearAttentionLayer,
     )
 except ImportError as error:
@@ -103,7 +104,13 @@ class Layout:
     """
 
     def __init__(self, config: Any) -> None:
-        kinds = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer, DummyLayer)
+        kinds = (
+            DynamicLayer,
+            DynamicSlidingWindowLayer,
+            LinearAttentionAndFullAttentionLayer,
+            LinearAttentionLayer,
+            DummyLayer,
+        )
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
         cache = DynamicCache(config=config)
         for i, layer in enumerate(cache.layers):
@@ -141,6 +148,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         self.positions = (seen[:, None] + torch.arange(length, device=seen.device)).clamp(min=0)
         if padding is not None:
             self.positions = (self.positions - padding.count[:, None]).clamp(min=0)
+            self._most = int(self.seen_after.max())
         keys = [part for part in parts or () if isinstance(part, KeyValues)]
         self._longest = max(keys, key=lambda part: part.k.shape[1], default=None)
         windows = [window for window, attends in zip(layout.windows, layout.attends, strict=True) if attends]
@@ -191,7 +199,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         window = self.layout.window(layer_idx)
         kept = now if window is None else now.last(window - 1)
         if self.padding is not None:
-            kept = kept.last(int(seen.max()))
+            kept = kept.last(self._most)
         self.new.append(kept)
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
 

@@ -26,8 +26,9 @@ def functional(model: nn.Module) -> "Functional":
         logits, state = step(more, state)                  # as if both were read at once
 
     It serves decoders whose cache is made of keys and values (GPT-2, Llama, Mistral, Qwen, ...) and the recurrent
-    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next, RWKV (4), RecurrentGemma and xLSTM. The model is
-    not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits are.
+    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next, RWKV (4), RecurrentGemma, xLSTM and others
+    (`known_layers.STEPS`). The model is not changed; it is `step.model`. `Functional` says what is computed, at what
+    cost, and where the limits are.
 
     Two tokens are read to find out the shapes of the state and whether the model is causal. Raises InputError for a
     model without a causal state, with layers of another kind, and where the caches of the installed version of

@@ -1,4 +1,4 @@
-"""Steps of the Mamba layers of Transformers: Mamba, FalconMamba and Jamba; Mamba-2 and Bamba.
+"""Steps of the Mamba layers of Transformers: Mamba, FalconMamba and Jamba; Mamba-2, Bamba and others.
 
 Their own code ignores the given state for several tokens (Mamba), lets the state decay at padding, and writes states in
 place. The weights are theirs.
