@@ -6,6 +6,7 @@ import re
 import pytest
 from synthetic_runs import write_comparison
 
+from mnemos.figures import costs
 from mnemos.figures.quality_cost import section
 from mnemos.figures.read import read_comparison
 from mnemos.figures.shown import shown_table
@@ -61,3 +62,18 @@ def test_what_was_made_equal_is_said(tmp_path):
         in said
     )
     assert said.count("<svg") == 2  # the results are of before FLOPs of updates were counted
+
+
+def test_columns_name_their_units(tmp_path):
+    folder = write_comparison(tmp_path / "c", seeds=(0,))
+    assert "tokens, images or frames read" in section(read_comparison(folder))  # a result that does not name them
+    for place in folder.rglob("result.json"):
+        known = json.loads(place.read_text()) | {"unit": "frames", "scored_rows": {"valid": 60, "test": 60}}
+        place.write_text(json.dumps(known))
+        lines = [json.loads(line) for line in (place.parent / "metrics.jsonl").read_text().splitlines()]
+        lines = [line | {"seconds": 1.5} if line["kind"] == "valid" else line for line in lines]
+        (place.parent / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_comparison(folder)
+    assert cells(section(found))[0][2] == "frames read"
+    head, *rows = [row for row in cells(costs.section(found)) if len(row) == 8 and row[0] != "blocks.0 … blocks.1"][-4:]
+    assert {row[head.index("rows/s")] for row in rows} == {"40"}  # those that were scored, and not the whole split

@@ -49,6 +49,16 @@ def test_the_memory_pays_where_it_beats_its_never_written_baseline():
     assert said[0].endswith("never written, of equal parameters.")
 
 
+def test_rounding_errors_are_no_change():
+    """The mean of +0.01 and −0.01, as the accuracies of two seeds give them, is not exactly 0 in float64."""
+    found = made(unwritten=UNWRITTEN)
+    pairs = [{"test": {"accuracy": 0.17}, "controls": {"emptied": {"accuracy": x}}} for x in (0.18, 0.16)]
+    assert pairs[0]["controls"]["emptied"]["accuracy"] + pairs[1]["controls"]["emptied"]["accuracy"] != 2 * 0.17
+    runs = tuple(replace(found.runs["east"][0], result=result) for result in pairs)
+    (said,) = [line for line in verdict(replace(found, runs=found.runs | {"east": runs})) if "Emptying" in line]
+    assert "Emptying the cache at evaluation makes no difference beyond the spread (+0.000, 95% interval −0.1" in said
+
+
 def test_slots_have_a_never_written_baseline_too():
     """It lacks the writer's parameters, and there is no control that empties the slots."""
     slots = {"slots": 8, "temperature": 0.25, "write": True}

@@ -16,7 +16,7 @@ from mnemos.models.memory_tokens import RMTConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.train import budgets, compare, devices, learner, update_cost
 from mnemos.train.baselines import parameters
-from mnemos.train.budgets import Budget, with_steps
+from mnemos.train.budgets import Budget, budget_text, with_steps
 from mnemos.train.checks import complete
 from mnemos.train.equal import check_equal, check_scored, completed, of_equal_parameters, read_equal
 from mnemos.train.learner import Learner
@@ -118,6 +118,7 @@ def test_steps_follow_from_the_budget_and_are_read_again(text, tmp_path, measure
     recipes = [plain(text), rmt(text)]
     made, found = budget.applied(recipes, tmp_path)
     assert tuple(one.train.steps for one in made) == steps
+    assert budget.kind != "samples" or budget_text(found).endswith("512 tokens per run, those of lstm with its steps")
     again, read = budget.applied(recipes, tmp_path)  # `measured` has no cost any more
     assert again == made
     assert read == json.loads(json.dumps(found))

@@ -7,14 +7,14 @@ import pytest
 
 from mnemos.train.comparison import spread
 from mnemos.train.comparison_table import show
-from mnemos.train.significance import ONE_SEED, differences, finding, holm, interval, welch
+from mnemos.train.significance import NO_SPREAD, ONE_SEED, differences, finding, holm, interval, welch
 
 T2 = 4.302652730  # the 97.5 % point of Student's t with two degrees of freedom
 
 
 def test_the_interval_of_a_mean():
     assert interval([1, 2, 3]) == pytest.approx([2 - T2 / math.sqrt(3), 2 + T2 / math.sqrt(3)])
-    assert interval([0.5, 0.5]) == [0.5, 0.5]
+    assert interval([0.5, 0.5]) is None  # equal seeds do not make the mean exactly known
     assert interval([1.0]) is None
     assert interval([1.0, math.nan]) is None
 
@@ -31,8 +31,9 @@ def test_welch_by_hand():
     x = np.arange(0, t, 1e-5) + 0.5e-5
     density = math.gamma((f + 1) / 2) / (math.sqrt(f * math.pi) * math.gamma(f / 2)) * (1 + x**2 / f) ** (-(f + 1) / 2)
     assert welch([1, 2], [3, 5, 6])["p"] == pytest.approx(1 - 2e-5 * density.sum(), abs=1e-4)
-    assert welch([1, 1], [1, 1, 1]) == {"difference": 0, "interval": [0, 0], "p": 1}
-    assert welch([1, 1], [0.5, 0.5])["p"] == 0
+    assert welch([1, 1], [1, 1, 1]) is welch([1, 1], [0.5, 0.5]) is None
+    # One side has no spread: the other's standard error 1, one degree of freedom, for which P(|t| > 1) = 1/2.
+    assert welch([0.17, 0.17], [0.17, 2.17])["p"] == pytest.approx(0.5)
     for values in ([1.0], [1.0, math.inf]):
         assert welch(values, [1, 2]) is welch([1, 2], values) is None
 
@@ -89,6 +90,10 @@ def test_the_table_says_what_the_seeds_show(capsys):
     assert "+0.3000 (+0.2773 to +0.3227)" in said
     assert "Welch's t-test against plain, p corrected over the rows by Holm" in said
     assert lines
+    show(comparison({"plain": [0.17, 0.17], "more": [0.18, 0.19]}, "plain"))
+    said = capsys.readouterr().out
+    assert "0.1700 to 0.1700" not in said
+    assert NO_SPREAD in said
     show(comparison({"plain": [0.5], "more": [0.8]}, "plain"))
     said = capsys.readouterr().out
     assert ONE_SEED in said

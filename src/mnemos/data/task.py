@@ -68,6 +68,13 @@ class Task:
         """Model fields that the data determine: by default vocab_size, classes (0 without classes) and max_length."""
         return {"vocab_size": self.vocab_size, "classes": self.classes, "max_length": self.max_length}
 
+    @property
+    def unit(self) -> str:
+        """The name of what `tokens` counts, for the tables of comparisons."""
+        if self.inputs in ("images", "frames"):
+            return self.inputs
+        return "tokens" if self.inputs in ("tokens", "pairs") else "tokens or rows"
+
     # The data.
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Any:

@@ -11,7 +11,8 @@ from mnemos.types import JSONObject
 from .markup import count, duration, escape, listed, memory, missing, operations, table
 from .names import shortened
 from .origins import flat
-from .results import Cached, Comparison, Row, RunRecord
+from .read_metrics import number
+from .results import Cached, Comparison, Row, RunRecord, spread
 from .style import VARIANTS
 
 SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters", "training_macs", "inference_macs")
@@ -129,16 +130,15 @@ def _rest(recipe: JSONObject) -> str:
 
 
 def _measured(comparison: Comparison) -> str:
-    """Seconds per update and samples per second in evaluation of every variant, and ratios to the uncached baseline."""
+    """Seconds per update and rows per second in evaluation of every variant, and ratios to the uncached baseline."""
     variants = [row for row in comparison.rows if comparison.runs.get(row.name)]
     if not any(math.isfinite(_update(comparison, row)) for row in variants):
         return missing("No run has finished, so the report has no measured times.")
-    size = next((s for run in comparison.all_runs() if (s := _size(run))), math.nan)
     rows = []
     for row in variants:
         baseline = next((r for r in variants if r.name == uncached_baseline(comparison, row.name)), None)
         place = comparison.variants.index(row.name)
-        rate = size / _evaluation(comparison, row)
+        rate = _rows_per_second(comparison, row)
         rows.append(
             [
                 f'<i class="dot" style="color:var(--variant-{place % len(VARIANTS)})"></i>{escape(row.name)}',
@@ -158,17 +158,13 @@ def _measured(comparison: Comparison) -> str:
         else "No variant is another one without its cache, so there are no ratios. "
     )
     caption = (
-        "Measured: seconds per update, seconds of a pass over the validation split and samples per second in it "
-        "(median "
-        f"over passes), means over runs. {beside}The runs of a comparison take turns on one machine; other runs may "
+        "Measured: seconds per update, seconds of an evaluation on the validation split (median over evaluations) and "
+        "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. "
+        f"{beside}The runs of a comparison take turns on one machine; other runs may "
         "come from other machines. Times from a busy machine mean little. From result.json and metrics.jsonl."
     )
-    head = ["variant", "update", "ratio", "evaluation", "samples/s", "ratio", "peak memory", "FLOPs, ratio"]
+    head = ["variant", "update", "ratio", "evaluation", "rows/s", "ratio", "peak memory", "FLOPs, ratio"]
     return table(caption, head, rows)
-
-
-def _size(run: RunRecord) -> float:
-    return run.explained.sizes.get("valid", math.nan) if run.explained else 0.0
 
 
 def _update(comparison: Comparison, row: Row) -> float:
@@ -182,10 +178,29 @@ def _update(comparison: Comparison, row: Row) -> float:
 
 
 def _evaluation(comparison: Comparison, row: Row) -> float:
-    """Seconds per pass over the validation split: median over the passes of a run, mean over runs."""
-    found = [run.valid["seconds"] for run in comparison.runs.get(row.name, ())]
-    medians = [float(np.median(s[np.isfinite(s)])) for s in found if np.isfinite(s).any()]
-    return float(np.mean(medians)) if medians else math.nan
+    """Seconds per evaluation on the validation split: median over the evaluations of a run, mean over runs."""
+    return _mean([_evaluation_of(run) for run in comparison.runs.get(row.name, ())])
+
+
+def _evaluation_of(run: RunRecord) -> float:
+    seconds = run.valid["seconds"]
+    return float(np.median(seconds[np.isfinite(seconds)])) if np.isfinite(seconds).any() else math.nan
+
+
+def _rows_per_second(comparison: Comparison, row: Row) -> float:
+    """The rows that an evaluation scored per second, mean over runs; NaN if no result says how many they were."""
+    rates = []
+    for run in comparison.runs.get(row.name, ()):
+        scored = (run.result or {}).get("scored_rows")
+        rows = number(scored.get("valid"), run.label, "scored_rows.valid") if isinstance(scored, dict) else math.nan
+        seconds = _evaluation_of(run)
+        rates.append(rows / seconds if seconds > 0 else math.nan)
+    return _mean(rates)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of the finite values; NaN if there is none."""
+    return spread(list(values))[0]
 
 
 def _ratio(comparison: Comparison, row: Row, baseline: Row | None, measure: Callable[[Comparison, Row], float]) -> str:

@@ -11,9 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mnemos.train.significance import LEVEL, holm
+from mnemos.train.significance import LEVEL, holm, student
 
 from .results import Comparison, Control, Row, RunRecord, StateControls, spread
+
+_ROUNDING = 1e-9  # relative: a difference of scores in float64 has about seven digits more than any score means
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ def difference(a: Row | Control, b: Row | Control, higher_is_better: bool) -> Di
         return Difference(value, math.nan, math.nan)
     va, vb = a.std**2 / a.seeds, b.std**2 / b.seeds
     if va + vb == 0:
-        return Difference(value, value, value, float(value == 0))
+        return Difference(value, math.nan, math.nan)
     freedom = (va + vb) ** 2 / (va**2 / (a.seeds - 1) + vb**2 / (b.seeds - 1))
-    reach = _student(freedom) * math.sqrt(va + vb)
+    reach = student(freedom) * math.sqrt(va + vb)
     from scipy import stats  # importing it takes longer than a small report needs
 
     p = stats.ttest_ind_from_stats(a.mean, a.std, a.seeds, b.mean, b.std, b.seeds, equal_var=False).pvalue
@@ -56,10 +58,10 @@ def difference(a: Row | Control, b: Row | Control, higher_is_better: bool) -> Di
 
 
 def mean_interval(row: Row | Control) -> tuple[float, float]:
-    """The 95 % interval of a mean (Student's t); NaN without a spread."""
-    if row.seeds < 2 or not math.isfinite(row.std):
+    """The 95 % interval of a mean (Student's t); NaN without a spread, also if all seeds have one score."""
+    if row.seeds < 2 or not (math.isfinite(row.std) and row.std > 0):
         return math.nan, math.nan
-    reach = _student(row.seeds - 1) * row.std / math.sqrt(row.seeds)
+    reach = student(row.seeds - 1) * row.std / math.sqrt(row.seeds)
     return row.mean - reach, row.mean + reach
 
 
@@ -130,16 +132,17 @@ def memory_effect(comparison: Comparison, name: str, memory: str, control: str) 
 
 
 def _paired(values: list[float]) -> Difference | None:
-    """The mean of differences that were taken run by run, with its interval; None without a finite one."""
+    """The mean of differences that were taken run by run, with its interval; None without a finite one.
+
+    A control that changes no run at all has the interval 0 to 0. Other equal differences have no spread, and so no
+    interval. A mean within the rounding errors of its terms is 0.
+    """
     mean, std, n = spread(values)
     if not n:
         return None
-    reach = _student(n - 1) * std / math.sqrt(n) if n > 1 else math.nan
+    size = max(abs(value) for value in values if math.isfinite(value))
+    mean = 0.0 if abs(mean) < _ROUNDING * size else mean
+    if n < 2 or (size and std < _ROUNDING * size):
+        return Difference(mean, math.nan, math.nan)
+    reach = student(n - 1) * std / math.sqrt(n)
     return Difference(mean, mean - reach, mean + reach)
-
-
-def _student(freedom: float) -> float:
-    """The 97.5 % point of Student's t."""
-    from scipy import stats
-
-    return float(stats.t.ppf(1 - LEVEL / 2, freedom))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mnemos.train.comparison import UNNAMED_UNIT
 from mnemos.types import JSONObject
 
 from .curves import mean_curve, quality
@@ -61,7 +62,8 @@ def section(comparison: Comparison) -> str:
 
 
 def _spent(comparison: Comparison, rows: list[Row]) -> str:
-    head = ["variant", "updates", "samples read", "training FLOPs", "time", "time per update", "learning rate"]
+    unit = next((str(u) for run in comparison.all_runs() if (u := (run.result or {}).get("unit"))), UNNAMED_UNIT)
+    head = ["variant", "updates", f"{unit} read", "training FLOPs", "time", "time per update", "learning rate"]
     cells = []
     for row in rows:
         steps = _steps(comparison, row)
@@ -79,8 +81,8 @@ def _spent(comparison: Comparison, rows: list[Row]) -> str:
         )
     equal = f"{comparison.equal[0].upper()}{comparison.equal[1:]}. " if comparison.equal else ""
     caption = (
-        f"What a run spent. {equal}Samples: rows, or the tokens of text, that updates read. Means over seeds. From "
-        "result.json."
+        f"What a run spent. {equal}What updates read is counted without padding, and twice if two updates read it. "
+        "Time: the seconds of all updates that passed. Means over seeds. From result.json."
     )
     return table(caption, head, cells)
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from mnemos.train.significance import NO_DIFFERENCE, ONE_SEED
+from mnemos.train.significance import NO_DIFFERENCE, NO_SPREAD, ONE_SEED
 
 from .differences import differences, mean_interval
-from .markup import decimal, escape, missing, table
+from .markup import capital, decimal, escape, missing, plural, table
 from .results import Comparison, Row
 from .style import VARIANTS
 
@@ -43,13 +43,19 @@ def shown_table(comparison: Comparison) -> str:
         cells.append([*line, decimal(value, signed=True), _range(sorted(ends), signed=True), *p, said])
     caption = (
         f"What the seeds show: the 95% interval of each mean of the test {comparison.metric} (Student's t), and the "
-        f"difference to {first.name} by Welch's t-test: its 95% interval, p, and p corrected for {len(tests)} "
-        "comparisons by Holm. No difference is shown where the corrected p is 0.05 or more; the intervals are not "
-        "corrected. Runs of equal seeds are not pairs: they read the same batches but start from other weights. From "
+        f"difference to {first.name} by Welch's t-test: its 95% interval, p, and p corrected for "
+        f"{plural(len(tests), 'comparison')} by Holm. No difference is shown where the corrected p is 0.05 or more; "
+        f"the intervals are not corrected. {_no_spread(rows)}Runs of equal seeds are not pairs: they read the same "
+        "batches but start from other weights. From "
         f"{comparison.source}."
     )
     head = ["variant", comparison.metric, "95% interval", "difference", "95% interval", "p", "p (Holm)", "shown"]
     return table(caption, head, cells)
+
+
+def _no_spread(rows: Sequence[Row]) -> str:
+    found = any(row.seeds > 1 and row.std == 0 for row in rows)
+    return f"{capital(NO_SPREAD)}. " if found else ""
 
 
 def _range(ends: Sequence[float], signed: bool = False) -> str:

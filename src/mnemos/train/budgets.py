@@ -92,7 +92,8 @@ class Budget:
             return "seconds", [one.median for one in times], rounds, {"clock": times[0].clock}
         if self.kind == FLOPS:
             return "FLOPs", update_flops(recipes), nothing, {}
-        return "samples", [samples_per_update(one) for one in recipes], nothing, {}
+        unit = "tokens" if hasattr(recipes[0].data, "segment") else "rows"
+        return unit, [samples_per_update(one) for one in recipes], nothing, {}
 
     def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
         if cost <= 0:
@@ -160,9 +161,10 @@ def budget_text(equal: JSONObject) -> str:
 
 
 def samples_per_update(recipe: Recipe) -> float:
-    """The training data that an update reads for the first time: rows, or the tokens of rows in `data.segment`s.
+    """The rows that an update reads for the first time; the tokens of these rows for text in `data.segment`s.
 
-    A batch of text has one segment per row, and an update reads `rollout.stride` batches. Where tokens limit a batch as
+    Rows count whole, with their padding. A batch of text has one segment per row, and an update reads
+    `rollout.stride` batches. Where tokens limit a batch as
     well (`data.batch_tokens`), its rows are the mean over an epoch (`Task.mean_rows`). Opens the data.
     """
     data: DataConfig = recipe.data

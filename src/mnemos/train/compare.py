@@ -48,15 +48,14 @@ def compare(
 
     Result: {"metric", "higher_is_better", "about", "majority", "rows", "controls": [{"name", "control", "mean", "std",
     "seeds"}], "runs": {name: [folders]}, "against": the reference row, "equal": what was made equal (`Budget.applied`),
-    with "parameters": whether they are, "provenance" (`provenance.shared`)}. The metric is the task's first, on the
-    test split; "about" explains it.
-    A row is {"name", "mean", "std" (of the sample; null for one seed), "seeds", "interval" and "against" (`summarise`),
-    "parameters", "flops", "state_bytes", "seconds" (of updates), "peak_bytes", "steps", "tokens" (samples read, as the
-    task counts them), "train_flops" (of all updates), "runs"}. Costs are means over seeds, and null in results of older
-    versions. Its "runs" give the commit that trained each run: [{"folder", "seed", "commit", "dirty"}]. A run that was
-    finished earlier keeps its commit.
-    A row of a task that measures a metric along an axis (`figures.along`) has "along": {"metric", "x", "values": [{"x",
-    "mean", "std", "seeds"}]} too.
+    with "parameters": whether they are, "unit": what "tokens" of the rows counts, "provenance" (`provenance.shared`)}.
+    The metric is the task's first, on the test split; "about" explains it. A row is {"name", "mean", "std" (of the
+    sample; null for one seed), "seeds", "interval" and "against" (`summarise`), "parameters", "flops", "state_bytes",
+    "seconds" (of updates), "peak_bytes", "steps", "tokens" (that updates read, without padding, in the comparison's
+    "unit": tokens, images or frames), "train_flops" (of all updates), "runs"}. Costs are means over seeds, and null in
+    results of older versions. Its "runs" give the commit that trained each run: [{"folder", "seed", "commit",
+    "dirty"}]. A run that was finished earlier keeps its commit. A row of a task that measures a metric along an axis
+    (`figures.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.
 
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.

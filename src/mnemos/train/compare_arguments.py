@@ -11,11 +11,11 @@ TAKES = (
     "RECIPE RECIPE ... [--field value ...] [--seeds N] [--jobs N] [--out DIR] [--unwritten] [--baselines] "
     "[--vary FIELD V1,V2 ...] [--equal KIND] [--minutes M] [--rates R1,R2] [--against NAME]"
 )
-EQUAL = """updates (the default): equal updates of equal batches; samples, flops, time: the steps of each recipe are set
-so that it reads as many training samples (tokens of text), computes as many training FLOPs (forward, backward and what
-memory replay computes again), or trains as long as the first recipe with its steps, and batch, rollout and data.segment
-may differ; parameters: the widths of MLPs are set so that all have as many as the first, within 5 %%; also
-parameters,time and so on"""
+EQUAL = """updates (the default): equal updates of equal batches; samples, flops, time: the steps of each recipe are
+set so that it reads as many new rows (of text in segments: tokens), computes as many training FLOPs (forward, backward
+and what memory replay computes again), or trains as long as the first recipe with its steps, and batch, rollout and
+data.segment may differ; parameters: the widths of MLPs are set so that all have as many as the first, within 5 %%;
+also parameters,time and so on"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -12,12 +12,15 @@ from .provenance import shared, trained
 from .run_files import COMPARED, read_result
 from .significance import differences, interval
 
+UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
+
 
 def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = None) -> JSONObject:
     """The content of comparison.json for finished runs: {name: run folders}. against: the reference row, or the first.
 
     Each row has "interval", the 95 % interval of its mean, and "against", its difference to the reference row
-    (`significance.differences`); both are null for one seed, and the second for the reference.
+    (`significance.differences`); both are null for one seed and without a spread, and the second for the reference.
+    "unit" names what "tokens" counts; null if the results are of an older version.
     """
     rows, controls = [], []
     against = against or next(iter(runs))
@@ -48,6 +51,7 @@ def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = N
         "about": described["about"],
         "majority": first["majority"],
         "against": against,
+        "unit": first.get("unit"),
         "rows": rows,
         "controls": controls,
         "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},

@@ -5,7 +5,8 @@ from typing import Any
 from mnemos.types import JSONObject
 
 from .budgets import budget_text
-from .significance import LEVEL, ONE_SEED, finding
+from .comparison import UNNAMED_UNIT
+from .significance import LEVEL, NO_SPREAD, ONE_SEED, finding
 
 _WIDTH = 150  # of a file, which has no width of its own; enough for all columns
 
@@ -79,19 +80,22 @@ def _notes(comparison: JSONObject) -> list[str]:
         )
     elif several and any(row["seeds"] == 1 for row in comparison["rows"]):
         lines.append(ONE_SEED)
+    if any(row["seeds"] > 1 and row["std"] == 0 for row in comparison["rows"]):
+        lines.append(NO_SPREAD)
     return lines
 
 
 def _costs(comparison: JSONObject) -> Any:
+    unit = comparison.get("unit") or UNNAMED_UNIT
     columns = [
         "",
         "parameters",
         "steps",
-        "samples read",
+        f"{unit} read",
         "training TFLOP",
-        "MFLOP/sample",
+        "forward MFLOP/row",
         "state KiB",
-        "seconds",
+        "seconds passed",
         "peak MiB",
     ]
     table = _table(columns)
@@ -103,7 +107,7 @@ def _costs(comparison: JSONObject) -> Any:
             _number(row["tokens"], 1, 0),
             "–" if row["train_flops"] is None else f"{row['train_flops'] / 1e12:.3g}",
             _number(row["flops"], 1e6, 2),
-            _number(row["state_bytes"], 2**10, 1),
+            _number(row["state_bytes"], 2**10, 1) if row["state_bytes"] else "–",
             _number(row["seconds"], 1, 1),
             _number(row["peak_bytes"], 2**20, 0),
         )

@@ -69,11 +69,12 @@ def train(
     first metric, which comparisons use), "metrics": {name: {"higher_is_better", "about"}}, "reference": {name: score in
     the metric}, "majority" (share of the most frequent class; null without classes), "parameters", "seconds" (spent in
     updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since before the model was built),
-    "tokens" (images or frames for other data; those that two updates read count twice), "epoch_seconds" (seconds of
-    updates per epoch; null if the size of an epoch is unknown), "rollout_segments" (segments per update, if more than
-    one), "best_step" (with `train.keep_best`: the step whose weights were scored), "averaged_steps" (with
-    `train.average`: the steps whose averaged weights were scored), "stopped_early": true (with `train.patience`, if the
-    run did not train all steps), "update_flops" (with count_flops: `Learner.update_flops`)}.
+    "tokens" (that updates read, without padding; those that two updates read count twice), "unit" (the name of what
+    "tokens" counts: tokens, images or frames), "epoch_seconds" (seconds of updates per epoch; null if the size of an
+    epoch is unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with `train.keep_best`:
+    the step whose weights were scored), "averaged_steps" (with `train.average`: the steps whose averaged weights were
+    scored), "stopped_early": true (with `train.patience`, if the run did not train all steps), "update_flops" (with
+    count_flops: `Learner.update_flops`)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -337,6 +338,7 @@ class _Session:
             "seconds": round(count.seconds, 3),
             "peak_bytes": count.peak_bytes,
             "tokens": count.tokens,
+            "unit": self.task.unit,
             **counted,
             "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
         }

@@ -14,7 +14,6 @@ tests: all rows are tested against one reference. Holm (1979), Scand. J. Statist
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,38 +22,52 @@ from mnemos.types import JSONObject
 LEVEL = 0.05
 NO_DIFFERENCE = "no difference shown"
 ONE_SEED = "one seed shows nothing about differences"
+NO_SPREAD = "where all seeds have one score there is no spread to compute an interval from, so the table has –"
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """The 95 % interval [low, high] of the mean of several values (Student's t); None for one, or if one is not finite.
+    """The 95 % interval [low, high] of the mean of several values (Student's t).
 
-    Equal values have no spread: the interval is their mean.
+    None for one value, if one is not finite, and for equal values: seeds that agree by chance, as they often do on a
+    small test split, do not make the mean exactly known.
     """
-    if len(values) < 2 or not all(map(math.isfinite, values)):
+    if len(values) < 2 or not all(map(math.isfinite, values)) or len({*values}) == 1:
         return None
+    mean, reach = float(np.mean(values)), student(len(values) - 1) * math.sqrt(_error2(values))
+    return [mean - reach, mean + reach]
+
+
+def student(freedom: float) -> float:
+    """The 97.5 % point of Student's t."""
     from scipy import stats  # importing it takes longer than a small comparison needs
 
-    mean, error = float(np.mean(values)), float(stats.sem(values))
-    reach = error * float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1))
-    return [mean - reach, mean + reach]
+    return float(stats.t.ppf(1 - LEVEL / 2, freedom))
+
+
+def _error2(values: Sequence[float]) -> float:
+    """The squared standard error of the mean."""
+    return 0.0 if len({*values}) == 1 else float(np.var(values, ddof=1)) / len(values)
 
 
 def welch(values: Sequence[float], reference: Sequence[float]) -> JSONObject | None:
     """{"difference" of the means, "interval" (95 %), "p" (two-sided)} by Welch's t-test.
 
-    None unless both have two values or more, all finite. Without any spread on both sides p is 1 for equal means and 0
-    for others.
+    None unless both have two values or more, all finite, and one of them a spread.
+
+    v = s²/n of each side; freedom (v₁ + v₂)² / (v₁²/(n₁ − 1) + v₂²/(n₂ − 1)), by Welch and Satterthwaite.
     """
     if min(len(values), len(reference)) < 2 or not all(map(math.isfinite, (*values, *reference))):
         return None
-    difference = float(np.mean(values) - np.mean(reference))
-    if len({*values}) == len({*reference}) == 1:
-        return {"difference": difference, "interval": [difference] * 2, "p": float(values[0] == reference[0])}
+    v, w = _error2(values), _error2(reference)
+    if v + w == 0:
+        return None
     from scipy import stats
 
-    found: Any = stats.ttest_ind(values, reference, equal_var=False)
-    low, high = found.confidence_interval(1 - LEVEL)
-    return {"difference": difference, "interval": [float(low), float(high)], "p": float(found.pvalue)}
+    difference, error = float(np.mean(values) - np.mean(reference)), math.sqrt(v + w)
+    freedom = (v + w) ** 2 / (v**2 / (len(values) - 1) + w**2 / (len(reference) - 1))
+    reach = student(freedom) * error
+    p = 2 * float(stats.t.sf(abs(difference) / error, freedom))
+    return {"difference": difference, "interval": [difference - reach, difference + reach], "p": p}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
