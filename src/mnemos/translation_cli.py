@@ -41,7 +41,8 @@ def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
     made = SubWordTokens.train(lines(), options.size, options.lowercase)
     made.write(out)
-    print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains with them")
+    more = "" if options.lowercase else " (with --data.lowercase False for recipes that lower-case)"
+    print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains with them{more}")
     return 0
 
 

@@ -89,13 +89,20 @@ def test_cleaning_is_counted_and_said(tmp_path):
     assert len(any_ratio.corpora["train"]) == 302
 
 
-@pytest.mark.parametrize(("line", "found"), [("", "an empty side"), ("one " * 50, "5[0-9] sub-words")])
-def test_a_held_out_pair_that_cannot_be_scored_is_named(tmp_path, line, found):
+@pytest.mark.parametrize(
+    ("language", "line", "found"),
+    [
+        ("en", "one " * 50, "5[0-9]; correct the line, or remove it in both languages, or raise data.longest$"),
+        ("de", "", "an empty line; correct the line, or remove it in both languages$"),
+    ],
+)
+def test_a_held_out_sentence_that_cannot_be_scored_is_named(tmp_path, language, line, found):
     folder = write_pairs(tmp_path)
-    lines = (folder / "test.en").read_text().splitlines()
+    lines = (folder / f"test.{language}").read_text().splitlines()
     lines[4] = line
-    (folder / "test.en").write_text("\n".join(lines))
-    with pytest.raises(InputError, match=rf"test\.en: line 5: expected .* 1 to 40 sub-words .* found {found}"):
+    (folder / f"test.{language}").write_text("\n".join(lines))
+    said = rf"test\.{language}: line 5: expected a sentence of 1 to 40 sub-words, .* found {found}"
+    with pytest.raises(InputError, match=said):
         TranslationConfig(path=str(folder), subwords=80, longest=40).build()
 
 
@@ -124,6 +131,20 @@ def test_separate_sub_words_and_those_of_files(config, task, tmp_path):
     assert again.config.files()[-2:] == [tmp_path / "en.json", tmp_path / "de.json"]
     assert "another tokenizer" in again.preprocessing().difference(task.preprocessing())
     assert task.preprocessing().difference(config.build().preprocessing()) is None
+
+
+def test_a_tokenizer_of_a_file_lower_cases_where_the_recipe_does(config, task, tmp_path):
+    lines = [side for pair in sentences(300, 0) for side in pair]
+    for name, lowercase in (("lower", True), ("cased", False)):
+        SubWordTokens.train(lines, 80, lowercase).write(tmp_path / f"{name}.json")
+    given = replace(config, tokenizer=str(tmp_path / "lower.json"), lowercase=True).build()
+    assert given.scorer.signatures[BLEU].startswith("nrefs:1|case:lc")
+    cased = replace(config, tokenizer=str(tmp_path / "cased.json"))
+    assert "case:mixed" in cased.build().scorer.signatures[BLEU]
+    with pytest.raises(
+        InputError, match=r"cased\.json, which keeps the case; make it with mnemos tokenizer"
+    ):
+        replace(cased, lowercase=True).build()
 
 
 def test_other_text_is_scored_with_the_sub_words_of_the_run(task, tmp_path):

@@ -103,15 +103,8 @@ class Corpus:
     def _fits(self, pair: SentencePair, rows: tuple[list[int], ...], limits: Limits, strict: bool) -> bool:
         """Whether a pair is within the limits; counts it if it is not."""
         shorter, longer = sorted(map(len, rows))
-        problem = "an empty side" if not shorter else ""
-        if longer > limits.longest:
-            problem = f"{longer:,} sub-words"
-        if problem and strict:
-            raise InputError(
-                f"{pair.file}: line {pair.line:,}: expected a pair of sentences with 1 to {limits.longest:,} sub-words "
-                f"on each side, because held-out pairs must all be scored, found {problem}; correct or remove the line "
-                "in both languages, or raise data.longest"
-            )
+        if strict and not 0 < shorter <= longer <= limits.longest:
+            raise _unscored(pair, rows, limits)
         if not shorter:
             self.cleaning.empty += 1
         elif longer > limits.longest:
@@ -121,6 +114,17 @@ class Corpus:
         else:
             return True
         return False
+
+
+def _unscored(pair: SentencePair, rows: tuple[list[int], ...], limits: Limits) -> InputError:
+    """The error of a held-out pair with an empty side, or with one that is too long, at the place of that side."""
+    places = zip((pair.source_place, pair.target_place), map(len, rows), strict=True)
+    (path, line), found = next((place, count) for place, count in places if not 0 < count <= limits.longest)
+    problem, more = (f"{found:,}", ", or raise data.longest") if found else ("an empty line", "")
+    return InputError(
+        f"{path}: line {line:,}: expected a sentence of 1 to {limits.longest:,} sub-words, because held-out pairs must "
+        f"all be scored, found {problem}; correct the line, or remove it in both languages{more}"
+    )
 
 
 def _blocks(pairs: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:

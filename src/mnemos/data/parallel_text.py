@@ -20,12 +20,12 @@ _TEXT = re.compile(r"<(title|description)>(.*?)</\1>")
 
 
 class SentencePair(NamedTuple):
-    """Two sentences, with one space between words, and the place of the first, for errors."""
+    """Two sentences, with one space between words, and the place of each, for errors: its file and its line from 1."""
 
     source: str
     target: str
-    file: Path
-    line: int  # of the source's file, from 1
+    source_place: tuple[Path, int]
+    target_place: tuple[Path, int]
 
 
 class _Sentence(NamedTuple):
@@ -54,7 +54,7 @@ def _two_files(text: PairedFiles) -> Iterator[SentencePair]:
         if source is None or target is None:
             break
         count += 1
-        yield SentencePair(source.text, target.text, text.source, source.line)
+        yield SentencePair(source.text, target.text, (text.source, source.line), (text.target, target.line))
     if source is not None or target is not None:
         longer, shorter = (0, 1) if source is not None else (1, 0)
         more = count + 1 + sum(1 for _ in sides[longer])
@@ -74,7 +74,7 @@ def _table(path: Path) -> Iterator[SentencePair]:
                 f"{path}: line {line:,}: expected two columns with a tab between them, found {len(columns)}; correct "
                 "the line"
             )
-        yield SentencePair(_spaced(columns[0]), _spaced(columns[1]), path, line)
+        yield SentencePair(_spaced(columns[0]), _spaced(columns[1]), (path, line), (path, line))
 
 
 def _sentences(path: Path, kind: str) -> Iterator[_Sentence]:

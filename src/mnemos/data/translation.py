@@ -33,7 +33,8 @@ class TranslationConfig(DataConfig):
     scripts take every 23rd. 0: none.
     `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, for both languages, or for the source where
     `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned from the training
-    split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; scores then ignore case.
+    split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's tokenizer must then
+    lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
     `bpe_dropout`: the share of merges that are left out in training (`bpe_dropout.BPEDropout`).
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
@@ -130,11 +131,6 @@ class TranslationConfig(DataConfig):
                 f"data.target_tokenizer: expected data.tokenizer beside it, found {self.target_tokenizer!r} alone; "
                 "name the tokenizer of the source"
             )
-        if self.tokenizer and self.lowercase:
-            raise InputError(
-                "data.lowercase: expected False with data.tokenizer, which says itself whether it lower-cases, found "
-                "True; leave it out"
-            )
 
     def _find(self, split: Split) -> list[PairedFiles]:
         return find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
@@ -155,8 +151,14 @@ class TranslationConfig(DataConfig):
 
     def _vocabularies(self, texts: tuple[PairedFiles, ...]) -> Vocabularies:
         if self.tokenizer:
-            source = SubWordTokens.read(self.tokenizer)
-            return Vocabularies(source, SubWordTokens.read(self.target_tokenizer) if self.target_tokenizer else source)
+            made = [SubWordTokens.read(name) for name in (self.tokenizer, self.target_tokenizer) if name]
+            for name, one in zip((self.tokenizer, self.target_tokenizer), made, strict=False):
+                if self.lowercase and not one.lowercase:
+                    raise InputError(
+                        f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
+                        "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
+                    )
+            return Vocabularies(made[0], made[-1])
         state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in text[1:3])
         sides = [(0, 1)] if self.joint else [(0,), (1,)]
         made = [_learned(texts, state, side, self.subwords, self.lowercase, self.held_out) for side in sides]

@@ -10,6 +10,7 @@ import numpy as np
 
 from mnemos.data.metrics import description
 from mnemos.json_text import parse
+from mnemos.train.budgets import FILE as BUDGET
 from mnemos.train.budgets import budget_text
 from mnemos.train.run_files import checked_about
 from mnemos.types import InputError, JSONObject
@@ -62,12 +63,21 @@ def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
         else:
             raise InputError(
                 f"{folder}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
-                f"found {'neither file' if folder.is_dir() else 'no such folder'}; name the folder that a run wrote"
+                f"found {_instead(folder)}"
             )
     known = {run.folder for comparison in comparisons for run in comparison.all_runs()}
     groups = grouped([run for run in runs if run.folder not in known], keys)
     joined = [_joined(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
     return [*joined, *(compare(extra) for extra in groups[len(comparisons) :])]
+
+
+def _instead(folder: Path) -> str:
+    """What a folder is that is neither a run nor a comparison, and what to do."""
+    if not folder.is_dir():
+        return "no such folder; check the path"
+    if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):
+        return "a comparison that is not finished; continue it with the command that began it, or name single runs"
+    return "neither file; name the folder that a run wrote"
 
 
 def read_run(folder: Path, label: str) -> RunRecord:

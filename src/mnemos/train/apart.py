@@ -117,14 +117,19 @@ def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
 
 @contextlib.contextmanager
 def child_of_comparison() -> Iterator[None]:
-    """Context of all work of a child process: it ends with its parent, and an error is one line and an exit code."""
+    """Context of all work of a child process: it ends with its parent, and an error is one line and an exit code.
+
+    An interruption has no line: the parent says how the command continues.
+    """
     # The child must not work on after its parent was killed.
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         yield
-    except (InputError, TrainingFailed, Interrupted) as error:
+    except Interrupted:
+        raise SystemExit(130) from None
+    except (InputError, TrainingFailed) as error:
         print(f"mnemos: {error}", file=sys.stderr)
-        raise SystemExit({InputError: 2, TrainingFailed: 1, Interrupted: 130}[type(error)]) from None
+        raise SystemExit(2 if isinstance(error, InputError) else 1) from None
     except Exception as error:
         line = one_line(error)
         if line is None:

@@ -1,16 +1,17 @@
 """Several runs, each in a process of its own, a number of them at a time."""
 
 import multiprocessing
+import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 from .apart import finished, train_apart
 from .recipe import Recipe
 from .run_files import read_result
 from .runs_left import RunsLeft
-from .stopping import TrainingFailed
+from .stopping import Interrupted, TrainingFailed, raising
 
 Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
 
@@ -29,7 +30,8 @@ def train_several(
     quiet: the runs print nothing. tell: print a line for each run that ends now: its score on the validation split, its
     seconds, and how many runs and about how much time are left. left: counts these runs together with others; by
     default alone. keep_going: a run that fails is reported and left out; otherwise the first failure stops all runs,
-    which save a checkpoint, and raises TrainingFailed. Raises InputError and `Interrupted` as `train_apart`.
+    which save a checkpoint, and raises TrainingFailed. Raises InputError and `Interrupted` as `train_apart`; after a
+    signal all runs have ended and saved, and one line names the folder of them all.
     """
     left = left or RunsLeft([recipe.name for recipe, _ in runs], jobs)
     if jobs == 1:
@@ -48,15 +50,22 @@ def train_several(
             stopped.set()  # here and not by the thread that waits, which may be late
             raise
 
-    with ThreadPoolExecutor(jobs) as pool:
+    if not runs:
+        return
+    folder = os.path.commonpath([place for _, place in runs])
+    interrupted = Interrupted(f"{folder}: interrupted; the same command continues from the last checkpoints")
+    with raising(interrupted), ThreadPoolExecutor(jobs) as pool:
         waiting: list[Future[None]] = [pool.submit(job, *run) for run in runs]
         try:
             for future in as_completed(waiting):
                 future.result()
         except BaseException:
             stopped.set()
-            for child in multiprocessing.active_children():
-                child.terminate()  # a run that is told to end saves a checkpoint
+            while True:
+                for child in multiprocessing.active_children():
+                    child.terminate()  # a run that is told to end saves a checkpoint
+                if not wait(waiting, timeout=1).not_done:  # else a thread may have started a run just now
+                    break
             raise
 
 

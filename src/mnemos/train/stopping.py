@@ -1,7 +1,9 @@
 """How training ends early: two exceptions, and the signals that request it."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,6 +14,29 @@ class TrainingFailed(Exception):  # noqa: N818
 
 class Interrupted(Exception):  # noqa: N818
     """A signal requested an end and the run was saved: one line with where it is and how to resume it."""
+
+
+@contextlib.contextmanager
+def raising(error: BaseException) -> Iterator[None]:
+    """Inside the `with`, the first SIGINT or SIGTERM raises `error`; later ones do nothing, so that work can save.
+
+    Only the main thread receives signals: in other threads this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def once(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, lambda *_: None)  # not SIG_IGN, which processes that are started would inherit
+        raise error
+
+    before = {number: signal.signal(number, once) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:
