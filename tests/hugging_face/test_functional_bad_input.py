@@ -38,6 +38,12 @@ def test_models_without_a_causal_state_that_is_known(kind, sizes, words):
     refused(lambda: mnemos.functional(model(model.config_class(**{**SMALL, **sizes}))), "expected", words)
 
 
+def test_gated_caches_per_stream():
+    model = build("GPT2")
+    mnemos.cache(model, mnemos.GRC(length=4, block=3, scope="stream"))
+    refused(lambda: mnemos.functional(model), 'scope="stream"', "DynamicCache")
+
+
 def test_other_modules():
     refused(lambda: mnemos.functional(torch.nn.Linear(2, 2)), "Hugging Face Transformers", "Linear")
 

@@ -102,9 +102,9 @@ class Functional(nn.Module):
             raise InputError(
                 f"functional: expected a cache as in transformers {TRIED} (the versions tried), found that "
                 f"{self.config.architecture} of transformers {libraries.transformers().__version__} asks for another "
-                f"({type(error).__name__}: {error}); install transformers {TRIED}, or use another model"
+                f"({type(error).__name__}: {_line(error)}); install transformers {TRIED}, or use another model"
             ) from error
-        causal = y.dim() == 3 and _same(y[:1, 0], y[1:, 0])
+        causal = y.dim() == 3 and _same(y[:1, 0], y[1:, 0], weight.dtype)
         if not cache.new or not causal:
             found = "wrote no state" if not cache.new else f"returned {tuple(y.shape)} for two rows of two tokens"
             found = "has outputs that change with later tokens" if y.dim() == 3 and cache.new else found
@@ -176,7 +176,7 @@ class Functional(nn.Module):
         except IndexError as error:
             raise InputError(
                 f"{self.config.architecture}: expected tokens and positions that it has embeddings for, found "
-                f"{int(cache.seen_after.max())} tokens per row ({error}); read fewer, or reset the rows"
+                f"{int(cache.seen_after.max())} tokens per row ({_line(error)}); read fewer, or reset the rows"
             ) from error
         y: Tensor = out["logits"] if "logits" in out else out["last_hidden_state"]
         return y
@@ -221,9 +221,14 @@ class Functional(nn.Module):
         return state
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs of equal inputs differ by no more than rounding."""
-    rounding = 1e-5 if a.dtype in (torch.float32, torch.float64) else 1e-2
+def _line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).partition("\n")[0]
+
+
+def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether outputs of equal inputs differ by no more than the rounding of weights of a type."""
+    rounding = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
     return bool((a - b).abs().max() <= rounding * a.abs().max())
 
 
@@ -248,5 +253,10 @@ def _checked_model(model: nn.Module) -> tuple[Any, str]:
         raise InputError(
             f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "
             "or a decoder without cross-attention"
+        )
+    if any(getattr(getattr(part, "grc", None), "scope", None) == "stream" for part in base.modules()):
+        raise InputError(
+            f'functional: expected no gated caches of scope="stream", whose state is in a cache of transformers, found '
+            f'some in {name}; call it with past_key_values=DynamicCache(), or use scope="shared"'
         )
     return base, cache
