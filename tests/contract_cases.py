@@ -159,6 +159,8 @@ def _models() -> list[ModelCase]:
     cases = []
     for name in registry.names("model"):
         config = registry.load("model", name)
+        if config.inputs == "photos":  # from lists of images to losses or boxes: tests/data/detection/test_task.py
+            continue
         stores = (None, GRC(length=3), GRC(length=3, scope="stream")) if has(config, "cache") else (None,)
         if config.inputs == "images":  # a stream's cache is for sequences
             stores = stores[:2]

@@ -32,7 +32,7 @@ class Metric:
     """Base of `SumMetric` and `CorpusMetric`.
 
     name: its name in results, comparisons and reports. about: a sentence that explains it to readers of a report.
-    form: format of a value in a line of several metrics.
+    form: format of a value in a line of several metrics; "": the line leaves it out.
     """
 
     name: str

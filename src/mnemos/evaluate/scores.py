@@ -85,7 +85,7 @@ def evaluate(
 
 def metrics_text(task: Task, score: Mapping[str, float]) -> str:
     """The metrics of an evaluation as one line of text, without the loss."""
-    return "  ".join(m.text(score[m.name]) for m in task.metrics if m.name in score and m.name != "loss")
+    return "  ".join(m.text(score[m.name]) for m in task.metrics if m.form and m.name in score and m.name != "loss")
 
 
 def _in_order(everyone: list[list[list[Any]]]) -> list[Any]:

@@ -193,6 +193,8 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     )
     optim: OptimConfig = recipe.optim
     if optim.schedule.name not in _STEADY:
-        schedule = replace(optim.schedule, warmup=share(optim.schedule.warmup), drop_at=share(optim.schedule.drop_at))
+        before_drops = optim.schedule.drop_at
+        drops = share(before_drops) if isinstance(before_drops, int) else tuple(map(share, before_drops))
+        schedule = replace(optim.schedule, warmup=share(optim.schedule.warmup), drop_at=drops)
         optim = replace(optim, schedule=schedule)
     return replace(recipe, optim=optim, train=train)

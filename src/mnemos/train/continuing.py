@@ -65,12 +65,16 @@ class Start:
         if not folder.is_dir():
             raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
         saved, own = present_names(final_weights(folder)), model.state_dict()
+        given = saved
+        if (renames := getattr(model, "weights_from", None)) is not None:  # a model around another kind of model
+            saved = renames(saved)
         fitting = {}
         for name, source in _sources(list(own), list(saved)).items():
             if source in saved and saved[source].shape == own[name].shape:
                 fitting[name] = saved[source]
-        total, loaded = (sum(tensor.numel() for tensor in part.values()) for part in (own, fitting))
-        if loaded < _LEAST * total:
+        wanted = own if saved is given else saved  # a detector is larger than the classifier that it starts from
+        total, loaded = (sum(tensor.numel() for tensor in part.values()) for part in (wanted, fitting))
+        if not fitting or loaded < _LEAST * total:
             raise InputError(
                 f"train.init_from: expected a run of a similar model, found that {folder} has {len(fitting)} of the "
                 f"{len(own)} tensors with their names and shapes; use the run's recipe, with other data or training"
@@ -78,7 +82,7 @@ class Start:
         new = [name for name in own if name not in fitting]
         said = ", ".join(new[:4]) + (f" and {len(new) - 4} more" if len(new) > 4 else "")
         about = f"starts from {folder}: {len(fitting)} of {len(own)} tensors" + (f"; new: {said}" if new else "")
-        origin = {"run": str(folder), "sha256": checkpoint.digest(saved, ""), "tensors": len(fitting)}
+        origin = {"run": str(folder), "sha256": checkpoint.digest(given, ""), "tensors": len(fitting)}
         return cls(fitting, about, origin)
 
     def load(self, model: nn.Module) -> None:

@@ -56,8 +56,8 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     """The factor of the learning rate at `update` = 1, 2, …, `steps`, with w the warm-up; for plateau see `Plateau`.
 
     Up to w: start + (1 − start)·update/w, except for lra. After w: constant 1; cosine floor + (1 − floor)·½(1 +
-    cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step 1, and `floor` after
-    `drop_at` updates. lra: min(1, update/w)/√max(update, w).
+    cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step floorⁿ, where n of
+    the `drop_at` are below `update`. lra: min(1, update/w)/√max(update, w).
     """
     warmup = max(config.warmup, 1)
     rising = min(1.0, update / warmup)
@@ -70,8 +70,8 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
         return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * progress))
     if config.name == "inverse_sqrt":
         return math.sqrt(warmup / update)
-    if config.name == "step" and update > config.drop_at:
-        return config.floor
+    if config.name == "step":
+        return float(config.floor ** sum(update > at for at in config.drops))
     return 1.0
 
 
@@ -161,7 +161,7 @@ def check(config: OptimConfig) -> None:
         ("schedule.warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
-        ("schedule.drop_at", schedule.drop_at >= 0, "at least 0", schedule.drop_at),
+        ("schedule.drop_at", min(schedule.drops, default=0) >= 0, "at least 0", schedule.drop_at),
         ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
     ):
         if not right:

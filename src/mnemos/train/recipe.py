@@ -25,11 +25,12 @@ class ScheduleConfig:
 
     Attributes:
         name: constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s), as fairseq. lra:
-            min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, and `floor` after `drop_at` steps. plateau:
-            1, halved after `patience` evaluations without a lower validation loss, but not below `floor`.
+            min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, times `floor` after each of the `drop_at`
+            steps. plateau: 1, halved after `patience` evaluations without a lower validation loss, but not below
+            `floor`.
         warmup: the length of the warm-up in steps.
         floor: the least factor of cosine, step and plateau.
-        drop_at: the step after which the schedule "step" is at `floor`.
+        drop_at: the step, or steps, after which the schedule "step" drops by the factor `floor`.
         start: the factor at which the warm-up starts.
         patience: plateau: successive evaluations (`TrainConfig.eval_every`) without a lower validation loss.
     """
@@ -37,9 +38,14 @@ class ScheduleConfig:
     name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "plateau"] = "constant"
     warmup: int = 0
     floor: float = 0.0
-    drop_at: int = 0
+    drop_at: int | tuple[int, ...] = 0
     start: float = 0.0
     patience: int = 2
+
+    @property
+    def drops(self) -> tuple[int, ...]:
+        """`drop_at` as a tuple."""
+        return (self.drop_at,) if isinstance(self.drop_at, int) else self.drop_at
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def _first(batches: Iterable[Any], rows: int) -> Iterator[Any]:
 def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
     test, metric = result["test"], task.metrics[0]
     line = f"test loss {test['loss']:.4f}" + "".join(
-        f", {m.text(test[m.name])}" for m in task.metrics if m.name in test and m.name != "loss"
+        f", {m.text(test[m.name])}" for m in task.metrics if m.form and m.name in test and m.name != "loss"
     )
     line += "".join(f" ({name} {value:.4f})" for name, value in task.reference.items())
     if "controls" in result:

@@ -200,7 +200,7 @@ def test_pvt_has_the_maps_of_its_classifier_and_loads_its_weights():
         torch.testing.assert_close(found.flatten(2).transpose(1, 2), tokens)
     assert [tuple(one.shape[1:]) for one in larger] == [(8, 16, 32), (16, 8, 16), (24, 4, 8), (32, 2, 4)]
     wrong = {name: value for name, value in classifier.state_dict().items() if "block.2" not in name}
-    with pytest.raises(InputError, match=r"found none for block\.2"):
+    with pytest.raises(InputError, match=r"found none for encoder\.block\.2"):
         features.load_classifier(wrong)
 
 

@@ -38,6 +38,7 @@ ABOUT = (
     "Average recall of objects from 32² to 96² pixels.",
     "Average recall of objects above 96² pixels.",
 )
+SMALL, LARGE = 32**2, 96**2  # areas in pixels that divide the sizes
 Kind = Literal["box", "mask"]
 
 

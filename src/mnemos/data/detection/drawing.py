@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAMES = ("circle", "triangle", "rectangle", "star")
+SMALLEST, LARGEST = 0.07, 0.25  # radii of shapes, as a share of the side
 _TRIES = 20  # places that are tried for a shape
 _VISIBLE = 0.5  # the least share of every shape that later shapes leave visible
 _CONTRAST = 60.0  # the least distance of a shape's colour from the background's, of 255 per channel
@@ -63,7 +64,7 @@ def _contrasting(random: np.random.Generator, behind: NDArray[np.float32]) -> ND
 
 def _shape(random: np.random.Generator, grid: NDArray[np.float32], side: int, kind: int) -> NDArray[np.bool_]:
     """The mask of a shape of a random size, place and rotation, all of it within the picture."""
-    radius = side * float(np.exp(random.uniform(np.log(0.07), np.log(0.25))))
+    radius = side * float(np.exp(random.uniform(np.log(SMALLEST), np.log(LARGEST))))
     centre = random.uniform(radius, side - radius, 2)
     turn = random.uniform(0, 2 * np.pi)
     if NAMES[kind] == "circle":

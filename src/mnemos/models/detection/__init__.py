@@ -1,7 +1,17 @@
 """Detectors of torchvision on backbones of timm, Hugging Face or this library, with or without gated caches."""
 
+from mnemos.models.vision.pvt_features import PVT2Features, PVTFeatures
+
+from .detector import Detector, DetectorConfig, RegionConfig
 from .padding import leave_out_padding
-from .pvt_features import PVTFeatures
 from .pyramid import FeaturePyramid
 
-__all__ = ["FeaturePyramid", "PVTFeatures", "leave_out_padding"]
+__all__ = [
+    "Detector",
+    "DetectorConfig",
+    "FeaturePyramid",
+    "PVT2Features",
+    "PVTFeatures",
+    "RegionConfig",
+    "leave_out_padding",
+]

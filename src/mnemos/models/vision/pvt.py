@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .image import ImageConfig, check_stages
+from .pvt_features import PVT2Features, PVTFeatures
 
 
 @register
@@ -38,6 +39,12 @@ class PVTConfig(ImageConfig):
     def sides(self) -> tuple[int, ...]:
         """The side of each stage, in tokens."""
         return tuple(self.image // (self.patch * 2**i) for i in range(len(self.depths)))
+
+    def features(self) -> PVTFeatures | PVT2Features:
+        """The model without its classifier, and without a cache: a backbone of feature maps for images of any size."""
+        self._check()
+        host: Any = self._host()
+        return PVTFeatures(host.pvt.encoder) if self.version == 1 else PVT2Features(host)
 
     def _host(self) -> nn.Module:
         return self._first() if self.version == 1 else self._second()

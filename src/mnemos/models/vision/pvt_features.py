@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.memory.stored import clear_caches
 from mnemos.types import InputError
 
 
@@ -46,20 +46,34 @@ class PVTFeatures(nn.Module):
             maps.append(x)
         return maps
 
-    def load_classifier(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the weights of a classifier of the same PVT, and set all caches to zero (Appendix B of the paper).
+    def first_stages(self, count: int) -> list[nn.Module]:
+        """The modules of the first stages."""
+        return [*self.encoder.patch_embeddings[:count], *self.encoder.block[:count]]
 
-        weights: the state of Hugging Face's `PvtModel` or `PvtForImageClassification`, or of `mnemos`' image model,
-        with or without gated caches. Its class token, last norm and head are left out, and caches that it lacks keep
-        their initial gates. Raises InputError if a weight is missing or of another shape.
+    def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a classifier of the same PVT by this module's names, without its caches' contents.
+
+        weights: the state of Hugging Face's `PvtModel` or `PvtForImageClassification`, or of an image model of this
+        library, with or without gated caches. The class token, the last norm and the head are left out.
         """
         found = {name.rpartition("encoder.")[2]: value for name, value in weights.items() if "encoder." in name}
         own = self.encoder.state_dict()
         table = f"patch_embeddings.{len(self.channels) - 1}.position_embeddings"
         if table in found and found[table].shape[1] == own[table].shape[1] + 1:
             found[table] = found[table][:, 1:]
+        stored = {name for name, _ in self.encoder.named_buffers()}
+        return {f"encoder.{name}": found[name] for name in own if name in found and name not in stored}
+
+    def load_classifier(self, weights: Mapping[str, Tensor]) -> None:
+        """Load `classifier_weights`, and set all caches to zero (Appendix B of the paper).
+
+        The gates of caches that the classifier lacks stay as they are. Raises InputError if another weight is missing,
+        or of another shape.
+        """
+        found, own = self.classifier_weights(weights), self.state_dict()
+        parameters = {name for name, _ in self.named_parameters()}
         cached = any(".grc." in name for name in found)
-        wanted = [name for name in own if cached or ".grc." not in name]
+        wanted = [name for name in own if name in parameters and (cached or ".grc." not in name)]
         wrong = [name for name in wanted if name not in found or found[name].shape != own[name].shape]
         if wrong:
             name = wrong[0]
@@ -68,11 +82,30 @@ class PVTFeatures(nn.Module):
                 f"expected the weights of a classifier with this PVT's sizes, found {what} for {name}, and "
                 f"{len(wrong) - 1} more that do not fit; use a model of the same widths, depths and caches"
             )
-        self.encoder.load_state_dict({name: found.get(name, own[name]) for name in own})
-        with torch.no_grad():
-            for module in self.encoder.modules():
-                if isinstance(cache := getattr(module, "cache", None), Tensor):
-                    cache.zero_()
+        self.load_state_dict({**own, **found})
+        clear_caches(self)
+
+
+class PVT2Features(nn.Module):
+    """The maps [B, C_i, H/4·2^i, W/4·2^i] of each stage of timm's PVT v2, for images [B, 3, H, W] of any size."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        parts: Any = host
+        self.patch_embed, self.stages = parts.patch_embed, parts.stages
+        self.channels = [stage["num_chs"] for stage in parts.feature_info]
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """The maps, the finest first."""
+        maps, x = [], self.patch_embed(images)
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+    def first_stages(self, count: int) -> list[nn.Module]:
+        """The modules of the first stages."""
+        return [*([self.patch_embed] if count else []), *self.stages[:count]]
 
 
 def _positions(table: Tensor, height: int, width: int) -> Tensor:

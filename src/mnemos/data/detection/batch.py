@@ -1,0 +1,77 @@
+"""A batch of pictures with their objects, padded to one size and one number of objects."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .scenes import Objects
+
+
+class DetectionBatch(NamedTuple):
+    """B pictures and their N objects at most.
+
+    pictures: [B, 3, H, W] uint8, each in the upper left corner, zeros around it. sizes: [B, 2] int64, (height, width)
+    of each. boxes: [B, N, 4] float32, (x1, y1, x2, y2) in pixels. labels: [B, N] int64 from 1; 0 where there is no
+    object. masks: [B, N, H, W] uint8 of 0 and 1, or None. rows: [B], the pictures' numbers in the held-out splits.
+    """
+
+    pictures: Tensor
+    sizes: Tensor
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor | None
+    rows: Tensor
+
+    def images(self, dtype: torch.dtype) -> list[Tensor]:
+        """The pictures [3, H_i, W_i] with values in [0, 1], as torchvision's detectors take them."""
+        spans = zip(self.pictures, self.sizes.tolist(), strict=True)
+        return [picture[:, :height, :width].to(dtype) / 255 for picture, (height, width) in spans]
+
+    def targets(self) -> list[dict[str, Tensor]]:
+        """{"boxes", "labels", "masks"} of each picture, as torchvision's detectors take them."""
+        found = []
+        for i, (height, width) in enumerate(self.sizes.tolist()):
+            some = self.labels[i] > 0
+            one = {"boxes": self.boxes[i, some].float(), "labels": self.labels[i, some]}
+            if self.masks is not None:
+                one["masks"] = self.masks[i, some, :height, :width]
+            found.append(one)
+        return found
+
+
+def together(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], rows: Sequence[int]) -> DetectionBatch:
+    """The batch of pictures [H_i, W_i, 3]. Cost: copies, of B·N·H·W bytes for masks."""
+    sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
+    (height, width), most = sizes.max(0).tolist(), max(1, *(len(one.labels) for one in objects))
+    count = len(pictures)
+    pixels = np.zeros((count, 3, height, width), np.uint8)
+    boxes, labels = np.zeros((count, most, 4), np.float32), np.zeros((count, most), np.int64)
+    masked = objects[0].masks is not None
+    masks = np.zeros((count, most, height, width), np.uint8) if masked else None
+    for i, (picture, one) in enumerate(zip(pictures, objects, strict=True)):
+        h, w = picture.shape[:2]
+        pixels[i, :, :h, :w] = picture.transpose(2, 0, 1)
+        boxes[i, : len(one.labels)], labels[i, : len(one.labels)] = one.boxes, one.labels
+        if masks is not None:
+            masks[i, : len(one.labels), :h, :w] = one.masks
+    return DetectionBatch(
+        torch.from_numpy(pixels),
+        torch.from_numpy(sizes),
+        torch.from_numpy(boxes),
+        torch.from_numpy(labels),
+        None if masks is None else torch.from_numpy(masks),
+        torch.tensor(list(rows)),
+    )
+
+
+def flipped(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
+    """A picture and its objects mirrored from left to right."""
+    width = picture.shape[1]
+    boxes = objects.boxes.copy()
+    boxes[:, [0, 2]] = width - objects.boxes[:, [2, 0]]
+    masks = None if objects.masks is None else objects.masks[:, :, ::-1]
+    return picture[:, ::-1], Objects(boxes, objects.labels, masks)

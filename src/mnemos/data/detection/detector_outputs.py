@@ -1,0 +1,79 @@
+"""What a detector of torchvision computes of a batch: its losses, and its detections in COCO's result format."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos import generators
+from mnemos.types import InputError
+
+from .batch import DetectionBatch
+from .scenes import Annotation, encode
+
+_PARTS = ("rpn", "roi_heads")  # parts of R-CNN detectors that compute losses in training mode only
+
+
+class Detected(NamedTuple):
+    """losses: scalars by name, means over a batch. detections: of each picture, in evaluation; None in training."""
+
+    losses: dict[str, Tensor]
+    detections: list[dict[str, Tensor]] | None
+
+
+def detect(model: nn.Module, batch: DetectionBatch) -> Detected:
+    """Run a detector on a batch. In eval mode also its losses are computed, which costs a second forward.
+
+    model: a detector of torchvision, or a module with one as `host`. Raises InputError for a detector with a mask
+    branch and a batch without masks.
+    """
+    detector: Any = getattr(model, "host", model)
+    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", lambda: False)
+    if batch.masks is None and has_mask():
+        raise InputError(
+            f"expected masks for {type(detector).__name__}, found data without them; use a data set with segmentations "
+            "and data.masks True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
+        )
+    dtype = next(p.dtype for p in detector.parameters() if p.is_floating_point())
+    images, targets = batch.images(dtype), batch.targets()
+    if detector.training:
+        return Detected(detector(images, targets), None)
+    detections = detector(images)
+    # Which anchors and boxes the losses sample is random: the same in each evaluation, without changing the generators.
+    with torch.no_grad(), generators.kept(), _computing_losses(detector):
+        torch.manual_seed(0)
+        return Detected(detector(images, targets), detections)
+
+
+@contextlib.contextmanager
+def _computing_losses(detector: Any) -> Iterator[None]:
+    """Inside, a detector in eval mode returns its losses; its backbone, heads and transform stay in eval mode."""
+    parts = [detector, *(part for name in _PARTS if (part := getattr(detector, name, None)) is not None)]
+    try:
+        for part in parts:
+            part.training = True  # of the module alone: `train()` would reach the backbone
+        yield
+    finally:
+        for part in parts:
+            part.training = False
+
+
+def as_results(found: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[Annotation]:
+    """A picture's detections in COCO's result format: image_id, category_id, bbox, score, and with masks segmentation.
+
+    Pixels with a mask probability above 0.5 belong to the object.
+    """
+    results: list[Annotation] = []
+    corners, scores, labels = (found[name].cpu().double().tolist() for name in ("boxes", "scores", "labels"))
+    masks = [None] * len(scores) if "masks" not in found else (found["masks"][:, 0] > 0.5).cpu().numpy()
+    for (x1, y1, x2, y2), score, label, mask in zip(corners, scores, labels, masks, strict=True):
+        one: Annotation = {
+            "image_id": image_id,
+            "category_id": categories[int(label) - 1],
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "score": score,
+        }
+        results.append(one if mask is None else {**one, "segmentation": encode(mask)})
+    return results

@@ -1,0 +1,210 @@
+"""The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mnemos.atomic import write_json
+from mnemos.data.buckets import Order
+from mnemos.data.metrics import CorpusMetric
+from mnemos.data.randomness import AUGMENT, generator
+from mnemos.data.task import Split, Task
+from mnemos.modes import evaluating
+from mnemos.types import InputError, JSONObject
+
+from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
+from .batch import DetectionBatch, flipped, together
+from .detector_outputs import Detected, as_results, detect
+from .scenes import Annotation, Scenes, ground_truth, objects
+
+DETECTIONS = "detections.json"  # in a run's folder: those of the test split, in COCO's result format
+_PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
+Record = tuple[int, list[Annotation]]  # the number of a picture, and its detections
+
+
+class DetectionTask(Task):
+    """A `Task` over pictures with objects. The first metric is "box AP", in per cent.
+
+    The model is a detector of torchvision, or a module with one as `host`. splits: pictures of each split. masks:
+    whether objects have masks, which are then scored too. flip: mirror half of the training pictures. figures: those of
+    `FIGURES` that are reported; a figure of a size of which the scored pictures show no object is NaN.
+
+    Training batch i is a pure function of (i, batch_size, seed): pictures of similar proportions, in an order of their
+    own in each epoch. Raises InputError for a split without a picture, and for masks of data that have none.
+    """
+
+    inputs = "photos"
+
+    def __init__(
+        self, splits: Mapping[Split, Scenes], masks: bool, flip: bool = True, figures: Sequence[str] = FIGURES
+    ) -> None:
+        for split, scenes in splits.items():
+            if not len(scenes):
+                raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
+            if masks and not scenes.has_masks:
+                raise InputError(
+                    f"{split} split: expected a segmentation of every object, found data without; set data.masks False "
+                    "and use a detector of boxes (model.detector faster-rcnn or retinanet)"
+                )
+        self.splits: dict[Split, Scenes] = dict(splits)
+        self.names, self._masks, self._flip = list(splits["train"].classes), masks, flip
+        self.classes = len(self.names)
+        height, width = self.splits["train"].sizes.T
+        self._order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
+        self._scored: dict[Kind, tuple[list[Record], AveragePrecision]] = {}
+        kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
+        about = dict(zip(FIGURES, ABOUT, strict=True))
+        self.metrics = tuple(self._metric(kind, one, about[one]) for kind in kinds for one in figures)
+
+    def _metric(self, kind: Kind, figure: str, about: str) -> CorpusMetric:
+        of = {"box": "boxes", "mask": "masks"}[kind]
+        form = "{name} {value:.2f}" if figure in _PRINTED else ""
+        value = partial(self._figure, kind, figure)
+        return CorpusMetric(f"{kind} {figure}", True, f"{about} In per cent, of {of}.", form, self.found, value)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of classes, without the background."""
+        return {"classes": self.classes}
+
+    # The data.
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> DetectionBatch:
+        """Training batch `index`; each row is mirrored with probability ½."""
+        rows = self._order.batch(index, batch_size, seed)
+        mirrored = generator(seed, AUGMENT, index).random(batch_size) < (0.5 if self._flip else 0.0)
+        read = [self._read("train", row) for row in rows.tolist()]
+        read = [flipped(*one) if turn else one for one, turn in zip(read, mirrored.tolist(), strict=True)]
+        pictures, found = zip(*read, strict=True)
+        return together(pictures, found, rows.tolist())
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[DetectionBatch]:
+        """Every picture of a held-out split once, in order."""
+        before = len(self.splits["valid"]) if split == "test" else 0
+        for start in range(0, len(self.splits[split]), batch_size):
+            rows = range(start, min(start + batch_size, len(self.splits[split])))
+            pictures, found = zip(*(self._read(split, row) for row in rows), strict=True)
+            yield together(pictures, found, [row + before for row in rows])
+
+    def _read(self, split: Split, row: int) -> Any:
+        scenes = self.splits[split]
+        return scenes.picture(row), objects(scenes if self._masks else _without_masks(scenes), row)
+
+    def size(self, split: Split) -> int:
+        """The number of pictures."""
+        return len(self.splits[split])
+
+    def epoch(self, batch_size: int) -> float:
+        """The number of updates in one epoch."""
+        return self.size("train") / batch_size
+
+    # Loss and metrics.
+
+    def forward(self, model: nn.Module, batch: DetectionBatch, state: None) -> tuple[Detected, None]:
+        """The detector's losses; in eval mode its detections too."""
+        return detect(model, batch), None
+
+    def loss(self, model: nn.Module, outputs: Detected, batch: DetectionBatch) -> Tensor:
+        """The sum of the detector's losses, times the number of pictures: they are means over a batch."""
+        return torch.stack(list(outputs.losses.values())).sum() * len(batch.pictures)
+
+    def found(self, model: nn.Module, outputs: Detected, batch: DetectionBatch) -> list[Record]:
+        """(number of the picture, its detections in COCO's result format) of each row: the records of the metrics."""
+        assert outputs.detections is not None  # metrics are computed in eval mode
+        rows = batch.rows.tolist()
+        return [
+            (row, as_results(one, row, self._categories)) for row, one in zip(rows, outputs.detections, strict=True)
+        ]
+
+    @property
+    def _categories(self) -> Sequence[int]:
+        return self.splits["train"].categories
+
+    def _figure(self, kind: Kind, figure: str, records: list[Record]) -> float:
+        return self.scored(kind, records).figures[figure]
+
+    def scored(self, kind: Kind, records: list[Record]) -> AveragePrecision:
+        """The evaluation of the detections of some held-out pictures; that of the last records is kept."""
+        kept = self._scored.get(kind)
+        if kept is None or kept[0] is not records:
+            truth: Annotation = {"images": [], "annotations": [], "categories": []}
+            known = len(self.splits["valid"])
+            for row, _ in records:
+                split: Split = "valid" if row < known else "test"
+                one = ground_truth(self.splits[split], [row - known * (split == "test")])
+                truth["images"] += [{**image, "id": row} for image in one["images"]]
+                for entry in one["annotations"]:
+                    truth["annotations"].append({**entry, "id": len(truth["annotations"]) + 1, "image_id": row})
+                truth["categories"] = one["categories"]
+            found = [one for _, detections in records for one in detections]
+            kept = self._scored[kind] = records, AveragePrecision(truth, found, kind)
+        return kept[1]
+
+    def check(self, batch: DetectionBatch, where: str) -> None:
+        """Raise InputError for boxes without an area, outside their picture, or of unknown labels."""
+        boxes, some = batch.boxes, batch.labels > 0
+        limit = batch.sizes.flip(1).repeat(1, 2)[:, None]
+        wrong = (boxes[..., 2:] <= boxes[..., :2]).any(-1) | (boxes < 0).any(-1) | (boxes > limit).any(-1)
+        wrong = (wrong | ~boxes.isfinite().all(-1)) & some | (batch.labels > self.classes) | (batch.labels < 0)
+        if wrong.any():
+            row, place = wrong.nonzero()[0].tolist()
+            raise InputError(
+                f"{where}: expected boxes with an area in their picture and labels 1 to {self.classes}, found "
+                f"{boxes[row, place].tolist()} of label {int(batch.labels[row, place])}; check the data"
+            )
+
+    # Results.
+
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+        """detections.json, the split's detections in COCO's result format, and the AP of each class.
+
+        Cost: an evaluation of the split.
+        """
+        scenes, before = self.splits[split], len(self.splits["valid"]) * (split == "test")
+        records: list[Record] = []
+        with evaluating(model), torch.no_grad():
+            detector: Any = getattr(model, "host", model)
+            parameter = next(detector.parameters())
+            for batch in self.batches(split, 1):
+                images = [image.to(parameter.device) for image in batch.images(parameter.dtype)]
+                results = as_results(detector(images)[0], int(batch.rows[0]), self._categories)
+                records.append((int(batch.rows[0]), results))
+        named = [{**one, "image_id": scenes.image_id(row - before)} for row, found in records for one in found]
+        write_json(folder / DETECTIONS, named)
+        kinds: tuple[Kind, ...] = ("box", "mask") if self._masks else ("box",)
+        found = {f"{kind} AP": self.scored(kind, records).by_class for kind in kinds}
+        rows = [
+            {"class": name} | {what: f"{values[name]:.1f}" for what, values in found.items()} for name in self.names
+        ]
+        about = {
+            "title": "Average precision by class",
+            "given": "class",
+            "found": "box AP",
+            "about": f"Of the {split} split, in per cent.",
+            "exact": False,
+        }
+        return {"by_class": rows, "examples": {"by_class": about}}
+
+
+class _Boxes:
+    """`Scenes` without their masks."""
+
+    has_masks = False
+
+    def __init__(self, scenes: Scenes) -> None:
+        self._scenes = scenes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scenes, name)
+
+    def __len__(self) -> int:
+        return len(self._scenes)
+
+
+def _without_masks(scenes: Scenes) -> Any:
+    return _Boxes(scenes) if scenes.has_masks else scenes

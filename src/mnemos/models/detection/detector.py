@@ -1,0 +1,170 @@
+"""Mask R-CNN, Faster R-CNN and RetinaNet (torchvision's) on a PVT, as a registered model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.adapt.attach import cache
+from mnemos.config import ModelConfig
+from mnemos.libraries import torchvision
+from mnemos.memory.gated_cache import caches
+from mnemos.memory.grc import GRC
+from mnemos.models.stateless import Stateless
+from mnemos.models.vision.pvt import PVTConfig
+from mnemos.models.vision.pvt_features import PVTFeatures
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .padding import leave_out_padding
+from .pyramid import FeaturePyramid
+
+_ASPECTS = (0.5, 1.0, 2.0)
+_BACKBONE = "backbone.backbone"  # in the pyramid, in the detector
+
+
+@dataclass(frozen=True)
+class RegionConfig:
+    """The second stage of R-CNN detectors; the defaults are torchvision's.
+
+    proposals: boxes of a picture that the second stage reads in evaluation, twice as many before the sampling of
+    training. sampled: of these, the boxes that a training loss reads. dim: width of the two layers that classify a box.
+    mask_dims: widths of the convolutions of the mask branch.
+    """
+
+    proposals: int = 1000
+    sampled: int = 512
+    dim: int = 1024
+    mask_dims: tuple[int, ...] = (256, 256, 256, 256)
+
+
+@register
+@dataclass(frozen=True)
+class DetectorConfig(ModelConfig):
+    """Detectors of torchvision on a PVT: Mask R-CNN (boxes and masks), Faster R-CNN and RetinaNet (boxes).
+
+    backbone: the PVT; its `image` is the size for which the lengths of its caches are chosen, and pictures may have any
+    size. classes: of objects, without the background. channels: width of the feature pyramid.
+    sides: pictures are scaled so that their shorter side is one of these in training, chosen at random, and the last
+    one in evaluation; longest: but their longer side at most this. anchor: side of the smallest anchor boxes, twice as
+    large at each coarser level. frozen_stages: the first stages of the backbone, whose parameters are not trained.
+    """
+
+    name: ClassVar[str] = "detector"
+    inputs: ClassVar[str] = "photos"
+
+    backbone: PVTConfig = field(default_factory=PVTConfig)
+    detector: Literal["mask-rcnn", "faster-rcnn", "retinanet"] = "mask-rcnn"
+    classes: int = 80
+    channels: int = 256
+    sides: tuple[int, ...] = (800,)
+    longest: int = 1333
+    anchor: int = 32
+    frozen_stages: int = 0
+    regions: RegionConfig = field(default_factory=RegionConfig)
+
+    def build(self) -> "Detector":
+        """The detector. Raises InputError for sizes out of range or that do not fit together."""
+        for name in ("classes", "channels", "longest", "anchor"):
+            if getattr(self, name) < 1:
+                raise InputError(f"detector: {name}: expected at least 1, found {getattr(self, name)}; raise it")
+        if not self.sides or min(self.sides) < 1:
+            raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
+        if not 0 <= self.frozen_stages <= len(self.backbone.depths):
+            raise InputError(
+                f"detector: frozen_stages: expected 0 to {len(self.backbone.depths)}, the stages of the backbone, "
+                f"found {self.frozen_stages}; change it"
+            )
+        features = self.backbone.features()
+        if isinstance(self.backbone.cache, GRC):
+            side = self.backbone.image
+            cache(features, self.backbone.cache, example=torch.zeros(1, self.backbone.channels, side, side))
+        elif self.backbone.cache is not None:
+            raise InputError("detector: backbone.cache: expected a gated cache (GRC) or none, found another; change it")
+        for part in features.first_stages(self.frozen_stages):
+            part.requires_grad_(False)
+        host = self._retinanet(features) if self.detector == "retinanet" else self._rcnn(features)
+        if caches(features):
+            leave_out_padding(host)
+        return Detector(self, host)
+
+    def _sizes(self) -> dict[str, Any]:
+        return {"min_size": self.sides, "max_size": self.longest}
+
+    def _retinanet(self, features: nn.Module) -> nn.Module:
+        torchvision()
+        from torchvision.models.detection import RetinaNet
+        from torchvision.models.detection.rpn import AnchorGenerator
+
+        levels = tuple(range(1, len(self.backbone.depths)))
+        pyramid = FeaturePyramid(features, self.channels, levels, "convolutions")
+        scales = [self.anchor * 2**i for i in range(pyramid.maps)]
+        sizes = tuple(tuple(round(scale * 2 ** (third / 3)) for third in range(3)) for scale in scales)
+        anchors = AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps)
+        return RetinaNet(pyramid, self.classes + 1, anchor_generator=anchors, detections_per_img=100, **self._sizes())
+
+    def _rcnn(self, features: nn.Module) -> nn.Module:
+        torchvision()
+        from torchvision.models.detection import FasterRCNN, MaskRCNN
+        from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+        from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+        from torchvision.models.detection.rpn import AnchorGenerator
+        from torchvision.ops import MultiScaleRoIAlign
+
+        pyramid = FeaturePyramid(features, self.channels)
+        names, regions, classes = [str(i) for i in range(pyramid.maps - 1)], self.regions, self.classes + 1
+        sizes = tuple((self.anchor * 2**i,) for i in range(pyramid.maps))
+        settings: dict[str, Any] = {
+            "rpn_anchor_generator": AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps),
+            "rpn_pre_nms_top_n_train": 2 * regions.proposals,
+            "rpn_pre_nms_top_n_test": regions.proposals,
+            "rpn_post_nms_top_n_train": 2 * regions.proposals,
+            "rpn_post_nms_top_n_test": regions.proposals,
+            "box_roi_pool": MultiScaleRoIAlign(names, 7, 2),
+            "box_head": TwoMLPHead(self.channels * 49, regions.dim),
+            "box_predictor": FastRCNNPredictor(regions.dim, classes),
+            "box_batch_size_per_image": regions.sampled,
+            **self._sizes(),
+        }
+        if self.detector == "faster-rcnn":
+            return FasterRCNN(pyramid, **settings)
+        return MaskRCNN(
+            pyramid,
+            mask_roi_pool=MultiScaleRoIAlign(names, 14, 2),
+            mask_head=MaskRCNNHeads(self.channels, regions.mask_dims, 1),
+            mask_predictor=MaskRCNNPredictor(regions.mask_dims[-1], regions.mask_dims[-1], classes),
+            **settings,
+        )
+
+
+class Detector(Stateless, nn.Module):
+    """`model(images, targets)` as torchvision's detectors, around `model.host`, one of them.
+
+    images: a list of [3, H_i, W_i] with values in [0, 1]. In training mode targets, {"boxes", "labels", "masks"} of
+    each, are needed and the result is the losses; in eval mode it is the detections of each image.
+    """
+
+    def __init__(self, config: DetectorConfig, host: nn.Module) -> None:
+        super().__init__()
+        self.config, self.host = config, host
+
+    def forward(self, images: list[Tensor], targets: Sequence[dict[str, Tensor]] | None = None) -> Any:
+        """See the class."""
+        return self.host(images, targets)
+
+    @property
+    def rows_independent(self) -> bool:
+        """False: anchors and boxes that the losses read are sampled over a batch."""
+        return False
+
+    def weights_from(self, saved: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a saved classifier with the same PVT by this model's names, and its caches left empty.
+
+        Those of a detector are returned as they are. `train.init_from` calls it.
+        """
+        features: Any = self.host.get_submodule(_BACKBONE)
+        if not isinstance(features, PVTFeatures) or any(name.startswith(f"host.{_BACKBONE}.") for name in saved):
+            return saved
+        return {f"host.{_BACKBONE}.{name}": value for name, value in features.classifier_weights(saved).items()}

@@ -1,0 +1,216 @@
+"""The task of detection: batches, the one training loop, what a finished run has, and what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mnemos
+from mnemos.data.detection.batch import flipped, together
+from mnemos.data.detection.detector_outputs import Detected, detect
+from mnemos.data.detection.scenes import Objects, objects
+from mnemos.data.detection.sources import COCOConfig, ShapesConfig, VOCConfig
+from mnemos.memory.gated_cache import caches
+from mnemos.models.detection import DetectorConfig, RegionConfig
+from mnemos.models.vision import PVTConfig
+from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.train.session import run
+from mnemos.types import InputError
+
+COCO = Path(__file__).parents[3].parent / "shared" / "data" / "coco-mini"
+SMALL = {"depths": (1, 1), "dims": (8, 16), "num_heads": (1, 2), "mlp_ratios": (2, 2), "reductions": (2, 1)}
+SHAPES = ShapesConfig(side=64, train=6, valid=3, test=5)
+
+
+def detector(kind="mask-rcnn", version=2, **backbone):
+    return DetectorConfig(
+        PVTConfig(version=version, image=64, patch=4, **SMALL, **backbone),
+        detector=kind,
+        classes=0,
+        channels=8,
+        sides=(64,),
+        longest=96,
+        anchor=16,
+        regions=RegionConfig(proposals=20, sampled=8, dim=8, mask_dims=(8,)),
+    )
+
+
+def recipe(kind="mask-rcnn", **fields):
+    data = replace(SHAPES, masks=kind == "mask-rcnn")
+    train = TrainConfig(steps=4, batch_size=2, eval_every=2, checkpoint_every=2, log_every=1)
+    made = Recipe(model=detector(kind), data=data, optim=OptimConfig(lr=1e-3), train=train, name="tiny")
+    return replace(made, **fields)
+
+
+def test_batches_are_padded_and_come_back_whole():
+    task = SHAPES.build()
+    pictures = [np.full((4, 6, 3), 9, np.uint8), np.full((5, 3, 3), 7, np.uint8)]
+    masks = np.zeros((1, 4, 6), np.bool_)
+    masks[0, 1:3, 2:5] = True
+    some = [
+        Objects(np.array([[2, 1, 5, 3]], np.float32), np.array([3]), masks),
+        Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, 5, 3), np.bool_)),
+    ]
+    batch = together(pictures, some, [4, 8])
+    assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 6), (2, 1, 5, 6))
+    images, targets = batch.images(torch.float64), batch.targets()
+    assert [tuple(image.shape) for image in images] == [(3, 4, 6), (3, 5, 3)]
+    assert bool((images[0] == 9 / 255).all())
+    assert targets[0]["boxes"].tolist() == [[2, 1, 5, 3]]
+    assert torch.equal(targets[0]["masks"], torch.from_numpy(masks.astype(np.uint8)))
+    assert len(targets[1]["boxes"]) == 0
+    mirrored, turned = flipped(pictures[0], some[0])
+    assert turned.boxes.tolist() == [[1, 1, 4, 3]]
+    assert np.nonzero(turned.masks[0].any(0))[0].tolist() == [1, 2, 3]
+    assert np.array_equal(flipped(mirrored, turned)[1].masks, masks)
+    task.check(batch, "here")
+    batch.boxes[0, 0, 2] = 7.0  # beyond the first picture, not beyond the batch
+    with pytest.raises(InputError, match=r"here: expected boxes with an area in their picture .* label 3"):
+        task.check(batch, "here")
+
+
+def test_training_batches_are_functions_of_their_number_and_mirror_half():
+    task = ShapesConfig(side=64, train=40, valid=1, test=1).build()
+    first, again = task.train_batch(3, 20, seed=5), task.train_batch(3, 20, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first.rows, task.train_batch(3, 20, seed=6).rows)
+    straight = [torch.from_numpy(task.splits["train"].picture(i)).permute(2, 0, 1) for i in first.rows.tolist()]
+    turned = [not torch.equal(a, b) for a, b in zip(first.pictures, straight, strict=True)]
+    assert 4 < sum(turned) < 16
+    row = turned.index(True)
+    assert torch.equal(first.pictures[row].flip(2), straight[row])
+    found = objects(task.splits["train"], int(first.rows[row]))
+    assert torch.equal(first.masks[row, : len(found.labels)].flip(2), torch.from_numpy(found.masks.astype(np.uint8)))
+
+
+def test_the_figures_of_perfect_detections_are_100():
+    task = SHAPES.build()
+    assert [m.name for m in task.metrics[:3]] == ["box AP", "box AP50", "box AP75"]
+    assert len(task.metrics) == 16  # without those of sizes that a picture of 64 pixels cannot have
+    (batch,) = task.batches("test", 5)
+    perfect = []
+    for one in batch.targets():
+        scores = torch.ones(len(one["labels"]))
+        perfect.append({**one, "scores": scores, "masks": one["masks"][:, None].float()})
+    records = task.found(None, Detected({}, perfect), batch)
+    assert {m.name: round(m.value(records), 6) for m in task.metrics if "AP" in m.name} == {
+        f"{kind} {figure}": 100.0 for kind in ("box", "mask") for figure in ("AP", "AP50", "AP75", "AP small")
+    }
+    nothing = [{key: one[key][:0] for key in ("boxes", "labels", "masks", "scores")} for one in perfect]
+    none = task.found(None, Detected({}, nothing), batch)
+    assert task.metrics[0].value(none) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mask-rcnn", "retinanet"])
+def test_a_cached_detector_trains_resumes_and_is_scored(tmp_path, kind):
+    cached = replace(detector(kind), backbone=replace(detector(kind).backbone, cache=mnemos.GRC(length="paper")))
+    made = recipe(kind, model=cached)
+    result = run(made, tmp_path / "whole", quiet=True)
+    assert result["metric"] == "box AP"
+    assert {"emptied", "exchanged", "closed"} <= set(result["controls"])
+    assert result["update_flops"] > result["flops"] > 0
+    found = json.loads((tmp_path / "whole" / "detections.json").read_text())
+    assert all({"image_id", "category_id", "bbox", "score"} <= set(one) for one in found)
+    assert all(("segmentation" in one) == (kind == "mask-rcnn") for one in found)
+    assert [row["class"] for row in result["by_class"]] == ["circle", "triangle", "rectangle", "star"]
+    loaded = mnemos.load(tmp_path / "whole" / "model")
+    assert any(cache.cache.any() for cache in caches(loaded))
+    run(replace(made, train=replace(made.train, steps=2)), tmp_path / "parts", quiet=True)
+    resumed = run(None, tmp_path / "parts", resume=True, steps=4, quiet=True)
+    assert resumed["test"] == result["test"]
+
+
+def test_losses_of_an_evaluation_leave_the_generators_and_modes():
+    model = replace(detector(), classes=4).build().eval()
+    (batch,) = SHAPES.build().batches("valid", 3)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        first, second = detect(model, batch), detect(model, batch)
+    assert {k: v.item() for k, v in first.losses.items()} == {k: v.item() for k, v in second.losses.items()}
+    assert len(first.losses) == 5
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_detector_starts_from_a_classifier_with_empty_caches(tmp_path):
+    backbone = PVTConfig(version=1, image=64, **SMALL, cache=mnemos.GRC(length=4))
+    classifier = backbone.build()
+    with torch.no_grad():
+        for cache in caches(classifier):
+            cache.cache.fill_(3.0)
+    model = replace(detector(version=1), classes=4, backbone=backbone).build()
+    weights = model.weights_from(classifier.state_dict())
+    missing = model.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys
+    name = "block.1.0.attention.self.query.weight"
+    assert torch.equal(
+        model.state_dict()[f"host.backbone.backbone.encoder.{name}"],
+        classifier.state_dict()[f"host.pvt.encoder.{name}"],
+    )
+    assert all(not cache.cache.any() for cache in caches(model))
+    own = model.state_dict()
+    assert model.weights_from(own) is own
+
+
+def test_frozen_stages_are_not_trained():
+    for version in (1, 2):
+        model = replace(detector(version=version), classes=4, frozen_stages=1).build()
+        frozen = {name.split("backbone.backbone.")[1] for name, p in model.named_parameters() if not p.requires_grad}
+        assert frozen
+        assert all(
+            "block.0" in n or "patch_embeddings.0" in n or "stages.0" in n or n.startswith("patch_embed.")
+            for n in frozen
+        )
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    (batch,) = replace(SHAPES, masks=False).build().batches("valid", 3)
+    with pytest.raises(InputError, match="expected masks for MaskRCNN, found data without them"):
+        detect(replace(detector(), classes=4).build().eval(), batch)
+    for fields, message in (
+        ({"classes": 0}, "classes: expected at least 1"),
+        ({"classes": 1, "sides": ()}, "sides: expected at least one"),
+        ({"classes": 1, "frozen_stages": 3}, "frozen_stages: expected 0 to 2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            replace(detector(), **fields).build()
+    with pytest.raises(InputError, match=r"data\.side: expected at least 32"):
+        replace(SHAPES, side=8).build()
+    with pytest.raises(InputError, match=r"name the folder with data\.folder"):
+        COCOConfig(folder=str(tmp_path)).build()
+    with pytest.raises(InputError, match="name the folder of one year"):
+        VOCConfig(folder=str(tmp_path)).build()
+
+
+@pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")
+@pytest.mark.slow
+def test_coco_in_its_own_folders_and_renamed(tmp_path):
+    task = COCOConfig(folder=str(COCO), valid_size=20).build()
+    assert [task.size(split) for split in ("train", "valid", "test")] == [140, 20, 119]
+    assert (task.classes, len(task.metrics)) == (80, 24)
+    batch = task.train_batch(0, 4, seed=0)
+    task.check(batch, "batch")
+    ratios = batch.sizes[:, 1] / batch.sizes[:, 0]
+    assert ratios.max() / ratios.min() < 1.6  # of similar proportions
+    renamed = tmp_path / "renamed"
+    (renamed / "annotations").mkdir(parents=True)
+    for old, new in (("train2017", "one"), ("val2017", "two")):
+        shutil.copy(COCO / "annotations" / f"instances_{old}.json", renamed / "annotations" / f"{new}.json")
+        (renamed / new).symlink_to(COCO / old)
+    other = COCOConfig(folder=str(renamed), train="one", test="two").build()
+    assert [other.size(split) for split in ("train", "valid", "test")] == [160, 119, 119]
+    assert "choose" not in other.about[0]
+    assert other.names == task.names
+
+
+def test_the_step_schedule_drops_more_than_once():
+    from mnemos.train.optim import factor
+
+    schedule = ScheduleConfig(name="step", warmup=2, floor=0.1, drop_at=(4, 6))
+    assert [round(factor(schedule, update, 8), 6) for update in range(1, 9)] == [0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
