@@ -164,8 +164,8 @@ def shapes_mask_rcnn_cached() -> Recipe:
     return _cached(shapes_mask_rcnn(), _SHAPES_CACHE)
 
 
-@recipe("shapes-mask-rcnn-unwritten")
-def shapes_mask_rcnn_unwritten() -> Recipe:
+@recipe("shapes-mask-rcnn-cached-unwritten")
+def shapes_mask_rcnn_cached_unwritten() -> Recipe:
     """shapes-mask-rcnn-cached with caches that are never written."""
     return unwritten(shapes_mask_rcnn_cached())
 
@@ -182,7 +182,7 @@ def shapes_retinanet_cached() -> Recipe:
     return _cached(shapes_retinanet(), _SHAPES_CACHE)
 
 
-@recipe("shapes-retinanet-unwritten")
-def shapes_retinanet_unwritten() -> Recipe:
+@recipe("shapes-retinanet-cached-unwritten")
+def shapes_retinanet_cached_unwritten() -> Recipe:
     """shapes-retinanet-cached with caches that are never written."""
     return unwritten(shapes_retinanet_cached())
