@@ -83,7 +83,7 @@ def close(found, expected, tolerance=2e-6):
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_transformer_with_softmax_attention(name, rows, variant, poisoned):
+def test_a_transformer_with_softmax_attention_equals_the_model(name, rows, variant, poisoned):
     model = decoder(**DECODERS[name])
     step = mnemos.fused_step(model)
     assert step.why == ""
