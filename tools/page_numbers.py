@@ -8,7 +8,7 @@ The comment names a file, a path in it and a format. The parts of a path are key
 for the one element of a list with that value; `~1` is a `/` in a key. `min:` or `max:` before a path with `*` takes the
 least or the largest value. A format is one of Python's (`.3f`, `,.0f`), optionally with a divisor (`.2f/1e6`,
 `.0f/MiB`); `.1%` is a percentage; `±.3f` reads "mean" and "std" of an object; `s` is the text as it is. A whole table
-stands between `<!--table NAME-->` and `<!--/table-->`; `TABLES` makes it.
+stands between `<!--table NAME-->` and `<!--/table-->`; tools/page_tables.py makes it.
 
 `--check` writes nothing. It fails where a page says another number than its file, and names the page, the line and both
 numbers.
@@ -23,7 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student
+sys.path.insert(0, str(Path(__file__).parent))
+from page_tables import TABLES
 
 ROOT = Path(__file__).parents[1]
 NUMBER = re.compile(r"<!--n (\S+) ([^>]+?) ([^\s>]+?)-->(.*?)<!--/n-->")
@@ -104,48 +105,6 @@ def show(value: Value, form: str) -> str:
     if form.endswith("%"):
         return f"{number * 100:{form[:-1]}f} %"
     return f"{number:{form}}"
-
-
-def what_helped() -> str:
-    """The table of README and docs/results.md: a gated cache beside its baselines, mean and spread over the seeds."""
-    lines = [
-        "| test accuracy | no cache | equal parameters | cached | cached, never written | the memory adds |\n",
-        "|---|---|---|---|---|---|\n",
-    ]
-    for title, stem, file in (
-        ("MNIST, ViT", "mnist-vit", "mnist_vit"),
-        ("digits 8 × 8, ViT", "digits-vit", "digits_vit"),
-        ("540 photos, ViT", "photos-vit", "photos_vit"),
-        ("short ListOps", "demo", LISTOPS),
-    ):
-        whole = _load(f"results/{file}.json")
-        rows = {row["name"]: row for row in whole["rows"]}
-        cached = rows[f"{stem}-cached"]
-        unwritten = rows.get(f"{stem}-cached-unwritten", whole.get("never_written"))
-        cells = [_spread(rows[stem]), _spread(rows[f"{stem}-wider"]), _spread(cached)]
-        cells += ["not run", "not known"] if unwritten is None else [_spread(unwritten), _added(cached, unwritten)]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |\n")
-    return "".join(lines)
-
-
-# The comparison of five seeds has no never-written baseline; a later one has.
-LISTOPS = "demo_unwritten" if (ROOT / "results/demo_unwritten.json").exists() else "demo_five_seeds"
-
-
-def _spread(row: Value) -> str:
-    return show(row, "±.3f") + ("" if row["seeds"] == 5 else f" ({row['seeds']} seeds)")
-
-
-def _added(a: Value, b: Value) -> str:
-    """How much higher the mean of `a` is, and the 95 % interval of the difference (Welch)."""
-    parts = [row["std"] ** 2 / row["seeds"] for row in (a, b)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (row["seeds"] - 1) for part, row in zip(parts, (a, b), strict=True))
-    half = float(student.ppf(0.975, freedom)) * sum(parts) ** 0.5
-    more = a["mean"] - b["mean"]
-    return "{} ({} to {})".format(*(f"{x:+.3f}".replace("-", "−") for x in (more, more - half, more + half)))
-
-
-TABLES: dict[str, Callable[[], str]] = {"what-helped": what_helped}
 
 
 def render(text: str, page: str) -> tuple[str, list[str]]:
