@@ -141,9 +141,7 @@ def test_a_tokenizer_of_a_file_lower_cases_where_the_recipe_does(config, task, t
     assert given.scorer.signatures[BLEU].startswith("nrefs:1|case:lc")
     cased = replace(config, tokenizer=str(tmp_path / "cased.json"))
     assert "case:mixed" in cased.build().scorer.signatures[BLEU]
-    with pytest.raises(
-        InputError, match=r"cased\.json, which keeps the case; make it with mnemos tokenizer"
-    ):
+    with pytest.raises(InputError, match=r"cased\.json, which keeps the case; make it with mnemos tokenizer"):
         replace(cased, lowercase=True).build()
 
 

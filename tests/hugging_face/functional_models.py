@@ -25,7 +25,7 @@ _MAMBA2 = {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk
 _BAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 4}
 _DELTA = {f"linear_{name}": n for name, n in {"num_value_heads": 4, "num_key_heads": 2, "value_head_dim": 6}.items()}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-_KINDS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+_HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Mamba": {"state_size": 3},
     "FalconMamba": {"state_size": 3},
@@ -39,8 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 4,
         "head_dim": 8,
         "shared_expert_intermediate_size": 8,
-        "layer_types": _KINDS,
-        "num_hidden_layers": 4,
+        **_HYBRID,
     },
     "Rwkv": {"rescale_every": 1},  # in evaluation its weights are divided by a power of two
     "RecurrentGemma": {
@@ -59,7 +58,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {**_HEADS, "sliding_window": 3, "head_dim": 4, "layer_types": ["sliding_attention", "full_attention"]},
 }
 # Models whose recurrent layers take the same steps.
-_HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _NEMOTRON = {f"mamba_{name}": n for name, n in {"num_heads": 4, "head_dim": 8}.items()}
 _ZAMBA = {"n_mamba_heads": 4, "mamba_d_state": 4, "chunk_size": 4}
 FURTHER: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ CLOSE = {"rtol": 0, "atol": 1e-5}
 @EACH
 @torch.no_grad()
 def test_pieces_of_any_length_equal_their_whole_forward(name):
-    step, x = step_of(name), tokens(2, 80)[:, : 64 if name == "GPT2" else 80]
+    step, x = step_of(name), tokens(2, 70)[:, : 64 if name == "GPT2" else 70]
     whole, end = step(x)
     torch.testing.assert_close(whole, step.model(x).logits, **CLOSE)
     y, state = in_pieces(step, x[:, :9], [1, 5, 2, 1])
@@ -81,7 +81,7 @@ def test_a_stream_of_padded_prompts_generates_as_they_do_for_each(name):
     step, prompts = step_of(name), tokens(2, 9)
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1, :3] = False
-    library = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    library = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     theirs = []
     for row, valid in zip(prompts, mask, strict=True):  # alone, because RWKV mixes the rows of a batch
         prompt = row[valid][None]
@@ -89,8 +89,8 @@ def test_a_stream_of_padded_prompts_generates_as_they_do_for_each(name):
         theirs.append(step.model.generate(prompt, **options)[0, prompt.shape[1] :])
     state = step(prompts[:, :-1], None, mask[:, :-1])[1]
     stream = Stream(step, state=state, last=prompts[:, -1:])
-    assert torch.equal(stream.generate(6, temperature=0)[0], torch.stack(theirs))
-    assert torch.equal(Stream(step).prefill(prompts[:1], chunk=4).generate(6, temperature=0)[0][0], theirs[0])
+    assert torch.equal(stream.generate(4, temperature=0)[0], torch.stack(theirs))
+    assert torch.equal(Stream(step).prefill(prompts[:1], chunk=4).generate(4, temperature=0)[0][0], theirs[0])
     assert isinstance(step, RecurrentModel)
 
 
@@ -134,7 +134,7 @@ def test_beams_are_theirs(name):
     assert torch.equal(torch.stack([best[0].tokens for best in found]), theirs)
 
 
-@pytest.mark.parametrize("name", ["Mamba", "Qwen3Next", "xLSTM", "GPT2"])
+@pytest.mark.parametrize("name", ["Mamba", "Qwen3Next", "GPT2"])
 def test_replay_trains_through_the_state(name):
     model, x = build(name), tokens(2, 17)
     step = mnemos.functional(model)
