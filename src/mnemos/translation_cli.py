@@ -10,7 +10,8 @@ from .errors import InputError
 ABOUT = {
     "tokenizer": "Learn sub-words from text files by byte-pair encoding, and write them as a tokenizer.json.",
     "translate": "Translate text, line by line, with a run's model. Reads the standard input, or FILE.",
-    "score": "Print BLEU and chrF of runs on their test split, and the paired bootstrap of each against the first.",
+    "score": "Print BLEU and chrF of runs, averaged models or files of translations on a test split, and the paired "
+    "bootstrap of each against the first.",
     "average": "Write the model with the averaged weights of a run's last checkpoints.",
 }
 
@@ -75,10 +76,14 @@ def _progress(done: int, whole: int) -> None:
 
 def _score(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     from .evaluate.translation_scores import score_runs
+    from .train.model_translations import translate_test_split
 
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a finished run")
+    about = "the folder of a finished run or of an averaged model, or a file of translations, one per line"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=about)
     parser.add_argument("--samples", type=int, default=1000, metavar="N", help="draws of the bootstrap (%(default)s)")
     options = parser.parse_args(arguments)
+    for run in options.runs:
+        translate_test_split(Path(run))
     score_runs(options.runs, options.samples)
     return 0
 

@@ -130,8 +130,19 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
     assert "a.txt: line 4: expected a sentence of at most 40 sub-words" in said.err
     with pytest.raises(InputError, match="sentence 2: expected a sentence"):
         mnemos.translate(plain, ["one", "one " * 60])
-    with pytest.raises(InputError, match="n_best: expected 1 to 5"):
-        mnemos.translate(plain, ["one"], n_best=6)
+    for settings, message in (
+        ({"n_best": 6}, "n_best: expected 1 to 5, the number of beams, found 6; change n_best"),
+        ({"beams": 0}, "^beams: expected 1 to 1,000, .* found 0; raise it"),
+        ({"beams": 10_000}, "^beams: .* found 10,000; lower it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mnemos.translate(plain, ["one"], **settings)
+    with pytest.raises(InputError, match=r"sentence 1: expected a text \(str\), found bytes"):
+        mnemos.translate(plain, [b"one"])
+    for command in ("translate", "score", "average"):
+        assert main([command, str(tmp_path / "nothing")]) == 2
+        assert "nothing: expected" in (said := capsys.readouterr().err)
+        assert "no such folder" in said
 
 
 def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
@@ -181,6 +192,30 @@ def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_pa
     (tmp_path / "other/translations.jsonl").write_text("\n".join(lines[1:]))
     assert main(["score", str(plain), str(tmp_path / "other")]) == 2
     assert "expected translations of the sentences of" in capsys.readouterr().err
+
+
+def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, capsys):
+    """The run's model is the average of its last two checkpoints, so all three have its scores."""
+    run = tmp_path / "run"
+    shutil.copytree(plain, run)
+    assert main(["average", str(run), "--last", "2"]) == 0
+    averaged, written = run / "averaged-2", tmp_path / "out.de"
+    result = json.loads((run / "result.json").read_text())
+    assert main(["eval", str(averaged)]) == 0
+    assert f"loss {result['test']['loss']:.4f}  BLEU {result['test']['BLEU']:.2f}" in capsys.readouterr().out
+    (averaged / "model_recipe.json").unlink()  # as an older version wrote it
+    written.write_text("".join(row["translation"] + "\n" for row in rows(plain)))
+    assert main(["score", str(run), str(averaged), str(written), "--samples", "20"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"BLEU {result['test']['BLEU']:.2f}, chrF {result['test']['chrF']:.2f}") == 3
+    assert "searched with" not in said
+    about = json.loads((averaged / "preprocessing.json").read_text())
+    (averaged / "preprocessing.json").write_text(json.dumps(about | {"beams": 2}))
+    assert main(["score", str(run), str(averaged), "--samples", "20"]) == 0
+    assert "searched with a beam of 2 and length penalty 1, and the first with a beam of 5" in capsys.readouterr().out
+    written.write_text("a\n")
+    assert main(["score", str(run), str(written)]) == 2
+    assert "out.de: expected a line for each of the 16 test sentences" in capsys.readouterr().err
 
 
 def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, capsys):

@@ -38,13 +38,21 @@ def _given(about: Preprocessing, options: Mapping[str, int | None]) -> dict[str,
     return given
 
 
+def _places(folder: Path) -> tuple[Path, ...]:
+    return folder / RUN_MODEL / PREPROCESSING, folder / PREPROCESSING
+
+
+def has_preprocessing(folder: Path) -> bool:
+    """Whether a run, or the folder of its model, has a preprocessing."""
+    return any(path.is_file() for path in _places(folder))
+
+
 def read_preprocessing(folder: Path) -> Preprocessing:
     """The preprocessing that a finished run saved beside its model. folder: the run, or the folder of its model.
 
     Raises InputError if the run is not finished, or if files have no meaning for its task.
     """
-    places = (folder / RUN_MODEL / PREPROCESSING, folder / PREPROCESSING)
-    path = next((path for path in places if path.is_file()), None)
+    path = next((path for path in _places(folder) if path.is_file()), None)
     if path is None:
         load(folder)  # raises for a folder that is no model, and for a run that is not finished
         kinds = ", ".join(registry.names("preprocessing"))

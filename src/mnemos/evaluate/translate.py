@@ -10,6 +10,7 @@ from mnemos.types import InputError
 
 from .predict import read_preprocessing
 
+MOST_BEAMS = 1000  # time and memory of a search grow with it; more than a few dozen rarely change a translation
 CHUNK = 1000  # sentences that are translated, the longest first, before the first of them is returned
 
 Progress = Callable[[int, int], None]  # (sentences that are translated, all sentences)
@@ -33,21 +34,32 @@ class TrainedTranslator:
 
     def decoding(self, beams: int | None, n_best: int, length_penalty: float | None) -> Decoding:
         """The search; None: as the run's test split was translated. Raises InputError for numbers out of range."""
+        if beams is not None and not 1 <= beams <= MOST_BEAMS:
+            raise InputError(
+                f"beams: expected 1 to {MOST_BEAMS:,}, the hypotheses that are kept, found {beams:,}; "
+                f"{'raise' if beams < 1 else 'lower'} it"
+            )
         found = Decoding(
             self.about.beams if beams is None else beams,
             n_best,
             self.about.length_penalty if length_penalty is None else length_penalty,
         )
         if not 1 <= n_best <= found.beams:
-            raise InputError(
-                f"n_best: expected 1 to {found.beams}, the number of beams, found {n_best}; raise beams, or lower it"
-            )
+            raise InputError(f"n_best: expected 1 to {found.beams}, the number of beams, found {n_best}; change n_best")
         return found
 
     def translate(
         self, sentences: Sequence[str], decoding: Decoding, where: str = "sentence", progress: Progress | None = None
     ) -> Iterator[list[Translation]]:
-        """The translations of each sentence, best first, in order. All sentences are checked before the first one."""
+        """The translations of each sentence, best first, in order. All sentences are checked before the first one.
+
+        decoding: what the method of this name returns. `mnemos.translate(translator, sentences)` calls both.
+        """
+        for number, sentence in enumerate(sentences):
+            if not isinstance(sentence, str):
+                raise InputError(
+                    f"{where} {number + 1:,}: expected a text (str), found {type(sentence).__name__}; decode it"
+                )
         rows = self.translator.encode(sentences, lambda number: f"{where} {number + 1:,}")
         for first in range(0, len(rows), CHUNK):
             chunk: dict[int, list[Translation]] = {}

@@ -1,6 +1,7 @@
 """Beam search, and independent samples, for every model with a state: `mnemos.beam_search`."""
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ class _Search:
     def start(self, state: State, step: Step) -> None:
         """Read the common prefix once per sentence, and branch."""
         k, prefix = self.config.beams, self.prefix[:, : self.common]
-        outputs, state = self.model(prefix, state)
+        outputs, state = _read(self.model, prefix, state)
         self.step = step
         if k > 1 and isinstance(self.model, Branching):
             state = self.model.branch(state, k)
@@ -168,6 +169,7 @@ class _Search:
             state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(k))
         self.state = state
         self.logp = log_probs(outputs[:, -1], self.likelihood)  # [B, V]: the hypotheses are still the same
+        _check_tokens(self.config, self.logp.shape[-1])
         self.tokens = prefix[:, None].expand(-1, k, -1)
         self.scores = torch.zeros(len(prefix), 1, dtype=self.logp.dtype, device=prefix.device)
         self.finished = Finished.none(self.scores.expand(-1, k), self.tokens)
@@ -346,6 +348,29 @@ def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tenso
     return limits.to(prefix.device)
 
 
+def _read(model: nn.Module, prefix: Tensor, state: State) -> Output:
+    """The model's outputs and state after the prefix. Raises InputError for a model that takes or returns no state."""
+    name, taken_arguments = type(model).__name__, None
+    with contextlib.suppress(TypeError, ValueError):  # a compiled forward may have none
+        taken_arguments = inspect.signature(model.forward)
+    if taken_arguments is not None:
+        try:
+            taken_arguments.bind(prefix, state)
+        except TypeError:
+            raise InputError(
+                f"beam_search: expected a model called as outputs, state = model(tokens, state), found "
+                f"{name}.forward{taken_arguments}; add a state"
+            ) from None
+    found = model(prefix, state)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise InputError(
+            f"beam_search: expected a model that returns (outputs, state), found {type(found).__name__} of {name}; "
+            "return both"
+        )
+    outputs, after = found
+    return outputs, after
+
+
 def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:
     """The lengths of the prefixes [B], after a check of what was given."""
     if model.training:
@@ -360,7 +385,13 @@ def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:
     if not bool(lengths.all()):
         raise InputError("beam_search: expected at least one token in every prefix, found none; begin with BOS")
     size = getattr(getattr(model, "config", None), "vocab_size", None)
-    named = [token for token in (config.eos, *config.forbidden) if token is not None]
-    if size is not None and any(not 0 <= token < size for token in named):
-        raise InputError(f"BeamConfig: expected tokens from 0 to {size - 1}, found {named}; change eos or forbidden")
+    if size is not None:
+        _check_tokens(config, size)
     return lengths
+
+
+def _check_tokens(config: BeamConfig, size: int) -> None:
+    """Raise InputError for tokens of the settings that are not in a vocabulary of `size`."""
+    named = [token for token in (config.eos, *config.forbidden) if token is not None]
+    if any(not 0 <= token < size for token in named):
+        raise InputError(f"BeamConfig: expected tokens from 0 to {size - 1}, found {named}; change eos or forbidden")

@@ -87,6 +87,8 @@ def load(folder: str | Path) -> Any:
             )
         folder = folder / RUN_MODEL
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
+        if not folder.exists():
+            raise InputError(f"{folder}: expected the folder of a run or of a model, found no such folder")
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
     config, digest = _read_config(folder / "config.json")
     weights = folder / "model.safetensors"

@@ -15,7 +15,7 @@ from mnemos.types import InputError
 
 from . import checkpoint
 from .model_size import on_meta
-from .recipe_files import read_recipe
+from .recipe_files import MODEL_RECIPE, read_recipe
 from .sharding import check_model_state, load_model_state
 from .snapshots import weights
 
@@ -66,9 +66,9 @@ def parameter_names(model: torch.nn.Module) -> set[str]:
 def average_run(folder: str | Path, last: int, out: str | Path | None = None) -> Path:
     """Write the model with the averaged weights of a run's `last` checkpoints, for `mnemos.load`; returns its folder.
 
-    out: by default RUN/averaged-LAST. A model that reads files (`mnemos predict`, `mnemos translate`) still does. The
-    run itself is unchanged. Raises InputError if the run has fewer checkpoints (`TrainConfig.keep`), and for a folder
-    that is there already.
+    out: by default RUN/averaged-LAST. The folder has the run's recipe, so `mnemos eval` and `mnemos score` take it. A
+    model that reads files (`mnemos predict`, `mnemos translate`) still does. The run itself is unchanged. Raises
+    InputError if the run has fewer checkpoints (`TrainConfig.keep`), and for a folder that is there already.
     """
     folder = Path(folder)
     recipe = read_recipe(folder)
@@ -91,6 +91,7 @@ def average_run(folder: str | Path, last: int, out: str | Path | None = None) ->
     about = known.read_bytes() if known.is_file() else None
     made = None if about is not None else recipe.data.build().preprocessing()
     save(model.eval(), target)
+    write_json(target / MODEL_RECIPE, to_dict(recipe))
     if about is not None:
         (target / PREPROCESSING).write_bytes(about)
     elif made is not None:

@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 from mnemos.config import PLACES, DataConfig, to_dict
 from mnemos.data.preprocessing import Preprocessing
 from mnemos.data.task import Task
-from mnemos.evaluate.predict import PREPROCESSING, read_preprocessing
-from mnemos.models.store import RUN_MODEL
+from mnemos.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task
@@ -111,7 +110,7 @@ def _at_evaluation(name: str, config: Any) -> Iterator[str]:
 
 def _trained(folder: Path, recipe: Recipe) -> Preprocessing | None:
     """The preprocessing that a run's model was trained with; of a run that is not finished, that of its data."""
-    if (folder / RUN_MODEL / PREPROCESSING).is_file():
+    if has_preprocessing(folder):
         return read_preprocessing(folder)
     if (folder / "result.json").is_file():
         return None
@@ -155,7 +154,7 @@ def _overlap(known: JSONObject, found: JSONObject) -> list[str]:
 def _check_names(folder: Path, task: Task) -> None:
     """Raise InputError if the classes of other data have other names than those that the run's model was trained on."""
     about = task.preprocessing()
-    if about is None or not (folder / RUN_MODEL / PREPROCESSING).is_file():
+    if about is None or not has_preprocessing(folder):
         return
     if problem := read_preprocessing(folder).difference(about):
         raise InputError(f"{folder}: {problem}")

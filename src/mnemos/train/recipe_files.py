@@ -11,6 +11,8 @@ from mnemos.types import InputError
 
 from .recipe import OWN, Recipe
 
+MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: the recipe of the run
+
 
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name, or that of a file whose name ends in .json: what `mnemos show` printed, or a run's.
@@ -41,9 +43,26 @@ def read_recipe(folder: Path) -> Recipe:
     try:
         return _read(folder / "recipe.json")
     except FileNotFoundError:
-        raise InputError(
-            f"{folder}: expected a run, found no recipe.json in it; name a folder that mnemos train wrote"
-        ) from None
+        found = "no recipe.json in it" if folder.exists() else "no such folder"
+        raise InputError(f"{folder}: expected a run, found {found}; name a folder that mnemos train wrote") from None
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model alone: RUN/model, or what `mnemos average` writes."""
+    return (folder / "config.json").is_file() and not (folder / "recipe.json").is_file()
+
+
+def recipe_of_model(folder: Path) -> Recipe:
+    """The recipe of a run, or of the run whose model a folder holds (`is_model`). Raises InputError as `read_recipe`.
+
+    The folder of an averaged model of an older version has no recipe; it is found if the folder is within the run's.
+    """
+    if is_model(folder):
+        if (folder / MODEL_RECIPE).is_file():
+            return _read(folder / MODEL_RECIPE)
+        if (folder.parent / "recipe.json").is_file():
+            return read_recipe(folder.parent)
+    return read_recipe(folder)
 
 
 def _read(path: Path) -> Recipe:

@@ -24,7 +24,7 @@ from mnemos.evaluate.state_controls import control_lines, state_controls
 from mnemos.evaluate.write_attention import record_write_attention
 from mnemos.measure.flops import task_flops, task_state_bytes
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
-from mnemos.models.store import RUN_MODEL, save
+from mnemos.models.store import RUN_MODEL, load, save
 from mnemos.types import InputError, JSONObject
 
 from .checks import complete
@@ -34,7 +34,7 @@ from .model_size import on_meta
 from .other_data import open_data
 from .progress import NoProgress, progress
 from .recipe import Recipe
-from .recipe_files import read_recipe
+from .recipe_files import is_model, read_recipe, recipe_of_model
 from .scored_batches import scored_batches
 from .sharding import check_model_state, load_model_state
 
@@ -170,11 +170,13 @@ def _batches(recipe: Recipe, task: Task, split: Literal["valid", "test"], displa
 def open_run(
     folder: Path, fields: Sequence[str] = (), split: Literal["valid", "test"] = "test"
 ) -> tuple[Recipe, Task, nn.Module]:
-    """(recipe, task, model) of a run: the model is in eval mode, on the CPU (`trained_model`).
+    """(recipe, task, model) of a run, or of the folder of its model (`recipe_files.is_model`).
+
+    The model is in eval mode, on the CPU (`trained_model`).
 
     fields: settings that replace the run's, as on the command line, to score `split` (`open_data`).
     """
-    recipe = read_recipe(folder)
+    recipe = recipe_of_model(folder)
     if fields:
         recipe, task = open_data(folder, recipe, fields, split)
     else:
@@ -183,7 +185,13 @@ def open_run(
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
-    """The model of a run's best checkpoint, if it keeps that, or of its newest intact one; in eval mode, on the CPU."""
+    """The model of a run's best checkpoint, if it keeps that, or of its newest intact one; in eval mode, on the CPU.
+
+    folder: the run's, or that of a saved model, which is loaded.
+    """
+    if is_model(folder):
+        saved: nn.Module = load(folder)
+        return saved
     weights = final_weights(folder)
     check_model_state(on_meta(recipe.model).state_dict(), weights)  # before memory is used for the model
     model = recipe.model.build()
