@@ -14,8 +14,7 @@ class Claim:
     """One table or figure of a paper.
 
     about: what it measures. make: "module:function"; the function takes the claim and the options and returns a
-    `Finding`. says: the paper's conclusion. columns: the meaning of the numbers in each row of `values`. missing: for a
-    claim that is not measured yet, a sentence that says why; its function is then `not_yet`.
+    `Finding`. says: the paper's conclusion. columns: the meaning of the numbers in each row of `values`.
     """
 
     name: str
@@ -24,7 +23,6 @@ class Claim:
     says: str
     columns: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)
-    missing: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,7 @@ def listing() -> str:
     lines = []
     for about in PAPERS.values():
         lines.append(f"{about.name}: {about.title}")
-        for claim in about.claims:
-            later = " (not yet)" if claim.missing else ""
-            lines.append(f"  mnemos reproduce {about.name}/{claim.name:10} {claim.about}{later}")
+        lines += [f"  mnemos reproduce {about.name}/{claim.name:10} {claim.about}" for claim in about.claims]
     return "\n".join(lines)
 
 
