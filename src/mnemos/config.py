@@ -89,6 +89,10 @@ class DataConfig(Config):
         """
         return self.build()
 
+    def unscored(self) -> frozenset[str]:
+        """Fields that change neither the data that are scored nor the scores: reports rank runs that differ in them."""
+        return frozenset()
+
 
 def to_dict(value: object) -> Any:
     """A configuration as JSON values: dataclasses become dicts, with "is": name for registered classes."""

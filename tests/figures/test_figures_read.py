@@ -224,6 +224,16 @@ def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     assert len(read_tasks([runs[0], *runs[2:]])) == 1
 
 
+def test_settings_that_change_no_score_make_no_other_task(tmp_path):
+    """Runs with one tokenizer of a file, whatever `subwords` says, and other batches; without the file it decides."""
+    settings = [{"tokenizer": "a.json"}, {"tokenizer": "a.json", "subwords": 80, "batch_tokens": 9}, {"subwords": 80}]
+    runs = [write_run(tmp_path / name, "demo", i) for i, name in enumerate("abc")]
+    for run, data in zip(runs, settings, strict=True):
+        recipe = json.loads((run / "recipe.json").read_text())
+        (run / "recipe.json").write_text(json.dumps(recipe | {"data": {"is": "translation", **data}}))
+    assert [[run.label for run in one.all_runs()] for one in read_tasks(runs)] == [["a", "b"], ["c"]]
+
+
 def test_runs_without_accuracy_are_compared_by_loss(run):
     result = json.loads((run / "result.json").read_text())
     del result["test"]["accuracy"]

@@ -73,7 +73,7 @@ def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
     found = part([run_with(tmp_path / "a", memory)])
     assert "demo, slots not exchanged: the split has one &lt;row&gt;." in found
     runs = [run_with(tmp_path / name, {"left": "the model keeps no state"}, name) for name in ("demo-wider", "demo")]
-    assert "demo-wider and demo: the model keeps no state, so there is no state to change." in part(runs)
+    assert "demo-wider and demo: the model keeps no state, so no control of a state was run." in part(runs)
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ import json
 import re
 
 import pytest
-from synthetic_runs import write_comparison
+from synthetic_runs import write_comparison, write_run
 
 from mnemos.figures import costs
 from mnemos.figures.quality_cost import section
-from mnemos.figures.read import read_comparison
+from mnemos.figures.read import read, read_comparison
 from mnemos.figures.shown import shown_table
+from mnemos.figures.table import section as results
 from mnemos.train.significance import differences, interval
 from mnemos.types import InputError
 
@@ -62,6 +63,18 @@ def test_what_was_made_equal_is_said(tmp_path):
         in said
     )
     assert said.count("<svg") == 2  # the results are of before FLOPs of updates were counted
+
+
+def test_all_metrics_of_the_test_split_are_in_the_results(tmp_path):
+    run = write_run(tmp_path / "run", "demo")
+    result = json.loads((run / "result.json").read_text())
+    assert "Other metrics" not in results(read([run]))
+    result["metrics"] |= {"chrF": {"higher_is_better": True, "about": "F-score."}, "loss": {}}
+    result["test"]["chrF"] = 31.257
+    (run / "result.json").write_text(json.dumps(result))
+    found = results(read([run]))
+    assert [row for row in cells(found) if len(row) == 2] == [["variant", "chrF"], ["demo", "31.26"]]
+    assert "ChrF: F-score." in found
 
 
 def test_columns_name_their_units(tmp_path):

@@ -92,6 +92,11 @@ class TranslationConfig(DataConfig):
         corpora["test"].add(pairs(texts["test"]), vocabularies, limits, texts=True, strict=True)
         return self._task(texts, corpora, vocabularies)
 
+    def unscored(self) -> frozenset[str]:
+        """The size of batches, the sentences translated in training, and what a given tokenizer decides instead."""
+        unused = {"subwords", "joint", "lowercase"} if self.tokenizer else set()
+        return frozenset({"batch_tokens", "valid_translated"} | unused)
+
     def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> TranslationTask:
         """The task with the run's sub-words, that scores `split` of other parallel text.
 

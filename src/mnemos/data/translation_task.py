@@ -85,7 +85,8 @@ class TranslationTask(Task):
 
     def _metric(self, name: str) -> CorpusMetric:
         signature = self.scorer.signatures[name]
-        how = f"{_ABOUT[name]} Test split: beam {self.decoding.beams}; validation split: greedy. {signature}"
+        some = f"at most {self.config.valid_translated:,} sentences, greedy"
+        how = f"{_ABOUT[name]} Test split: beam {self.decoding.beams}; validation split: {some}. {signature}"
         return CorpusMetric(
             name,
             True,
@@ -283,11 +284,12 @@ class TranslationTask(Task):
         }
 
     def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
-        """Some sentences of the split: source, reference and translation; and how the scores are computed."""
+        """Some sentences of the split: source, reference and translation; and how the scores but BLEU are computed."""
         found = self._translations(model, split, self._spread(len(self.corpora[split])))
         names = ("source", "reference", "translation")
         lines = ["\n".join(f"  {name:11} {one[name]}" for name in names) for one in found]
-        return [*lines, *(f"  {name}: {signature}" for name, signature in self.scorer.signatures.items())]
+        others = ((name, signature) for name, signature in self.scorer.signatures.items() if name != BLEU)
+        return [*lines, *(f"  {name}: {signature}" for name, signature in others)]
 
     @staticmethod
     def _spread(rows: int) -> list[int]:

@@ -72,7 +72,7 @@ def state_controls(
             cut = -(-task.max_length // PIECES)
             groups = [group for group in _groups(task, split, cut) if len(group) > 1]
         if not groups:
-            return {"left": "each row is read in one call, so no state passes from one call to the next"}
+            return {"left": "each row is read in one call; no state passes from one call to the next"}
         reading = _Reading(model, task)
         # A row that is alone in its batch has no other row's memory, so it is read only if all rows are alone.
         for group in [group for group in groups if row_count(group[0]) > 1] or groups:

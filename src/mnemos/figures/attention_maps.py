@@ -7,7 +7,7 @@ import numpy as np
 
 from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, table
 from .names import shortened
-from .results import Cached, Comparison, Explained
+from .results import NO_PICTURES, Cached, Comparison, Explained
 from .style import INK, MUTED, panel, raster_image
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def section(comparison: Comparison) -> str:
             parts.append(_variant(index, name, *drawn[0]))
         elif name in comparison.with_memory():
             why = found[0][1].left if found else "no run has an explain.json"
-            whys.append(f"{name}: {why}, so the report has no images of its branches.")
+            whys += [f"{name}: {why}, so the report has no images of its branches."] * (why != NO_PICTURES)
     return "\n".join(parts + [missing(why) for why in whys])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .markup import decimal, escape, figure, listed, missing, paragraph, table
 from .names import shortened
-from .results import Cached, Comparison, RunRecord
+from .results import NO_PICTURES, Cached, Comparison, RunRecord
 from .style import MUTED, panel, raster_image
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def section(comparison: Comparison) -> str:
         if found:
             parts.append(_variant(index, name, found[0]))
         elif name in comparison.with_memory():
-            whys.append(f"{name}: {_why(runs)}, so the report cannot show what its slots hold.")
+            why = _why(runs)
+            whys += [f"{name}: {why}, so the report cannot show what its slots hold."] * (why != NO_PICTURES)
     return "\n".join(parts + [missing(why) for why in whys])
 
 

@@ -128,7 +128,12 @@ def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
     notes = []
     for run in comparison.all_runs():
         notes += [line for kind in ("train", "valid") if (line := _broken(run, kind))]
-    absent = [f"{_WORDS[kind]} {name}" for kind, name in _panels(comparison) if (kind, name) not in wanted]
+    # Metrics of a whole split, such as BLEU, have no value in training.
+    absent = [
+        f"{_WORDS[kind]} {name}"
+        for kind, name in _panels(comparison)
+        if (kind, name) not in wanted and (kind == "valid" or name == "loss")
+    ]
     if absent:
         notes.append(f"No run recorded a {listed(absent).replace(' and ', ' or a ')}.")
     return notes

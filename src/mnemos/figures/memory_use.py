@@ -48,7 +48,7 @@ def _not_scored(reasons: dict[str, str], comparison: Comparison) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         by_reason.setdefault(reason, []).append(name)
-    lines = [f"{listed(names)}: {reason}, so there is no state to change." for reason, names in by_reason.items()]
+    lines = [f"{listed(names)}: {reason}, so no control of a state was run." for reason, names in by_reason.items()]
     if any(control.name in reasons for control in comparison.controls):
         lines.append("The controls of caches that the model stores are in the table of controls above.")
     return [missing(line) for line in lines]

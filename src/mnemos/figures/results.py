@@ -8,6 +8,7 @@ import numpy as np
 
 from mnemos.types import JSONObject
 
+NO_PICTURES = "the task has no pictures"  # why explain.json has none (evaluate/explain.py)
 Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
 
 

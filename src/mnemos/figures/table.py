@@ -9,10 +9,10 @@ import numpy as np
 from mnemos.types import JSONObject
 
 from .differences import effect, state_controls
-from .markup import count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
+from .markup import capital, count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
 from .origins import flat
 from .read_metrics import number
-from .results import Comparison, spread
+from .results import Comparison, Row, spread
 from .shown import shown_table
 from .style import INK, MUTED, RULE, VARIANTS, panel, variant_colour
 from .verdict import mean_and_spread
@@ -30,13 +30,43 @@ CONTROLS = {
 
 
 def section(comparison: Comparison) -> str:
-    """Tables of variants and of what their seeds show, the figure of seeds and the table of controls.
+    """Tables of variants, of their other metrics and of what their seeds show; the figure of seeds; the controls.
 
     Lines say what is missing.
     """
     return "\n".join(
-        filter(None, [_variants(comparison), shown_table(comparison), _seeds(comparison), _controls(comparison)])
+        filter(
+            None,
+            [
+                _variants(comparison),
+                _other_metrics(comparison),
+                shown_table(comparison),
+                _seeds(comparison),
+                _controls(comparison),
+            ],
+        )
     )
+
+
+def _other_metrics(comparison: Comparison) -> str:
+    """The other metrics of the test split, and how they are computed; "" for a task of one metric."""
+    results = [run.result for run in comparison.all_runs() if run.result]
+    described: JSONObject = next((found for one in results if isinstance(found := one.get("metrics"), dict)), {})
+    names = [name for name in described if name not in (comparison.metric, "loss")]
+    rows = []
+    for i, row in enumerate(comparison.rows):
+        values = [spread([run.tested(name) for run in comparison.runs.get(row.name, ())]) for name in names]
+        if any(n for _, _, n in values):
+            cells = [mean_and_spread(Row(row.name, *value)) for value in values]
+            rows.append(
+                [f'<i class="dot" style="color:var(--variant-{i % len(VARIANTS)})"></i>{escape(row.name)}', *cells]
+            )
+    if not names or not rows:
+        return ""
+    abouts = [f"{capital(name)}: {about.get('about')}" for name in names if isinstance(about := described[name], dict)]
+    more = " mnemos score gives intervals over test sentences." if any("signatures" in one for one in results) else ""
+    caption = f"Other metrics of the test split, mean ± sample standard deviation over seeds. {' '.join(abouts)}{more}"
+    return table(caption, ["variant", *names], rows)
 
 
 def _variants(comparison: Comparison) -> str:
@@ -70,7 +100,8 @@ def _variants(comparison: Comparison) -> str:
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
         f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
-        "cost of a run; state: bytes per stream after the longest row; an epoch is the number of updates that reads "
+        "cost of a run; state: bytes per stream after a row of the greatest length that the settings of the data "
+        "allow, of an encoder-decoder its source and its output; an epoch is the number of updates that reads "
         f"the training split once. From {comparison.source}."
     )
     return table(caption, head, rows)

@@ -93,9 +93,13 @@ def differences(comparisons: Sequence[Comparison]) -> str:
 
 
 def _completed(data: object) -> JSONObject:
-    """The data's settings with the defaults of those that an older version did not have; as they are if unreadable."""
+    """The data's settings that decide what is scored, with the defaults of those that an older version did not have.
+
+    As they are if they cannot be read.
+    """
     try:
-        found: JSONObject = to_dict(from_dict(DataConfig, data))
+        config = from_dict(DataConfig, data)
     except InputError:
-        found = data if isinstance(data, dict) else {}
-    return found
+        return data if isinstance(data, dict) else {}
+    skipped = config.unscored()
+    return {name: value for name, value in to_dict(config).items() if name not in skipped}
