@@ -22,6 +22,7 @@ def command(verb: str, parser: argparse.ArgumentParser, arguments: list[str]) ->
 
 
 def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    from .data.files import first_names
     from .data.parallel_text import read_lines
     from .data.translation_vocabulary import SubWordTokens
 
@@ -40,7 +41,7 @@ def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         for file in options.files:
             yield from (" ".join(line.split()) for line in read_lines(Path(file)))
 
-    made = SubWordTokens.train(lines(), options.size, options.lowercase)
+    made = SubWordTokens.train(lines(), options.size, options.lowercase, first_names(options.files))
     made.write(out)
     more = "" if options.lowercase else " (with --data.lowercase False for recipes that lower-case)"
     print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains with them{more}")
@@ -56,7 +57,9 @@ def _translate(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     parser.add_argument("--beams", type=int, metavar="N", help="hypotheses that are kept (as the run was scored)")
     about = "print the N best translations of each sentence, as NUMBER ||| TEXT ||| SCORE"
     parser.add_argument("--n-best", type=int, default=1, metavar="N", help=about)
-    about = "power of the length by which scores are divided (as the run was scored)"
+    about = (
+        "scores are divided by the length to this power; above 0 favours longer translations (as the run was scored)"
+    )
     parser.add_argument("--length-penalty", type=float, metavar="X", help=about)
     options = parser.parse_args(arguments)
     translator = TrainedTranslator(options.run)

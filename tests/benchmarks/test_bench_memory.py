@@ -114,7 +114,7 @@ def test_a_benchmark_from_training_to_page(bench, tmp_path, capsys, forked_compa
     page = (tmp_path / "out" / "benchmarks.html").read_text()
     assert page.count("<svg") == 3
     assert "rmt" in page
-    assert "Published scores are at other sizes" in page
+    assert "Published scores are of data of other sizes" in page
     said = capsys.readouterr().out
     assert "published: RWKV" in said
     assert (tmp_path / "out" / "mqar" / "comparison.json").is_file()
@@ -223,7 +223,16 @@ def test_an_interrupted_command_starts_no_other_run(bench, jobs):
         (["--rates", "a,b"], "--rates: expected numbers such as 1e-3,1e-2, found 'a,b'"),
         (["--rates", "0"], "--rates: expected learning rates above 0"),
         (["--rates", "1e-3,1.01e-3"], "--rates: expected rates that differ in two digits"),
-        (["facts", "--books", "/no/such/place"], "/no/such/place"),
+        (
+            ["facts", "--books", "/no/such/place"],
+            "/no/such/place: expected a file or a folder of text, but the path does not",
+        ),
+        (["facts", "--books", "/no/such/place"], "check --books"),
+        (
+            ["mqar", "--books", "."],
+            "--books: expected a task that reads books (needle, facts), found mqar; leave it out",
+        ),
+        (["mqar", "--dim", "7", "--memories", "softmax"], "mqar, softmax: rotary positions: expected an even width"),
     ],
 )
 def test_bad_input_is_one_line(words, said, capsys, tmp_path):

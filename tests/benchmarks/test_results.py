@@ -56,10 +56,13 @@ def test_names_cover_neither_each_other_nor_points_nor_lines():
     ("rows", "said"),
     [
         ([("a", 0.5, 0.1), ("b", 0.9, None)], ""),
-        ([("a", 0.24, 0.1), ("b", 0.9, 0.0)], "Not learned: a has a score of no more than a guess (0.125) +"),
-        ([("a", 0.25, 0.01), ("b", 0.14, None)], "Not learned: b has"),
-        ([("a", 0.12, 0.01), ("b", 0.9, 0.1), ("c", 0.13, 0.1)], "Not learned: a and c have"),
-        ([("a", 0.12, 0.01), ("b", 0.1, 0.1)], "Not learned: every memory has"),
+        (
+            [("a", 0.24, 0.1), ("b", 0.9, 0.0)],
+            "Not learned: a. A task counts as learned if the score is above that of a guess (0.125)",
+        ),
+        ([("a", 0.25, 0.01), ("b", 0.14, None)], "Not learned: b. "),
+        ([("a", 0.12, 0.01), ("b", 0.9, 0.1), ("c", 0.13, 0.1)], "Not learned: a and c. "),
+        ([("a", 0.12, 0.01), ("b", 0.1, 0.1)], "Not learned: every memory. "),
     ],
 )
 def test_memories_that_did_not_learn_are_named(rows, said):

@@ -95,7 +95,7 @@ def test_a_pair_of_languages_without_its_file(tmp_path):
         find_pairs(write(tmp_path, **{"test__2016_de": "", "test__2017_de": ""}), "test", LANGUAGES)
     with pytest.raises(InputError, match=r"expected news\.en and news\.de .* found test-2016, test-2017, train"):
         read(tmp_path, "test", "news")
-    with pytest.raises(InputError, match="which is no folder"):
+    with pytest.raises(InputError, match="found no folder"):
         read(tmp_path / "none")
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
 

@@ -68,7 +68,10 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(trained, tmp_path):
             BPEDropout(trained, rate)
 
 
-@pytest.mark.parametrize(("size", "message"), [(8, "at least 16"), (20, "more characters"), (4000, "only")])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(8, "at least 16"), (20, "more characters"), (4000, "enough for 92, 4 of them special tokens")],
+)
 def test_a_size_that_the_text_does_not_give(size, message):
     with pytest.raises(InputError, match=message):
         SubWordTokens.train(LINES, size)

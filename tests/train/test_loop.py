@@ -41,7 +41,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(result) == {
         "recipe", "seed", "steps", "test", "valid", "majority", "parameters", "seconds", "peak_bytes", "tokens",
-        "metric", "metrics", "reference", "epoch_seconds", "scored_rows",
+        "metric", "metrics", "reference", "epoch_seconds", "scored_rows", "unit",
     }  # fmt: skip
     assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy"}
     assert result["majority"] == (None if language else 0.4)
@@ -229,6 +229,7 @@ def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
     assert len([line for line in said if "valid loss" in line]) == 3
     scoring = [line.split() for line in said if line.startswith("toy evaluating")]
     assert [words[2] for words in scoring] == ["valid"] * 6 + ["test"] * 2  # of three batches, none before the first
+    assert {words[4] for words in scoring} == {"targets"}
     done, size = zip(*[map(int, words[3].split("/")) for words in scoring], strict=True)
     assert 0 < done[-2] < done[-1] < size[-1] == Toys().recipe().data.build().size("test")
     train(Toys().recipe(), tmp_path / "b", quiet=True)

@@ -44,7 +44,7 @@ def show(entry: JSONObject) -> None:
     for column in HEAD:
         printed.add_column(column, justify="left" if column == "memory" else "right")
     for row in entry["rows"]:
-        printed.add_row(*_cells(row))
+        printed.add_row(*_cells(row, entry["axis"]))
     for name in entry["failed"]:
         printed.add_row(name, "failed")
     printed.add_row("guessing", decimal(entry["chance"]))
@@ -61,12 +61,11 @@ def unlearned(entry: JSONObject) -> str:
     names = [row["name"] for row in entry["rows"] if row["mean"] <= entry["chance"] + (row["std"] or 0.0) + ERROR]
     if not names:
         return ""
-    who, verb = ("every memory", "has") if len(names) == len(entry["rows"]) > 1 else (listed(names), "have")
-    verb = "has" if len(names) == 1 else verb
+    who = "every memory" if len(names) == len(entry["rows"]) > 1 else listed(names)
     return (
-        f"Not learned: {who} {verb} a score of no more than a guess ({decimal(entry['chance'])}) + the standard "
-        f"deviation over seeds + {ERROR} for the rows of the test. This training does not show what such a memory can "
-        "hold."
+        f"Not learned: {who}. A task counts as learned if the score is above that of a guess "
+        f"({decimal(entry['chance'])}) by more than the standard deviation over seeds and {ERROR}, the error of a test "
+        "split. Without that, this training does not show what a memory can hold."
     )
 
 
@@ -83,11 +82,13 @@ def _origin(entry: JSONObject) -> str:
     """Where the published scores differ; empty without any."""
     if not entry["published"]:
         return ""
-    where = "at this size of the data" if entry["published_at_this_size"] else "at other sizes and with other training"
-    return f"Published scores are {where}; models are wider or trained for longer where it is not said."
+    data = "data of the same size" if entry["published_at_this_size"] else "data of other sizes"
+    return (
+        f"Published scores are of {data}. Their models are wider or were trained for longer, unless their name says so."
+    )
 
 
-def _cells(row: JSONObject) -> list[str]:
+def _cells(row: JSONObject, axis: str) -> list[str]:
     emptied, beyond = row["controls"].get("emptied"), row["beyond"]
     return [
         row["name"],
@@ -99,7 +100,7 @@ def _cells(row: JSONObject) -> list[str]:
         operations(row["flops"]),
         duration(row["seconds"]),
         "–" if emptied is None else decimal(emptied),
-        f"{decimal(beyond[-1]['mean'])} at {beyond[-1]['at']:g}" if beyond[1:] else "–",
+        f"{decimal(beyond[-1]['mean'])} at {axis} {beyond[-1]['at']:g}" if beyond[1:] else "–",
     ]
 
 
@@ -144,7 +145,7 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
     rows = []
     for row in entry["rows"]:
         index = names.index(row["name"]) % len(VARIANTS)
-        name, *cells = map(escape, _cells(row))
+        name, *cells = map(escape, _cells(row, entry["axis"]))
         rows.append([f'<i class="dot" style="color:var(--variant-{index})"></i>{name}', *cells])
     rates = listed([f"{rate:.1e}" for rate, _ in entry["rows"][0]["rates"]])
     caption = (

@@ -9,6 +9,7 @@ from mnemos.atomic import write_json
 from mnemos.figures.markup import plural
 from mnemos.train.checks import complete
 from mnemos.train.comparison import summarise
+from mnemos.train.model_size import on_meta
 from mnemos.train.provenance import provenance
 from mnemos.train.rates import at_best_rates, check_rates, end_warning, sweep, valid_score
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
@@ -59,8 +60,7 @@ def bench_memory(options: Options) -> JSONObject:
     out of range, and `Interrupted`.
     """
     found = chosen(options)
-    for benchmark in found.values():
-        benchmark.data.files()  # missing books are named before anything is trained
+    _check_books(found, options.books)
     names = _memories(options)
     count = len(found) * len(names) * _runs(options)
     compared = "1 memory" if len(names) == 1 else f"{len(names)} memories"
@@ -90,6 +90,20 @@ def chosen(options: Options) -> dict[str, Benchmark]:
         raise InputError(f"{options.out}: expected a folder, found a file; name another with --out")
     names = options.tasks or (tasks.QUICK if options.quick else tasks.DEFAULT)
     return {name: _sized(BENCHMARKS[name].of_books(options.books), options) for name in names}
+
+
+def _check_books(found: Mapping[str, Benchmark], books: str | None) -> None:
+    """Raise InputError for books that are missing, before anything is trained, and for books that no task reads."""
+    if books is not None and not any(benchmark.books for benchmark in found.values()):
+        reading = ", ".join(name for name, benchmark in BENCHMARKS.items() if benchmark.books)
+        raise InputError(
+            f"--books: expected a task that reads books ({reading}), found {', '.join(found)}; leave it out"
+        )
+    for benchmark in found.values():
+        try:
+            benchmark.data.files()
+        except InputError as error:
+            raise InputError(str(error).replace("data.path", "--books")) from None
 
 
 def _known(names: Iterable[str], known: Mapping[str, object], what: str) -> None:
@@ -150,6 +164,11 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     names = _memories(options)
     task = benchmark.data.build()
     recipes = [complete(recipe(memory, benchmark, options.rates[0], 0), task) for memory in names]
+    for one in recipes:
+        try:
+            on_meta(one.model)
+        except InputError as error:
+            raise InputError(f"{name}, {one.name}: {error}; here --dim sets dim") from None
     seeds = _seeds(options)
     left = RunsLeft([name for name in names for _ in range(_runs(options))], options.jobs)
     sweeps = sweep(recipes, options.rates, folder, options.jobs, left)

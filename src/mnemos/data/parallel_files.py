@@ -42,7 +42,7 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(
-            f"data.path: expected a folder of parallel text, found {str(folder)!r}, which is no folder; check the path"
+            f"data.path: expected a folder of parallel text, found no folder {str(folder)!r}; check the path"
         )
     texts = _texts(folder, languages)
     for pattern in (stem,) if stem else STEMS[split]:

@@ -57,12 +57,14 @@ class SubWordTokens:
         return cls(as_characters(read_bytes(path), str(path)), str(path))
 
     @classmethod
-    def train(cls, lines: Iterable[str], size: int, lowercase: bool = False) -> "SubWordTokens":
+    def train(
+        cls, lines: Iterable[str], size: int, lowercase: bool = False, source: str = "the training split"
+    ) -> "SubWordTokens":
         """Byte-pair encoding with `size` sub-words, learned from lines of text, which are read once.
 
-        lowercase: the text is lower-cased first. Equal lines in the same order give the same tokenizer. Memory: the
-        distinct words of the text. Raises InputError for fewer than 16 sub-words, and for text that gives fewer than
-        `size`.
+        lowercase: the text is lower-cased first. source: the name of the text, for errors. Equal lines in the same
+        order give the same tokenizer. Memory: the distinct words of the text. Raises InputError for fewer than 16
+        sub-words, and for text that gives fewer than `size`.
         """
         if size < LEAST:
             raise InputError(f"--size: expected at least {LEAST} sub-words, found {size}; raise it")
@@ -77,9 +79,9 @@ class SubWordTokens:
         trainer = library.trainers.BpeTrainer(vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
         made.train_from_iterator(lines, trainer)
         if (found := made.get_vocab_size()) != size:
-            kind = "more characters than that" if found > size else f"only {found:,}: the text is short"
+            few = f"enough for {found:,}, {len(SPECIAL)} of them special tokens"
             raise InputError(
-                f"the tokenizer: expected text of {size:,} sub-words, found {kind}; "
+                f"{source}: expected text for {size:,} sub-words, found {'more characters' if found > size else few}; "
                 f"{'raise' if found > size else 'lower'} --size, or data.subwords"
             )
         return cls(made.to_str())

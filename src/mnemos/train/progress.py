@@ -22,9 +22,9 @@ class NoProgress:
         """Show that update `step` is done. update: {"loss", "lr", …} of it. memory: returns the peak in bytes."""
 
     def evaluation(
-        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
     ) -> Iterator[Item]:
-        """Yield the batches of a split and show the progress: count(batch) targets of `size` per batch."""
+        """Yield the batches of a split and show the progress: count(batch) targets, or rows, of `size` per batch."""
         yield from batches
 
     def message(self, text: str) -> None:
@@ -53,7 +53,7 @@ class LogProgress(NoProgress):
         )
 
     def evaluation(
-        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
     ) -> Iterator[Item]:
         """Yield the batches and print the targets done and the time left, at most once per `INTERVAL`."""
         last_line = began = time.monotonic()
@@ -63,7 +63,7 @@ class LogProgress(NoProgress):
             if done and now - last_line >= INTERVAL:
                 last_line = now
                 left = (now - began) / done * max(size - done, 0)
-                self.message(f"{self.name} evaluating {split} {done}/{size} {clock(left)} left")
+                self.message(f"{self.name} evaluating {split} {done}/{size} {unit} {clock(left)} left")
             yield batch
             done += count(batch)
 
@@ -105,10 +105,10 @@ class BarProgress(NoProgress):
         self.bar.update(self.task, completed=step, facts=facts)
 
     def evaluation(
-        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int]
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
     ) -> Iterator[Item]:
         """Yield the batches and show a second bar, which is removed after the last batch."""
-        task = self.bar.add_task(f"{self.name} evaluating {split}", total=size, facts="")
+        task = self.bar.add_task(f"{self.name} evaluating {split}, {unit}", total=size, facts="")
         try:
             for batch in batches:
                 yield batch

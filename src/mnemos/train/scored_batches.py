@@ -19,7 +19,7 @@ def scored_batches(task: Task, split: Held, config: TrainConfig, display: NoProg
     rows = config.valid_rows if split == "valid" else config.test_rows
     if not rows:
         return display.evaluation(split, task.size(split), task.batches(split, config.batch_size), task.count)
-    return display.evaluation(split, rows, part(task, split, config.batch_size, rows), row_count)
+    return display.evaluation(split, rows, part(task, split, config.batch_size, rows), row_count, "rows")
 
 
 def part(task: Task, split: Held, batch_size: int, rows: int) -> Iterator[Any]:
