@@ -31,6 +31,10 @@ def what_helped() -> str:
         cells = [_spread(rows[stem]), _spread(rows[f"{stem}-wider"]), _spread(cached)]
         cells += ["not run", "not known"] if unwritten is None else [_spread(unwritten), _added(cached, unwritten)]
         lines.append(f"| {title} | " + " | ".join(cells) + " |\n")
+    (recall,) = (entry for entry in _load("bench_memory")["benchmarks"] if entry["name"] == "mqar")
+    window, cached, unwritten = (_row(recall, name) for name in ("window", "gated-cache", "gated-cache-unwritten"))
+    cells = [_spread(window), "not run", _spread(cached), _spread(unwritten), _added(cached, unwritten)]
+    lines.append("| recall of pairs (MQAR, small), cache per stream | " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 
