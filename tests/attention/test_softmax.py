@@ -149,6 +149,8 @@ def test_a_window_sees_the_last_tokens_and_streams_at_constant_size(window):
         a, _ = module(x[:, :1], state)
         module(x[:, 1:2], state)
         torch.testing.assert_close(module(x[:, :1], state)[0], a)
+        _, longer = layer().eval()(x)  # of the same weights without a window
+        torch.testing.assert_close(module(x[:, :1], longer)[0], a)
 
 
 def test_dropout_is_not_lost_without_gradient():

@@ -173,6 +173,18 @@ def test_a_state_that_the_kernel_cannot_read_is_the_models():
     assert torch.equal(wide(x[:, :1], exactly(state))[0], y)
 
 
+def test_layers_that_have_read_different_tokens_are_the_models():
+    model = decoder(layers=2)
+    step = mnemos.fused_step(model)
+    with torch.no_grad():
+        (_, short), (_, long) = model(ids(2, 3)), model(ids(2, 30))
+        _, padded = model(ids(2, 3), mask=torch.tensor([[False, True, True]] * 2))
+    for other in (long, padded):
+        mixed = short._replace(layers=(other.layers[0], short.layers[1]))
+        y, _ = step(ids(2, 1), mixed)
+        torch.testing.assert_close(y, model(ids(2, 1), mixed)[0])
+
+
 def test_a_search_runs_on_the_kernel(monkeypatch):
     model, calls = translator(), []
     run = fused.FusedStep._step

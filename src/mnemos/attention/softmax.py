@@ -118,6 +118,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             new = KeyValues(k, v, valid, seen)
         else:
             new = state.append(k, v, valid)
+        if self.window is not None:  # a state may have more tokens: one of the same weights with a longer window
+            new = new.last(self.window - 1 + t)
         n = new.k.shape[1]
         keep = new if self.window is None else new.last(self.window - 1)
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):

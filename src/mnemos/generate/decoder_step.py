@@ -47,7 +47,8 @@ class DecoderStep:
     """`logits, state = DecoderStep(model)(tokens, state)`, to rounding the model's, without gradient, in eval mode.
 
     tokens [R, 1]. Modules, settings and large weights are read when the step is made and first used: make a new one
-    after changing them. short: whether the step computes nothing by modules that could keep a tensor for training.
+    after changing them. short: whether inference mode is safe: no
+    module that the step calls keeps a tensor.
     """
 
     def __init__(self, model: nn.Module) -> None:

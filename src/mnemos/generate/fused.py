@@ -173,10 +173,10 @@ class FusedStep:
             source = prepared_source(state.source, (rows, *plan.heads), plan.layers)
             if source is None:
                 return None
-        if plan.attention == codes.ATTENTIONS["linear"]:
-            own = prepared_sums(given, (rows, *self._sums()[0]))
+        if plan.attention == codes.ATTENTIONS["softmax"] and seen is not None:
+            own = prepared_keys(given, (rows, *plan.heads), plan.window, seen)
         else:
-            own = prepared_keys(given, (rows, *plan.heads), plan.window)
+            own = prepared_sums(given, (rows, *self._sums()[0]))
         if own is None:
             return None
         logits = torch.empty(rows, *plan.outputs, **KIND)

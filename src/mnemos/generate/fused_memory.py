@@ -47,23 +47,28 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...]) -> Prepared |
     return Prepared(words, NOTHING, new, ())
 
 
-def prepared_keys(layers: Sequence[Any], shape: tuple[int, int, int], window: int | None) -> Prepared | None:
-    """For softmax attention of `shape`: rows, heads and their width; None where the kernel cannot read a state."""
+def prepared_keys(
+    layers: Sequence[Any], shape: tuple[int, int, int], window: int | None, seen: Tensor
+) -> Prepared | None:
+    """For softmax attention of `shape`: rows, heads and their width; None where the kernel cannot read a state.
+
+    The kernel has one number of entries and one set of marks for all layers. seen [B]: of the model's state.
+    """
     rows, *heads = shape
     first: Any = layers[0]
     if type(first) not in (KeyValues, BranchedKeyValues) or len(first.seen) != rows:
         return None
     branched = isinstance(first, BranchedKeyValues)
+    if not all(_readable(layer, heads) and _alike(layer, first, seen) for layer in layers):
+        return None
     visible = first.visible_after() if branched else None
     words, kept, attended = [], [], []
     for layer in layers:
-        if type(layer) is not type(first) or len(layer.seen) != rows or not _readable(layer, heads):
-            return None
         new: Any = layer.with_room(visible, first.seen + 1) if branched else layer.with_room()
         attended.append(new if window is None else new.last(window))
         kept.append(new if window is None else new.last(window - 1))
         words.append(_keys(attended[-1].k, attended[-1].v))
-    marks = (attended[0].visible if branched else attended[0].valid).contiguous()
+    marks = _marks(attended[0]).contiguous()
     copies = first.copies if branched else 1
     return Prepared(words, [marks.data_ptr(), marks.shape[1], copies, 0], tuple(kept), (marks,))
 
@@ -88,8 +93,25 @@ def _keys(k: Tensor, v: Tensor) -> list[int]:
 
 def _readable(layer: Any, heads: list[int]) -> bool:
     """Whether the kernel can read a layer's keys and values, of which there is at least one entry."""
-    fits = layer.k.shape[1] > 0 and [*layer.k.shape[2:]] == heads and layer.k.dtype == layer.v.dtype == torch.float32
+    if type(layer) not in (KeyValues, BranchedKeyValues) or not layer.k.dtype == layer.v.dtype == torch.float32:
+        return False
+    fits = layer.k.shape[1] > 0 and [*layer.k.shape[2:]] == heads and layer.k.shape == layer.v.shape
     return fits and is_literal(layer.k) and is_literal(layer.v)
+
+
+def _alike(layer: Any, first: Any, seen: Tensor) -> bool:
+    """Whether a layer has read the tokens that the first one has, and its rows attend to the same entries."""
+    if type(layer) is not type(first) or layer.k.shape != first.k.shape or not torch.equal(layer.seen, seen):
+        return False
+    if isinstance(layer, BranchedKeyValues) and (layer.copies, layer.shared) != (first.copies, first.shared):
+        return False
+    return layer is first or torch.equal(_marks(layer), _marks(first))
+
+
+def _marks(layer: Any) -> Tensor:
+    """Which entries a row attends to."""
+    marks: Tensor = layer.visible if isinstance(layer, BranchedKeyValues) else layer.valid
+    return marks
 
 
 def _same_layout(k: Tensor, v: Tensor) -> bool:

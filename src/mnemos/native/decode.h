@@ -58,7 +58,7 @@ struct Memory {
     Keys own, source;
 };
 
-// Which entries of its group a row attends to: not 0 in [rows, N] (or [groups, N], if `common`); null: all.
+// A row attends to the entries of its group whose mark is not 0. marks: [rows, N], or [groups, N] if `common`; null: all.
 struct Visible {
     const unsigned char* marks;
     i64 entries, copies, common;  // N, and the rows of a group
