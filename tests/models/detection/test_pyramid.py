@@ -204,6 +204,22 @@ def test_pvt_has_the_maps_of_its_classifier_and_loads_its_weights():
         features.load_classifier(wrong)
 
 
+def test_maps_with_as_many_rows_as_channels_are_not_transposed():
+    """Swin returns [B, H, W, C]; here the first map has 8 rows, 16 columns and 8 channels."""
+    host = backbone("swin").eval()
+    pyramid = FeaturePyramid(host, 16).eval()
+    x = images((32, 64))[0][None]
+    with torch.no_grad():
+        found = pyramid(x)
+        assert [tuple(one.shape[2:]) for one in found.values()] == [(8, 16), (4, 8), (2, 4), (1, 2), (1, 1)]
+        maps = {str(i): one.permute(0, 3, 1, 2) for i, one in enumerate(host(x))}
+        for name, wanted in pyramid.merge(maps).items():
+            torch.testing.assert_close(found[name], wanted)
+    host.output_fmt = "NCHW"
+    with pytest.raises(InputError, match=r"expected maps \[B, C, H, W\] .* found a map \[1, 16, 8, 8\] for 8"):
+        FeaturePyramid(host, 16)(images((64, 32))[0][None])
+
+
 def test_levels_coarser_maps_and_what_is_refused():
     pyramid = FeaturePyramid(backbone("pvt"), 8, levels=(1, 2, 3), coarser="convolutions")
     found = pyramid(torch.zeros(1, 3, 64, 64))

@@ -21,8 +21,9 @@ class FeaturePyramid(nn.Module):
         detector = torchvision.models.detection.MaskRCNN(FeaturePyramid(backbone), num_classes=91)
 
     backbone: a model of timm with features_only=True, a backbone of Hugging Face (`AutoBackbone`), `PVTFeatures`, or
-    any module that returns a list of maps [B, C, H, W] and has their widths as `channels`. Maps of one size, as a ViT
-    has them, or a single one, become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
+    any module that returns a list of maps [B, C, H, W] and has their widths as `channels`. A backbone whose maps are
+    [B, H, W, C], as timm's Swin, says so by `output_fmt` "NHWC". Maps of one size, as a ViT has them, or a single one,
+    become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
     levels: the maps that are used, such as (1, 2, 3) for RetinaNet; (): all. coarser: what comes after the coarsest
     level: "pool", one map of every second pixel (Mask R-CNN), or "convolutions", two maps by strided convolutions
     (RetinaNet). Raises InputError for a backbone whose maps it does not know.
@@ -36,6 +37,8 @@ class FeaturePyramid(nn.Module):
         from torchvision.ops import feature_pyramid_network as library
 
         widths, alike = _described(backbone)
+        self.channels_last = _channels_last(backbone)
+        self.backbone_widths = list(widths)
         self.simple = _SimplePyramid(widths[-1]) if alike else None
         if self.simple is not None:
             widths = [widths[-1]] * _SimplePyramid.maps
@@ -44,20 +47,36 @@ class FeaturePyramid(nn.Module):
             raise InputError(
                 f"levels: expected 0 to {len(widths) - 1}, the backbone's maps, found {levels}; change them"
             )
-        self.backbone, self.levels, self.widths, self.out_channels = backbone, chosen, widths, channels
+        self.backbone, self.levels, self.out_channels = backbone, chosen, channels
         after = library.LastLevelMaxPool() if coarser == "pool" else library.LastLevelP6P7(channels, channels)
         self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after)
         self.maps = len(chosen) + (1 if coarser == "pool" else 2)
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
-        """The maps by name, the finest first. images [B, 3, H, W]."""
+        """The maps by name, the finest first. images [B, 3, H, W].
+
+        Raises InputError if the backbone's maps have other widths than it says.
+        """
         found = self.backbone(images)
         maps: Sequence[Tensor] = getattr(found, "feature_maps", found)
         if self.simple is not None:
-            maps = self.simple(maps[-1])
-        chosen = [_channels_first(maps[i], self.widths[i]) for i in self.levels]
-        merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), x) for i, x in enumerate(chosen)))
+            maps = self.simple(self._channels_first(maps[-1], self.backbone_widths[-1]))
+        else:
+            maps = [self._channels_first(x, width) for x, width in zip(maps, self.backbone_widths, strict=True)]
+        merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), maps[n]) for i, n in enumerate(self.levels)))
         return merged
+
+    def _channels_first(self, x: Tensor, width: int) -> Tensor:
+        """A map as [B, C, H, W]. The sizes do not show the order: a map of as many rows as channels fits both."""
+        found = x.shape[-1 if self.channels_last else 1]
+        if found != width:
+            order = "[B, H, W, C]" if self.channels_last else "[B, C, H, W]"
+            raise InputError(
+                f"expected maps {order} of the widths {self.backbone_widths}, found a map {list(x.shape)} for "
+                f'{width}; correct `channels`, and set the backbone\'s output_fmt to "NHWC" if its maps are '
+                "[B, H, W, C]"
+            )
+        return x.permute(0, 3, 1, 2).contiguous() if self.channels_last else x
 
 
 class _SimplePyramid(nn.Module):
@@ -92,6 +111,7 @@ def _described(backbone: Any) -> tuple[list[int], bool]:
     return list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
 
 
-def _channels_first(x: Tensor, width: int) -> Tensor:
-    """[B, C, H, W] of a map, which some backbones (Swin) return as [B, H, W, C]."""
-    return x if x.shape[1] == width else x.permute(0, 3, 1, 2).contiguous()
+def _channels_last(backbone: Any) -> bool:
+    """Whether the maps are [B, H, W, C], as the models of timm say by `output_fmt` (a text, or an enum of texts)."""
+    order = getattr(backbone, "output_fmt", "NCHW")
+    return bool(getattr(order, "value", order) == "NHWC")
