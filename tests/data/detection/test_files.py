@@ -8,6 +8,7 @@ from PIL import Image
 
 from mnemos.data.detection.coco_files import find_split, read_coco
 from mnemos.data.detection.scenes import encode, objects
+from mnemos.data.detection.task import DetectionTask
 from mnemos.data.detection.voc_files import read_voc
 from mnemos.types import InputError
 
@@ -65,9 +66,23 @@ def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
     scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
     assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7]]
     assert objects(scenes, 0).masks is None
-    assert "1 boxes cut at the edge" in scenes.said()
-    assert "2 boxes without an area in the picture" in scenes.said()
-    assert "1 pictures without an object" in read_coco(*write(tmp_path, [])).said()
+    assert scenes.said() == (
+        "1 picture with 2 objects of 1 class, boxes cut at the edge: 1, boxes without an area in the picture: 2"
+    )
+    assert "1 picture without an object" in read_coco(*write(tmp_path, [])).said()
+
+
+def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
+    polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
+    nothing = [[[10, 5, 25, 9]], [[]], {"size": [20, 30], "counts": [600]}]
+    found = [annotation(number, one) for number, one in enumerate([polygon, *nothing])]
+    scenes = read_coco(*write(tmp_path, found))
+    assert scenes.has_masks
+    assert [one["id"] for one in scenes.annotations(0)] == [0]
+    assert "objects whose segmentation encloses nothing: 3" in scenes.said()
+    scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
+    with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
+        DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
 
 
 IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
@@ -92,6 +107,13 @@ IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
 def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, message):
     with pytest.raises(InputError, match=message):
         read_coco(*write(tmp_path, annotations, **changes))
+
+
+def test_a_split_that_numbers_its_classes_otherwise_is_refused(tmp_path):
+    file, photos = write(tmp_path, [annotation(1, None)])
+    assert read_coco(file, photos, {7: "train", 8: "sky", 90: "brush"}).classes == ("train", "sky", "brush")
+    with pytest.raises(InputError, match="expected category 90 to be 'train', as in the training split, found 'brush'"):
+        read_coco(file, photos, {7: "brush", 90: "train"})
 
 
 def test_wrong_photos_are_refused_by_name(tmp_path):
@@ -161,5 +183,7 @@ def test_wrong_voc_files_are_refused_by_name(tmp_path, text, message):
         read_voc(voc(tmp_path, text), "train")
     with pytest.raises(InputError, match=r"ImageSets/Main/val.txt"):
         read_voc(tmp_path, "val")
-    with pytest.raises(InputError, match="expected a category of 1, found 'dog'"):
+    with pytest.raises(
+        InputError, match=r"a\.xml: expected objects of the training split's classes \(cat\), found 'dog'"
+    ):
         read_voc(voc(tmp_path), "train", {1: "cat"})

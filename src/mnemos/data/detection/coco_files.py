@@ -42,12 +42,19 @@ def read_coco(file: Path, photos: Path, categories: dict[int, str] | None = None
     """The pictures of an annotation file. Cost: the whole file in memory.
 
     categories: {id: name} of a training split, whose labels another split must share; by default the file's own, by id.
-    Raises InputError for a file of another format, and as `FileScenes`.
+    Raises InputError for a file of another format, for an id that has another name in `categories`, and as
+    `FileScenes`.
     """
     content = _read(file)
+    own = {_integer(one, "id", file): str(_value(one, "name", file)) for one in content["categories"]}
     if categories is None:
-        named = {_integer(one, "id", file): str(_value(one, "name", file)) for one in content["categories"]}
-        categories = dict(sorted(named.items()))
+        categories = dict(sorted(own.items()))
+    for number, name in own.items():
+        if categories.get(number, name) != name:
+            raise InputError(
+                f"{file}: expected category {number} to be {categories[number]!r}, as in the training split, found "
+                f"{name!r}; number the categories of both files alike"
+            )
     listed: dict[int, Listed] = {}
     for image in content["images"]:
         number = _integer(image, "id", file)

@@ -14,7 +14,7 @@ from mnemos.data.image_files import check_image_files
 from mnemos.data.pictures import pillow, problem
 from mnemos.types import InputError
 
-from .scenes import Annotation, run_lengths
+from .scenes import Annotation, coco_masks, run_lengths
 
 
 @dataclass
@@ -31,9 +31,9 @@ class Listed:
 class FileScenes:
     """`Scenes` of files, decoded when they are read.
 
-    Annotations whose box has no area within the picture are left out; `skipped` counts them by reason. A box that
-    leaves the picture in part is kept, and counted as "cut at the edge". Raises InputError for missing and truncated
-    files, and for annotations of unknown categories or without numbers.
+    Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out;
+    `skipped` counts them by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge".
+    Raises InputError for missing and truncated files, and for annotations of unknown categories or without numbers.
     """
 
     def __init__(self, listed: Sequence[Listed], categories: dict[int, str], where: str) -> None:
@@ -66,10 +66,11 @@ class FileScenes:
         if min(x + w, of.width) <= max(x, 0) or min(y + h, of.height) <= max(y, 0):
             self.skipped["boxes without an area in the picture"] += 1
             return False
+        if annotation.get("segmentation") and not _encloses(annotation, of, name):
+            self.skipped["objects whose segmentation encloses nothing"] += 1
+            return False
         if x < 0 or y < 0 or x + w > of.width or y + h > of.height:
             self.skipped["boxes cut at the edge"] += 1
-        if annotation.get("segmentation"):
-            _check_segmentation(annotation, of, name)
         annotation.setdefault("area", w * h)
         annotation.setdefault("iscrowd", 0)
         return True
@@ -107,10 +108,16 @@ class FileScenes:
         """How many pictures, objects and classes there are, and what was left out."""
         counts = Counter(a["category_id"] for one in self._listed for a in one.annotations)
         empty = sum(not one.annotations for one in self._listed)
-        parts = [f"{len(self):,} pictures with {sum(counts.values()):,} objects of {len(counts)} classes"]
-        parts += [f"{empty:,} pictures without an object"] if empty else []
-        parts += [f"{n:,} {what}" for what, n in sorted(self.skipped.items())]
+        classes = _counted(len(counts), "class", "classes")
+        objects = _counted(sum(counts.values()), "object", "objects")
+        parts = [f"{_counted(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
+        parts += [f"{_counted(empty, 'picture', 'pictures')} without an object"] if empty else []
+        parts += [f"{what}: {n:,}" for what, n in sorted(self.skipped.items())]
         return ", ".join(parts)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def read_pixels(path: Path) -> NDArray[np.uint8]:
@@ -134,18 +141,22 @@ def _check_files(paths: Sequence[str], where: str) -> None:
     check_image_files(paths)
 
 
-def _check_segmentation(annotation: Annotation, of: Listed, name: str) -> None:
-    """Raise InputError unless a segmentation is polygons, or run lengths of the picture's size."""
+def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
+    """Whether a segmentation encloses pixels; its polygons of one or two points, which enclose none, are removed.
+
+    Raises InputError unless it is polygons, or run lengths of the picture's size.
+    """
     found = annotation["segmentation"]
     if isinstance(found, list) and all(_is_polygon(one) for one in found):
-        annotation["segmentation"] = [one for one in found if len(one) >= 6]  # two points enclose nothing
-        return
+        annotation["segmentation"] = [one for one in found if len(one) >= 6]
+        return bool(annotation["segmentation"])
     try:
-        size = list(run_lengths(found, of.height, of.width)["size"])
+        lengths = run_lengths(found, of.height, of.width)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    if size != [of.height, of.width]:
+    if (size := list(lengths["size"])) != [of.height, of.width]:
         raise InputError(f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them")
+    return bool(coco_masks().area(lengths) > 0)
 
 
 def _is_polygon(value: Any) -> bool:

@@ -48,8 +48,8 @@ class DetectionTask(Task):
                 raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
             if masks and not scenes.has_masks:
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found data without; set data.masks False "
-                    "and use a detector of boxes (model.detector faster-rcnn or retinanet)"
+                    f"{split} split: expected a segmentation of every object, found {_unmasked(scenes)}; add "
+                    "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
         self.names, self._masks, self._flip = list(splits["train"].classes), masks, flip
@@ -204,6 +204,15 @@ class _Boxes:
 
     def __len__(self) -> int:
         return len(self._scenes)
+
+
+def _unmasked(scenes: Scenes) -> str:
+    """The first object without a segmentation, by the ids of the annotation file."""
+    for row in range(len(scenes)):
+        for one in scenes.annotations(row):
+            if not one.get("iscrowd", 0) and not one.get("segmentation"):
+                return f"annotation {one.get('id', '?')} of picture {scenes.image_id(row)} without"
+    return "no object"
 
 
 def _without_masks(scenes: Scenes) -> Any:

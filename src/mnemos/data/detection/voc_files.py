@@ -27,7 +27,8 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
     A box of VOC includes its last pixel and counts from 1: (xmin, ymin) becomes (xmin − 1, ymin − 1). Objects marked
     difficult are annotated like COCO's crowds: they train nothing, and finding them is neither right nor wrong.
     categories: {id: name} of the training split; by default the names that occur, sorted, with ids from 1.
-    Raises InputError for files that are missing or of another format, and as `FileScenes`.
+    Raises InputError for files that are missing or of another format, for names that `categories` lacks, and as
+    `FileScenes`.
     """
     listing = find_list(folder, split)
     names = [line.split()[0] for line in listing.read_text(encoding="utf-8").splitlines() if line.split()]
@@ -49,10 +50,16 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
                 raise InputError(f"{path}: expected a <bndbox> in every object, found none; add it")
             x1, y1, x2, y2 = (_number(box, side, path) for side in ("xmin", "ymin", "xmax", "ymax"))
             label = _text(entry, "name", path)
+            if label not in ids:
+                raise InputError(
+                    f"{path}: expected objects of the training split's classes ({', '.join(list(ids)[:10])}"
+                    f"{', …' if len(ids) > 10 else ''}), found {label!r}; add a photo of it to the training list, or "
+                    "remove the object"
+                )
             one.annotations.append(
                 {
-                    "id": label if label not in ids else len(one.annotations) + 1,
-                    "category_id": ids.get(label, label),
+                    "id": len(one.annotations) + 1,
+                    "category_id": ids[label],
                     "bbox": [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1],
                     "iscrowd": int((entry.findtext("difficult") or "0").strip() == "1"),
                 }
