@@ -5,25 +5,38 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mnemos.memory.stored import recomputing
+
 Sizes = Sequence[tuple[int, int]]
 
 
 class ValidPart:
     """The sizes of the images of the present call, between what pads them and the caches that summarise them.
 
-    Images are in the upper left corner. A repeated forward (activation checkpointing) reads the sizes of the last call.
+    Images are in the upper left corner. The sizes hold until the call ends: what calls the backbone alone has other
+    images. A repeated forward (activation checkpointing) reads the sizes of the last call, which has ended.
     """
 
     def __init__(self) -> None:
         self._images: Sizes = ()
         self._padded = (1, 1)
+        self._ended = True
 
     def note(self, images: Sizes, padded: tuple[int, int]) -> None:
         """A call begins with images of these (height, width), padded to one size."""
-        self._images, self._padded = images, padded
+        self._images, self._padded, self._ended = images, padded, False
+
+    def end(self) -> None:
+        """The call ends, with or without an error."""
+        self._ended = True
 
     def at(self, grid: tuple[int, int]) -> Sizes | None:
-        """The (height, width) of each image in tokens of a grid, with parts of tokens; None: no image is padded."""
+        """The (height, width) of each image in tokens of a grid, with parts of tokens.
+
+        None: no image is padded, or there is no call with images of known sizes.
+        """
+        if self._ended and not recomputing():
+            return None
         if all(tuple(size) == self._padded for size in self._images):
             return None
         (rows, columns), (height, width) = grid, self._padded

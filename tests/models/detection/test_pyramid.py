@@ -171,6 +171,35 @@ def test_what_is_written_of_a_padded_image_is_what_is_written_of_it_alone(name, 
     assert not torch.allclose(stored(padded, (96, 64)), alone, atol=1e-4)
 
 
+def test_the_backbone_alone_does_not_use_the_sizes_of_the_detectors_last_call():
+    """Neither after a call of the detector nor after one that fails; another number of images is no error."""
+    host = backbone("pvt")
+    mnemos.cache(host, mnemos.GRC(length=4), example=torch.zeros(1, 3, 64, 64))
+    detector = leave_out_padding(mask_rcnn(host)).train()
+    batch = images((64, 64), (64, 40))
+    targets = [
+        {"boxes": torch.tensor([[1.0, 1, 20, 20]]), "labels": torch.tensor([1]), "masks": one[:1] > 0.5}
+        for one in batch
+    ]
+    part, seen = detector.transform.valid_part, []
+    handle = host.register_forward_hook(lambda *_: seen.append(part.at((16, 16))))
+    losses = detector(batch, targets)
+    sizes = [(11, 16), (16, 15)]  # 64 x 64 and, scaled, 96 x 60 of 96 x 64 pixels
+    assert seen == [sizes]
+    next(detector.parameters()).register_hook(lambda _: seen.append(part.at((16, 16))))
+    sum(losses.values()).backward()
+    assert seen.pop() == sizes  # activation checkpointing repeats the call here
+    host(torch.rand(2, 3, 64, 64))
+    host(torch.rand(3, 3, 64, 64))
+    handle.remove()
+    failing = host.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        detector(batch, targets)
+    failing.remove()
+    host(torch.rand(3, 3, 64, 64))
+    assert seen[1:] == [None, None]
+
+
 def first_positions(host):
     """Set the positions of a ViT or PVT to zero."""
     with torch.no_grad():

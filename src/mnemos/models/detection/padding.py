@@ -18,8 +18,9 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
         detector = leave_out_padding(MaskRCNN(FeaturePyramid(backbone), num_classes=91))
 
     A detector pads the images of a batch to one size. Its caches then resample the tokens of each image alone, so that
-    the tokens of an image have the same weight in any batch. This concerns training, where caches are written;
-    `mnemos.uncache` undoes it. Call it after `mnemos.cache`. Cost: one resampling per image instead of one per batch.
+    the tokens of an image have the same weight in any batch. This concerns training, where caches are written, and
+    calls of the detector; a call of its backbone alone summarises whole images. `mnemos.uncache` undoes it. Call it
+    after `mnemos.cache`. Cost: one resampling per image instead of one per batch.
     Raises InputError for a module without torchvision's `transform`, without caches, or with an attention whose calls
     do not show the grid of their tokens.
     """
@@ -45,6 +46,7 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
         branch.valid_part = part
     transform.valid_part = part  # type: ignore[assignment]
     remember(transform, transform.register_forward_hook(_note))
+    remember(detector, detector.register_forward_hook(_end, always_call=True))
     return detector
 
 
@@ -58,3 +60,8 @@ def _note(transform: Any, args: tuple, output: Any) -> None:
     images = output[0]
     height, width = images.tensors.shape[-2:]
     transform.valid_part.note(images.image_sizes, (height, width))
+
+
+def _end(detector: Any, args: tuple, output: Any) -> None:
+    """See `_note`."""
+    detector.transform.valid_part.end()
