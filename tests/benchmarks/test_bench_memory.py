@@ -230,7 +230,7 @@ def test_an_interrupted_command_starts_no_other_run(bench, jobs):
         (["facts", "--books", "/no/such/place"], "check --books"),
         (
             ["mqar", "--books", "."],
-            "--books: expected a task that reads books (needle, facts), found mqar; leave it out",
+            "--books: expected a task that reads books (facts, needle), found mqar; leave it out",
         ),
         (["mqar", "--dim", "7", "--memories", "softmax"], "mqar, softmax: rotary positions: expected an even width"),
     ],

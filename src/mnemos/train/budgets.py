@@ -161,11 +161,11 @@ def budget_text(equal: JSONObject) -> str:
 
 
 def samples_per_update(recipe: Recipe) -> float:
-    """The rows that an update reads for the first time; the tokens of these rows for text in `data.segment`s.
+    """The rows that an update reads and no update before it; the tokens of these rows for text in `data.segment`s.
 
-    Rows count whole, with their padding. A batch of text has one segment per row, and an update reads
-    `rollout.stride` batches. Where tokens limit a batch as
-    well (`data.batch_tokens`), its rows are the mean over an epoch (`Task.mean_rows`). Opens the data.
+    A rollout reads `rollout.stride` new batches per update; a batch of text has one segment per row. Rows count whole,
+    with their padding. Where tokens limit a batch as well (`data.batch_tokens`), its rows are the mean over an epoch
+    (`Task.mean_rows`). Opens the data.
     """
     data: DataConfig = recipe.data
     rows = data.build().mean_rows(recipe.train.batch_size)
