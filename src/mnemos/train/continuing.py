@@ -59,25 +59,29 @@ class Start:
 
         Examples of new ones are the head of a classifier of other classes, and a cache that the run's model did not
         have; the attention inside the cache gets the weights of the run's attention, and the reverse. model: may be on
-        the meta device. Raises InputError if the run has no checkpoint, or if less than half of the model's parameters
-        and buffers would be loaded.
+        the meta device. One that has a method `weights_from` can start in part from another kind of model: it returns
+        the run's weights by its own names, and the name of that part ("": the whole model). Raises InputError if the
+        run has no checkpoint, or if less than half of the parameters of the model, or of that part, would be loaded.
         """
         if not folder.is_dir():
             raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
         saved, own = present_names(final_weights(folder)), model.state_dict()
-        given = saved
+        given, part = saved, ""
         if (renames := getattr(model, "weights_from", None)) is not None:  # a model around another kind of model
-            saved = renames(saved)
+            saved, part = renames(saved)
         fitting = {}
         for name, source in _sources(list(own), list(saved)).items():
             if source in saved and saved[source].shape == own[name].shape:
                 fitting[name] = saved[source]
-        wanted = own if saved is given else saved  # a detector is larger than the classifier that it starts from
-        total, loaded = (sum(tensor.numel() for tensor in part.values()) for part in (wanted, fitting))
+        below = f"{part}." if part else ""
+        wanted = [name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(below)]
+        found = [name for name in wanted if name in fitting]
+        total, loaded = (sum(own[name].numel() for name in names) for names in (wanted, found))
         if not fitting or loaded < _LEAST * total:
             raise InputError(
-                f"train.init_from: expected a run of a similar model, found that {folder} has {len(fitting)} of the "
-                f"{len(own)} tensors with their names and shapes; use the run's recipe, with other data or training"
+                f"train.init_from: expected a run of a similar model, found that {folder} has {len(found)} of the "
+                f"{len(wanted)} parameters{f' of {part}' if part else ''} with their names and shapes; use the run's "
+                "recipe, with other data or training"
             )
         new = [name for name in own if name not in fitting]
         said = ", ".join(new[:4]) + (f" and {len(new) - 4} more" if len(new) > 4 else "")

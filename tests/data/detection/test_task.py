@@ -17,6 +17,8 @@ from mnemos.data.detection.sources import COCOConfig, ShapesConfig, VOCConfig
 from mnemos.memory.gated_cache import caches
 from mnemos.models.detection import DetectorConfig, RegionConfig
 from mnemos.models.vision import PVTConfig
+from mnemos.train import checkpoint
+from mnemos.train.continuing import Start
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.train.session import run
 from mnemos.types import InputError
@@ -152,7 +154,8 @@ def test_a_detector_starts_from_a_classifier_with_empty_caches(tmp_path):
         for cache in caches(classifier):
             cache.cache.fill_(3.0)
     model = replace(detector(version=1), classes=4, backbone=backbone).build()
-    weights = model.weights_from(classifier.state_dict())
+    weights, part = model.weights_from(classifier.state_dict())
+    assert part == "host.backbone.backbone"
     missing = model.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys
     name = "block.1.0.attention.self.query.weight"
@@ -162,7 +165,30 @@ def test_a_detector_starts_from_a_classifier_with_empty_caches(tmp_path):
     )
     assert all(not cache.cache.any() for cache in caches(model))
     own = model.state_dict()
-    assert model.weights_from(own) is own
+    kept, part = model.weights_from(own)
+    assert kept is own
+    assert part == ""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_detector_starts_from_a_run_of_a_classifier_with_the_same_backbone_only(tmp_path, version):
+    backbone = PVTConfig(version=version, image=64, **SMALL)
+    classifier = backbone.build()
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.write(checkpoint.path_of(tmp_path / "checkpoints", 1), {"model": dict(classifier.state_dict())})
+    model = replace(
+        detector(version=version), classes=4, backbone=replace(backbone, cache=mnemos.GRC(length=4))
+    ).build()
+    start = Start.read(tmp_path, model)
+    features = model.host.backbone.backbone
+    uncached = [name for name, _ in features.named_parameters() if ".grc." not in name]
+    assert sorted(start.weights) == sorted(f"host.backbone.backbone.{name}" for name in uncached)
+    start.load(model)
+    features.load_classifier(classifier.state_dict())  # the same, in Python
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in start.weights.items())
+    deeper = replace(detector(version=version), classes=4, backbone=replace(backbone, depths=(1, 12))).build()
+    with pytest.raises(InputError, match=r"parameters of host\.backbone\.backbone with their names and shapes"):
+        Start.read(tmp_path, deeper)
 
 
 def test_frozen_stages_are_not_trained():

@@ -14,7 +14,6 @@ from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
 from mnemos.models.stateless import Stateless
 from mnemos.models.vision.pvt import PVTConfig
-from mnemos.models.vision.pvt_features import PVTFeatures
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -159,12 +158,14 @@ class Detector(Stateless, nn.Module):
         """False: anchors and boxes that the losses read are sampled over a batch."""
         return False
 
-    def weights_from(self, saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    def weights_from(self, saved: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         """The weights of a saved classifier with the same PVT by this model's names, and its caches left empty.
 
-        Those of a detector are returned as they are. `train.init_from` calls it.
+        With them the name of the backbone, the part that starts from a classifier. The weights of a detector are
+        returned as they are, with "" for the whole model. `train.init_from` calls it.
         """
         features: Any = self.host.get_submodule(_BACKBONE)
-        if not isinstance(features, PVTFeatures) or any(name.startswith(f"host.{_BACKBONE}.") for name in saved):
-            return saved
-        return {f"host.{_BACKBONE}.{name}": value for name, value in features.classifier_weights(saved).items()}
+        part = f"host.{_BACKBONE}"
+        if any(name.startswith(f"{part}.") for name in saved):
+            return saved, ""
+        return {f"{part}.{name}": value for name, value in features.classifier_weights(saved).items()}, part

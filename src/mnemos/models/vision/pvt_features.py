@@ -1,4 +1,4 @@
-"""The feature maps of a pyramid vision transformer (Wang et al. 2021), for images of any size."""
+"""The feature maps of pyramid vision transformers (Wang et al. 2021, 2022), for images of any size."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,36 @@ from mnemos.memory.stored import clear_caches
 from mnemos.types import InputError
 
 
-class PVTFeatures(nn.Module):
+class _Features(nn.Module):
+    """A backbone that can start from a classifier."""
+
+    def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a classifier by this module's names."""
+        raise NotImplementedError
+
+    def load_classifier(self, weights: Mapping[str, Tensor]) -> None:
+        """Load `classifier_weights`, and set all caches to zero (Appendix B of the paper).
+
+        The gates of caches that the classifier lacks stay as they are. Raises InputError if another weight is missing,
+        or of another shape.
+        """
+        found, own = self.classifier_weights(weights), self.state_dict()
+        parameters = {name for name, _ in self.named_parameters()}
+        cached = any(".grc." in name for name in found)
+        wanted = [name for name in own if name in parameters and (cached or ".grc." not in name)]
+        wrong = [name for name in wanted if name not in found or found[name].shape != own[name].shape]
+        if wrong:
+            name = wrong[0]
+            what = f"shape {tuple(found[name].shape)}" if name in found else "none"
+            raise InputError(
+                f"expected the weights of a classifier with this PVT's sizes, found {what} for {name}, and "
+                f"{len(wrong) - 1} more that do not fit; use a model of the same widths, depths and caches"
+            )
+        self.load_state_dict({**own, **found})
+        clear_caches(self)
+
+
+class PVTFeatures(_Features):
     """The maps [B, C_i, H/4·2^i, W/4·2^i] of each stage of Hugging Face's PVT, for images [B, 3, H, W] of any size.
 
     As in the authors' detectors there is no class token, no last norm, and tables of positions are interpolated
@@ -64,29 +93,8 @@ class PVTFeatures(nn.Module):
         stored = {name for name, _ in self.encoder.named_buffers()}
         return {f"encoder.{name}": found[name] for name in own if name in found and name not in stored}
 
-    def load_classifier(self, weights: Mapping[str, Tensor]) -> None:
-        """Load `classifier_weights`, and set all caches to zero (Appendix B of the paper).
 
-        The gates of caches that the classifier lacks stay as they are. Raises InputError if another weight is missing,
-        or of another shape.
-        """
-        found, own = self.classifier_weights(weights), self.state_dict()
-        parameters = {name for name, _ in self.named_parameters()}
-        cached = any(".grc." in name for name in found)
-        wanted = [name for name in own if name in parameters and (cached or ".grc." not in name)]
-        wrong = [name for name in wanted if name not in found or found[name].shape != own[name].shape]
-        if wrong:
-            name = wrong[0]
-            what = f"shape {tuple(found[name].shape)}" if name in found else "none"
-            raise InputError(
-                f"expected the weights of a classifier with this PVT's sizes, found {what} for {name}, and "
-                f"{len(wrong) - 1} more that do not fit; use a model of the same widths, depths and caches"
-            )
-        self.load_state_dict({**own, **found})
-        clear_caches(self)
-
-
-class PVT2Features(nn.Module):
+class PVT2Features(_Features):
     """The maps [B, C_i, H/4·2^i, W/4·2^i] of each stage of timm's PVT v2, for images [B, 3, H, W] of any size."""
 
     def __init__(self, host: nn.Module) -> None:
@@ -106,6 +114,18 @@ class PVT2Features(nn.Module):
     def first_stages(self, count: int) -> list[nn.Module]:
         """The modules of the first stages."""
         return [*([self.patch_embed] if count else []), *self.stages[:count]]
+
+    def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a classifier of the same PVT v2 by this module's names, without its caches' contents.
+
+        weights: the state of timm's `PyramidVisionTransformerV2`, or of an image model of this library, with or without
+        gated caches. The head is left out.
+        """
+        first = "patch_embed.proj.weight"
+        host = next((name.removesuffix(first) for name in weights if name.endswith(first)), "")
+        stored = {name for name, _ in self.named_buffers()}
+        names = [name for name in self.state_dict() if f"{host}{name}" in weights and name not in stored]
+        return {name: weights[f"{host}{name}"] for name in names}
 
 
 def _positions(table: Tensor, height: int, width: int) -> Tensor:
