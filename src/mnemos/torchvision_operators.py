@@ -130,8 +130,11 @@ def roi_align(
     sampling_ratio² samples, or for ≤ 0 as many as it has pixels, rounded up. aligned: pixel centres are at .5 rather
     than at integers, and boxes may be smaller than a pixel. Samples more than a pixel outside the map are 0. Only
     `input` gets a gradient. The arithmetic is in float32 or float64; under autocast the result has input's dtype.
-    Cost: C·4·samples, and one copy of the input with channels last.
-    Raises InputError for other shapes, and outside autocast for two dtypes.
+    Cost: C·4·samples, and one copy of the input with channels last. 4 weights and 4 indices per sample are held at a
+    time: of all boxes, or for sampling_ratio ≤ 0 of all boxes with the same numbers of samples. Without a limit on the
+    size of boxes, clip them to the map first, as the detectors do.
+    Raises InputError for other shapes, and outside autocast for two dtypes. An image outside 0 to N − 1 is an error of
+    PyTorch's `embedding_bag`.
     """
     if rois.dim() != 2 or rois.shape[1] != 5 or input.dim() != 4:
         raise InputError(

@@ -134,8 +134,9 @@ def memory_effect(comparison: Comparison, name: str, memory: str, control: str) 
 def _paired(values: list[float]) -> Difference | None:
     """The mean of differences that were taken run by run, with its interval; None without a finite one.
 
-    A control that changes no run at all has the interval 0 to 0. Other equal differences have no spread, and so no
-    interval. A mean within the rounding errors of its terms is 0.
+    If every difference is exactly 0, the control acts on no score of any run, and the interval is 0 to 0. Equal
+    differences other than 0 come from coarse scores by coincidence: the spread between seeds is unknown, and there is
+    no interval. A mean within the rounding errors of its terms is 0.
     """
     mean, std, n = spread(values)
     if not n:

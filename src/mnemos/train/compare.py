@@ -52,7 +52,7 @@ def compare(
     The metric is the task's first, on the test split; "about" explains it. A row is {"name", "mean", "std" (of the
     sample; null for one seed), "seeds", "interval" and "against" (`summarise`), "parameters", "flops", "state_bytes",
     "seconds" (of updates), "peak_bytes", "steps", "tokens" (that updates read, without padding, in the comparison's
-    "unit": tokens, images or frames), "train_flops" (of all updates), "runs"}. Costs are means over seeds, and null in
+    "unit", `Task.unit`), "train_flops" (of all updates), "runs"}. Costs are means over seeds, and null in
     results of older versions. Its "runs" give the commit that trained each run: [{"folder", "seed", "commit",
     "dirty"}]. A run that was finished earlier keeps its commit. A row of a task that measures a metric along an axis
     (`figures.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.

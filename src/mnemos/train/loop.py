@@ -70,7 +70,7 @@ def train(
     the metric}, "majority" (share of the most frequent class; null without classes), "parameters", "seconds" (spent in
     updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since before the model was built),
     "tokens" (that updates read, without padding; those that two updates read count twice), "unit" (the name of what
-    "tokens" counts: tokens, images or frames), "epoch_seconds" (seconds of updates per epoch; null if the size of an
+    "tokens" counts, `Task.unit`), "epoch_seconds" (seconds of updates per epoch; null if the size of an
     epoch is unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with `train.keep_best`:
     the step whose weights were scored), "averaged_steps" (with `train.average`: the steps whose averaged weights were
     scored), "stopped_early": true (with `train.patience`, if the run did not train all steps), "update_flops" (with

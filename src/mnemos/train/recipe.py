@@ -29,7 +29,7 @@ class ScheduleConfig:
             steps. plateau: 1, halved after `patience` evaluations without a lower validation loss, but not below
             `floor`.
         warmup: the length of the warm-up in steps.
-        floor: the least factor of cosine, step and plateau.
+        floor: the least factor of cosine and plateau, and the factor of each drop of step.
         drop_at: the step, or steps, after which the schedule "step" drops by the factor `floor`.
         start: the factor at which the warm-up starts.
         patience: plateau: successive evaluations (`TrainConfig.eval_every`) without a lower validation loss.

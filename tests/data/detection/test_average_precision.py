@@ -77,7 +77,7 @@ def test_figures_by_hand():
     truth = {
         "images": [{"id": 1, "height": 200, "width": 200}],
         "annotations": [box | {"id": 1, "image_id": 1}, box | {"id": 2, "image_id": 1, "bbox": [100, 100, 40, 40]}],
-        "categories": [{"id": 1, "name": "box"}, {"id": 2, "name": "absent"}],
+        "categories": [{"id": 1, "name": "box"}, {"id": 2, "name": "box"}],
     }
     # Overlap 30/40 = 0.75 with the first object: right at the six thresholds to 0.75. The second is not found.
     found = [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 40, 30], "score": 0.9}]
@@ -87,8 +87,8 @@ def test_figures_by_hand():
     assert result.figures["AP50"] == result.figures["AP75"] == pytest.approx(half)
     assert result.figures["AR 100"] == pytest.approx(30)
     assert math.isnan(result.figures["AP large"])
-    assert result.by_class["box"] == pytest.approx(0.6 * half)
-    assert math.isnan(result.by_class["absent"])
+    assert result.by_class[1] == pytest.approx(0.6 * half)
+    assert math.isnan(result.by_class[2])
     none = AveragePrecision(truth, [], "box")
     assert none.figures["AP"] == 0
     assert math.isnan(none.figures["AP small"])

@@ -93,6 +93,7 @@ def test_the_figures_of_perfect_detections_are_100():
     task = SHAPES.build()
     assert [m.name for m in task.metrics[:3]] == ["box AP", "box AP50", "box AP75"]
     assert len(task.metrics) == 16  # without those of sizes that a picture of 64 pixels cannot have
+    assert task.unit == "pictures"
     (batch,) = task.batches("test", 5)
     perfect = []
     for one in batch.targets():

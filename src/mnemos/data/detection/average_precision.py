@@ -46,7 +46,7 @@ class AveragePrecision:
     """The evaluation of detections against annotations, both in COCO's format.
 
     figures: {name: value} of `FIGURES`, in per cent, as papers print them; NaN for sizes of which there is no object.
-    by_class: {class: AP in per cent}. Raises InputError for detections of unknown pictures.
+    by_class: {id of a category: AP in per cent}. Raises InputError for detections of unknown pictures.
     """
 
     def __init__(self, truth: Annotation, detections: Sequence[Annotation], kind: Kind) -> None:
@@ -59,7 +59,6 @@ class AveragePrecision:
                     f"expected detections of annotated pictures, found one of picture {one['image_id']!r}; score the "
                     "split that was predicted"
                 )
-        self._names = {one["id"]: one["name"] for one in truth["categories"]}
         # With a box the library would take its area, not the mask's, for the figures by size. It also adds entries.
         dropped = {"bbox"} if kind == "mask" else {"segmentation"}
         found = annotated.loadRes([{k: v for k, v in one.items() if k not in dropped} for one in detections])
@@ -72,14 +71,14 @@ class AveragePrecision:
         self.figures = dict(zip(FIGURES, np.where(values < 0, np.nan, 100 * values).tolist(), strict=True))
 
     @property
-    def by_class(self) -> Mapping[str, float]:
-        """{class: AP in per cent}; NaN for a class without an object."""
+    def by_class(self) -> Mapping[int, float]:
+        """{id of a category: AP in per cent}; NaN for a class without an object. Two classes may have one name."""
         precision = self._evaluation.eval["precision"][:, :, :, 0, -1]  # [overlaps, recalls, classes]
         found = {}
         for number, category in enumerate(self._evaluation.params.catIds):
             some = precision[:, :, number]
             some = some[some > -1]
-            found[self._names[category]] = 100 * float(some.mean()) if some.size else float("nan")
+            found[int(category)] = 100 * float(some.mean()) if some.size else float("nan")
         return found
 
 

@@ -72,6 +72,11 @@ class DetectionTask(Task):
         """The number of classes, without the background."""
         return {"classes": self.classes}
 
+    @property
+    def unit(self) -> str:
+        """Pictures: the rows of batches are what `tokens` counts."""
+        return "pictures"
+
     # The data.
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> DetectionBatch:
@@ -179,7 +184,8 @@ class DetectionTask(Task):
         kinds: tuple[Kind, ...] = ("box", "mask") if self._masks else ("box",)
         found = {f"{kind} AP": self.scored(kind, records).by_class for kind in kinds}
         rows = [
-            {"class": name} | {what: f"{values[name]:.1f}" for what, values in found.items()} for name in self.names
+            {"class": name} | {what: f"{values[category]:.1f}" for what, values in found.items()}
+            for name, category in zip(self.names, self._categories, strict=True)
         ]
         about = {
             "title": "Average precision by class",
