@@ -1,5 +1,6 @@
 """What `mnemos.functional` refuses, in one line that says what to do."""
 
+import copy
 import sys
 
 import pytest
@@ -64,6 +65,19 @@ def test_a_model_that_asks_for_another_cache(monkeypatch):
     refused(lambda: mnemos.functional(model), "transformers 5.23", "renamed", "LlamaForCausalLM")
 
 
+def test_a_model_that_fails_in_the_versions_that_were_tried():
+    library = transformers()
+    model = library.LlamaForSequenceClassification(library.LlamaConfig(**SMALL))  # without a padding token
+    refused(lambda: mnemos.functional(model), "fails with that cache (ValueError", "; use another model")
+
+
+def test_more_layers_than_the_configuration_says():
+    model = build("Llama")
+    model.config = copy.deepcopy(model.config)  # the model inside, which runs both layers, keeps its own
+    model.config.num_hidden_layers = 1
+    refused(lambda: mnemos.functional(model), "expected 1 layers", "found a layer 1")
+
+
 def test_states_of_others():
     mamba, jamba, x = step_of("Mamba"), step_of("Jamba"), tokens(2, 4)
     state = mamba(x)[1]
@@ -81,7 +95,9 @@ def test_inputs():
     refused(lambda: step(x, None, torch.ones(2, 3).bool()), "mask (2, 4)", "(2, 3)")
     refused(lambda: step(x, None, torch.ones(2, 4)), "booleans")
     refused(lambda: step(tokens(1, 65)), "65 tokens")
-    refused(lambda: step(x + 17), "embeddings for")
+    for ids, found in ((x + 17, "to 33"), (x - 17, "found -")):
+        refused(lambda ids=ids: step(ids), "token ids from 0 to 16", found, "tokenizer")
+    refused(lambda: step(torch.randn(2, 4, 16, dtype=torch.float64)), "embeddings of the model's type", "float64")
 
 
 def test_gradient_checkpointing_of_the_library():

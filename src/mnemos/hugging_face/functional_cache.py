@@ -4,6 +4,7 @@ A call with padding moves the valid tokens of every row to the right end (`Paddi
 convolution windows of a row stay next to each other. So padding takes no place in any state.
 """
 
+import copy
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ class Layout:
             DummyLayer,
         )
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
-        cache = DynamicCache(config=config)
+        cache = DynamicCache(config=_of_decoder(config))
         for i, layer in enumerate(cache.layers):
             name = named[i] if i < len(named) else type(layer).__name__
             if type(layer) not in kinds or name == "chunked_attention":
@@ -126,10 +127,25 @@ class Layout:
 
     def window(self, layer: int) -> int | None:
         """The window of a layer, or of the first layer that attends if this one does not."""
+        if layer >= len(self.attends):
+            raise InputError(
+                f"functional: expected {len(self.attends)} layers, as the configuration says, found a layer {layer}; "
+                "use another model"
+            )
         if not self.attends[layer] and True in self.attends:
             layer = self.attends.index(True)
         window: int | None = self.windows[layer]
         return window
+
+
+def _of_decoder(config: Any) -> Any:
+    """The configuration with the decoder's layers, where `num_hidden_layers` is another name of the encoder's."""
+    layers = getattr(config, "decoder_layers", None)
+    if layers is None or layers == config.num_hidden_layers:
+        return config
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = layers
+    return config
 
 
 class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]

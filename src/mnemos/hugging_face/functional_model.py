@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from mnemos import libraries
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
+from mnemos.states import reset
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state
 
 from .functional_cache import TRIED, FunctionalCache, FunctionalState, Layout, Padding
 from .known_layers import add_steps
 
 _CACHES = ("cache_params", "past_key_values", "state")  # what forwards of Transformers call their cache
+_DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
 
 
 def functional(model: nn.Module) -> "Functional":
@@ -30,8 +32,9 @@ def functional(model: nn.Module) -> "Functional":
     (`known_layers.STEPS`). The model is not changed; it is `step.model`. `Functional` says what is computed, at what
     cost, and where the limits are.
 
-    Two tokens are read to find out the shapes of the state and whether the model is causal. Raises InputError for a
-    model without a causal state, with layers of another kind, and where the caches of the installed version of
+    A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
+    positions. Raises InputError for a model without a causal state, with layers of another kind, with positions that
+    are not numbered from 0 or from the padding token's id + 1, and where the caches of the installed version of
     Transformers are not those that are known.
     """
     return Functional(model)
@@ -54,10 +57,15 @@ class Functional(nn.Module):
     constant size except for the keys and values of attentions without a window. A sequence may be cut at any token;
     gradient flows through the state. `mnemos.select`, `reset`, `join`, `replay`, `Stream` and `beam_search` serve it.
 
+    rows_apart: whether rows may have padding and may have read different numbers of tokens. False for models whose
+    positions cannot be set per row (Bart, Marian, Whisper, RoFormer, ...): a mask with padding, and a state with such
+    rows, raise InputError.
+
     Cost: the model's. Attention appends keys and values at O(T). The recurrent layers run in PyTorch, in float32 at
     least: Mamba-2 in chunks, Mamba in a loop over tokens; kernels of Transformers for a GPU are not used.
     Rotary positions whose frequencies change with the length ("dynamic", "longrope") depend on where a sequence is
-    cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these.
+    cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Positions
+    are those of `model(ids)`, RoBERTa's too, whose `generate` passes others.
     Raises InputError for x, mask or state that do not fit, and for layers that got no state: gradient checkpointing of
     Transformers drops the cache in training.
     """
@@ -72,7 +80,9 @@ class Functional(nn.Module):
         self.model, self.training = model, model.training
         self.config = Host(type(base).__name__, int(base.config.get_text_config(decoder=True).vocab_size))
         self.autoregressive = base.get_output_embeddings() is not None
-        self._width = int(base.get_input_embeddings().weight.shape[1])
+        self._ids, self._width = (int(n) for n in base.get_input_embeddings().weight.shape)
+        self._padding_id = getattr(base.config.get_text_config(decoder=True), "pad_token_id", None)
+        self._distances = base.config.model_type in _DISTANCES
         # In evaluation xLSTM reads more tokens than these in pieces of its own, without gradient.
         self._most = int(getattr(base.config, "max_inference_chunksize", 0))
         self._takes = frozenset(inspect.signature(base.forward).parameters)
@@ -89,22 +99,42 @@ class Functional(nn.Module):
         add_steps(self.model)
 
     def _probe(self) -> None:
-        """Read two rows of two tokens, to find out the shapes of the state and whether the model is causal."""
+        """Read a few tokens, to find out the shapes of the state, whether the model is causal, and its positions."""
         weight = next(self.model.parameters())
-        tokens = torch.tensor([[0, 0], [0, self.config.vocab_size - 1]], device=weight.device)
-        cache = FunctionalCache(self._layout, tokens.new_zeros(2), None, 2, None)
+        first, last = (
+            next(i for i in ids if i != self._padding_id) for ids in (range(3), range(self._ids - 1, -1, -1))
+        )
+        tokens = torch.tensor([[first, first], [first, last]], device=weight.device)
+        self._first = 0
         try:
             with evaluating(self.model), torch.no_grad():
-                y = self._read(tokens, cache)
+                y, cache = self._begun(tokens)
+                self._check_causal(y, cache, weight.dtype)
+                if _attends(cache) and "position_ids" in self._takes:
+                    y, cache = self._with_own_positions(tokens, y, cache, weight.dtype)
+                self._template, self._like = FunctionalState(cache.seen, tuple(cache.new)), y[:0, :0]
+                self.rows_apart = self._reads_rows_apart(tokens, y, cache, weight.dtype)
         except InputError:
             raise
-        except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            version = libraries.transformers().__version__
+            tried = version == TRIED or version.startswith(f"{TRIED}.")
             raise InputError(
-                f"functional: expected a cache as in transformers {TRIED} (the versions tried), found that "
-                f"{self.config.architecture} of transformers {libraries.transformers().__version__} asks for another "
-                f"({type(error).__name__}: {_line(error)}); install transformers {TRIED}, or use another model"
+                f"functional: expected a causal model with a cache as in transformers {TRIED} (the versions tried), "
+                f"found {self.config.architecture} of transformers {version}, which fails with that cache "
+                f"({type(error).__name__}: {_line(error)}); {'' if tried else f'install transformers {TRIED}, or '}use "
+                "another model"
             ) from error
-        causal = y.dim() == 3 and _same(y[:1, 0], y[1:, 0], weight.dtype)
+        self._probed_as = weight.device, weight.dtype
+
+    def _begun(self, tokens: Tensor, numbered: bool = True) -> tuple[Tensor, FunctionalCache]:
+        """The outputs of new rows, and the cache after them, before the shapes of the state are known."""
+        cache = FunctionalCache(self._layout, tokens.new_zeros(len(tokens)), None, tokens.shape[1], None)
+        return self._read(tokens, cache, numbered), cache
+
+    def _check_causal(self, y: Tensor, cache: FunctionalCache, dtype: torch.dtype) -> None:
+        """Raise InputError unless rows that differ in their second token have equal outputs of the first."""
+        causal = y.dim() == 3 and _same(y[:1, 0], y[1:, 0], dtype)
         if not cache.new or not causal:
             found = "wrote no state" if not cache.new else f"returned {tuple(y.shape)} for two rows of two tokens"
             found = "has outputs that change with later tokens" if y.dim() == 3 and cache.new else found
@@ -112,8 +142,38 @@ class Functional(nn.Module):
                 f"functional: expected a causal model with a state, found {self.config.architecture}, which {found}; "
                 "use a decoder, as AutoModelForCausalLM returns, with is_decoder=True if its configuration has that"
             )
-        self._template, self._like = FunctionalState(cache.seen, tuple(cache.new)), y[:0, :0]
-        self._probed_as = weight.device, weight.dtype
+
+    def _with_own_positions(
+        self, tokens: Tensor, y: Tensor, cache: FunctionalCache, dtype: torch.dtype
+    ) -> tuple[Tensor, FunctionalCache]:
+        """What `_begun` returns with the position of a row's first token, `_first`, that the model uses by itself.
+
+        y, cache: the same with positions from 0. RoBERTa and its family reserve the positions up to the padding
+        token's id for padding.
+        """
+        own, _ = self._begun(tokens, numbered=False)
+        if not _alike(y, own, dtype) and self._padding_id is not None:
+            self._first = self._padding_id + 1
+            y, cache = self._begun(tokens)
+        if not _alike(y, own, dtype):
+            raise InputError(
+                f"functional: expected positions from 0 or from the padding token's id + 1, found other outputs of "
+                f"{self.config.architecture} without position_ids; use another model"
+            )
+        return y, cache
+
+    def _reads_rows_apart(self, tokens: Tensor, y: Tensor, cache: FunctionalCache, dtype: torch.dtype) -> bool:
+        """Whether a padded row, reset in a state where another row has read tokens, has the outputs of a new row."""
+        if not _attends(cache):
+            return True
+        if "position_ids" not in self._takes and not self._distances:
+            return False  # its positions are counted from the cache, for all rows alike
+        state = FunctionalState(cache.seen_after, tuple(cache.new))
+        state = reset(state, torch.tensor([False, True], device=tokens.device))
+        padding = Padding(torch.tensor([[False] * 3, [False, True, True]], device=tokens.device))
+        x = torch.cat([tokens[:, :1], tokens], 1)
+        after = self._read(x, FunctionalCache(self._layout, state.seen, state.parts, 3, padding))
+        return _alike(after[1, 1:], y[1], dtype)
 
     def initial_state(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
@@ -136,12 +196,17 @@ class Functional(nn.Module):
         self._check_input(x)
         state = self.initial_state(len(x)) if state is None else self._checked_state(state, len(x))
         padding = self._padding(x, mask)
+        if not self.rows_apart:
+            state = self._together(state, padding)
         if x.shape[1] == 0:
             return self._like.new_zeros(len(x), 0, self._like.shape[-1]), state
         if 0 < self._most < x.shape[1]:
             return self._in_pieces(x, state, mask)
         cache = FunctionalCache(self._layout, state.seen, state.parts, x.shape[1], padding)
-        y = self._read(x if padding is None else padding.ordered(x), cache)
+        try:
+            y = self._read(x if padding is None else padding.ordered(x), cache)
+        except IndexError as error:
+            raise self._beyond_embeddings(x, cache, error) from error
         if len(cache.new) != len(state.parts):
             raise InputError(
                 f"{self.config.architecture}: expected {len(state.parts)} layers to read the state, found "
@@ -160,26 +225,45 @@ class Functional(nn.Module):
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
-    def _read(self, x: Tensor, cache: FunctionalCache) -> Tensor:
-        """The outputs of the model for the tokens, or embeddings, of one call."""
+    def _together(self, state: FunctionalState, padding: Padding | None) -> FunctionalState:
+        """The state of rows that have read the same number of tokens, without what was before these."""
+        least, most = int(state.seen.min()), int(state.seen.max())
+        if padding is not None or least != most:
+            found = f"{least} to {most} tokens" if padding is None else "a mask with padding"
+            raise InputError(
+                f"{self.config.architecture}: expected rows without padding that have read the same number of tokens, "
+                f"because its positions cannot be set per row, found {found}; give every row, or rows of one length, "
+                "a call and a state of their own"
+            )
+        parts = (part.last(most) if isinstance(part, KeyValues) else part for part in state.parts)
+        return FunctionalState(state.seen, tuple(parts))
+
+    def _read(self, x: Tensor, cache: FunctionalCache, numbered: bool = True) -> Tensor:
+        """The outputs of the model for the tokens, or embeddings, of one call. numbered: with `cache.positions`."""
         options = {
             "inputs_embeds" if x.is_floating_point() else "input_ids": x,
             self._cache: cache,
             "use_cache": self._cache == "past_key_values",  # xLSTM would count its tokens in the cache
             "return_dict": True,
             "attention_mask": cache.mask(),
-            "position_ids": cache.positions,
+            "position_ids": cache.positions + self._first if numbered else None,
         }
         optional = {"attention_mask", "position_ids"} - self._takes
-        try:
-            out = self.model(**{name: value for name, value in options.items() if name not in optional})
-        except IndexError as error:
-            raise InputError(
-                f"{self.config.architecture}: expected tokens and positions that it has embeddings for, found "
-                f"{int(cache.seen_after.max())} tokens per row ({_line(error)}); read fewer, or reset the rows"
-            ) from error
+        out = self.model(**{name: value for name, value in options.items() if name not in optional})
         y: Tensor = out["logits"] if "logits" in out else out["last_hidden_state"]
         return y
+
+    def _beyond_embeddings(self, x: Tensor, cache: FunctionalCache, error: IndexError) -> InputError:
+        """What to say of tokens, or of positions, that the model has no embeddings for."""
+        if not x.is_floating_point() and not 0 <= int(x.min()) <= int(x.max()) < self._ids:
+            return InputError(
+                f"{self.config.architecture}: expected token ids from 0 to {self._ids - 1}, found {int(x.min())} to "
+                f"{int(x.max())}; use the tokenizer of this model"
+            )
+        return InputError(
+            f"{self.config.architecture}: expected no more tokens than it has positions for, found "
+            f"{int(cache.seen_after.max())} tokens per row ({_line(error)}); read fewer, or reset the rows"
+        )
 
     def _check_input(self, x: Tensor) -> None:
         width = self._width
@@ -188,6 +272,10 @@ class Functional(nn.Module):
         if not (ids or embeddings) or len(x) == 0:
             found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise InputError(f"expected token ids [B, T] int64 or embeddings [B, T, {width}], found {found}")
+        if embeddings and x.dtype == torch.float64 != next(self.model.parameters()).dtype:
+            raise InputError(
+                f"expected embeddings of the model's type, found {x.dtype}; call model.double() or x.float()"
+            )
 
     def _padding(self, x: Tensor, mask: Tensor | None) -> Padding | None:
         if mask is None:
@@ -230,6 +318,16 @@ def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether outputs of equal inputs differ by no more than the rounding of weights of a type."""
     rounding = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
     return bool((a - b).abs().max() <= rounding * a.abs().max())
+
+
+def _alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether outputs agree that are computed in different ways, by kernels with and without a mask."""
+    bound = 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((a - b).abs().max() <= bound * b.abs().max())
+
+
+def _attends(cache: FunctionalCache) -> bool:
+    return any(isinstance(part, KeyValues) for part in cache.new)
 
 
 def _checked_model(model: nn.Module) -> tuple[Any, str]:
