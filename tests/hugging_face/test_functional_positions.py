@@ -107,6 +107,12 @@ def test_rows_of_one_length_are_read_where_positions_cannot_be_set(name):
     torch.testing.assert_close(step(x[:, 2:], short)[0], plain[:, 2:], **CLOSE)
 
 
+def test_half_precision_does_not_hide_where_positions_come_from():
+    kind = transformers().GitForCausalLM
+    new = kind(kind.config_class(vocab_size=17, **SIZES["GitForCausalLM"]))  # its weights are small
+    assert not mnemos.functional(new.bfloat16()).rows_apart
+
+
 def test_other_positions_are_refused():
     model = build("RobertaForCausalLM")
     model.config.pad_token_id = None  # of the configuration; its embeddings begin after token 1 as before

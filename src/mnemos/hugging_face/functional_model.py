@@ -18,6 +18,7 @@ from .known_layers import add_steps
 
 _CACHES = ("cache_params", "past_key_values", "state")  # what forwards of Transformers call their cache
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
+_FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
 
 
 def functional(model: nn.Module) -> "Functional":
@@ -82,7 +83,7 @@ class Functional(nn.Module):
         self.autoregressive = base.get_output_embeddings() is not None
         self._ids, self._width = (int(n) for n in base.get_input_embeddings().weight.shape)
         self._padding_id = getattr(base.config.get_text_config(decoder=True), "pad_token_id", None)
-        self._distances = base.config.model_type in _DISTANCES
+        self._type = str(base.config.model_type)
         # In evaluation xLSTM reads more tokens than these in pieces of its own, without gradient.
         self._most = int(getattr(base.config, "max_inference_chunksize", 0))
         self._takes = frozenset(inspect.signature(base.forward).parameters)
@@ -166,8 +167,10 @@ class Functional(nn.Module):
         """Whether a padded row, reset in a state where another row has read tokens, has the outputs of a new row."""
         if not _attends(cache):
             return True
-        if "position_ids" not in self._takes and not self._distances:
-            return False  # its positions are counted from the cache, for all rows alike
+        # Where the model counts its positions from the cache, for all rows alike. New weights and half precision
+        # may hide that from the reading below.
+        if self._type in _FROM_CACHE or ("position_ids" not in self._takes and self._type not in _DISTANCES):
+            return False
         state = FunctionalState(cache.seen_after, tuple(cache.new))
         state = reset(state, torch.tensor([False, True], device=tokens.device))
         padding = Padding(torch.tensor([[False] * 3, [False, True, True]], device=tokens.device))
