@@ -198,8 +198,8 @@ def main() -> None:
         theirs = host(shape, 0.0)
         ours = from_marian(theirs)
         if options.train:
-            runs["train, dropout 0"] = lambda a=theirs, b=ours: trainers(a, b, False)
-            dropped = host(shape, 0.1)
+            trained, dropped = copy.deepcopy(theirs), host(shape, 0.1)  # decoding has weights that are still the same
+            runs["train, dropout 0"] = lambda a=trained: trainers(a, from_marian(a), False)
             runs["train, dropout .1"] = lambda a=dropped: trainers(a, from_marian(a), True)
         for batch in options.batches:
             runs[f"decode, batch {batch}"] = lambda a=theirs, b=ours, n=batch: decoders(a.eval(), b.eval(), n)
