@@ -56,10 +56,7 @@ def _added(a: Value, b: Value) -> str:
 
 
 def which_memory() -> str:
-    """The table of docs/choosing.md: the score of every memory in every benchmark, and its bytes of state.
-
-    Where the choice of a rate left one run of a memory, or its seeds differ, the spread says so.
-    """
+    """The table of docs/choosing.md: every memory's scores, and its state and seconds in the first benchmark."""
     benchmarks = _load("bench_memory")["benchmarks"]
     names = list(dict.fromkeys(row["name"] for entry in benchmarks for row in entry["rows"]))
     rows = {name: [_row(entry, name) for entry in benchmarks] for name in names}

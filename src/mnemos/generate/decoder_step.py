@@ -47,8 +47,7 @@ class DecoderStep:
     """`logits, state = DecoderStep(model)(tokens, state)`, to rounding the model's, without gradient, in eval mode.
 
     tokens [R, 1]. Modules, settings and large weights are read when the step is made and first used: make a new one
-    after changing them. short: whether inference mode is safe: no
-    module that the step calls keeps a tensor.
+    after changing them. short: whether inference mode is safe, because no module that the step calls keeps a tensor.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -104,8 +104,8 @@ class Decoding {
             const Layer& layer = layers[l];
             Vectors in = enter_next(layer.attention_norm);
             multiply_next(in, qkv);
-            (m.attention == LINEAR) ? sum_up(memories[l].sums, me, all, mine[c.rows])
-                                    : attend(memories[l].own, me, all, mine[c.rows]);
+            if (m.attention == LINEAR) sum_up(memories[l].sums, me, all, mine[c.rows]);
+            if (m.attention == SOFTMAX) attend(memories[l].own, me, all, mine[c.rows]);
             multiply_next(heads, x, m.post ? &in : &x);
             if (m.reads) {
                 in = enter_next(layer.read_norm);
@@ -198,7 +198,7 @@ class Decoding {
         barrier.wait(all);
     }
 
-    // The same of a source, whose queries are in place of q.
+    // The same over the entries of a row's source; its queries lie where those of the row's own tokens lay.
     void read(const Keys& t, i64 me, i64 all, float* q) {
         i64 D = m.width / m.heads, from, to;
         share(me, all, c.rows * m.heads, from, to);

@@ -1,5 +1,5 @@
-// One token through a whole decoder, with linear or softmax attention. The order of the fields is that of generate/fused.py, where every one
-// of them is a word of 64 bits.
+// One token through a whole decoder, with linear or softmax attention. The order of the fields is that of
+// generate/fused.py, where every one of them is a word of 64 bits.
 #pragma once
 #include <atomic>
 
@@ -58,7 +58,8 @@ struct Memory {
     Keys own, source;
 };
 
-// A row attends to the entries of its group whose mark is not 0. marks: [rows, N], or [groups, N] if `common`; null: all.
+// A row attends to the entries of its group whose mark is not 0. marks: [rows, N], or [groups, N] if `common`; null:
+// to all.
 struct Visible {
     const unsigned char* marks;
     i64 entries, copies, common;  // N, and the rows of a group
@@ -79,7 +80,8 @@ struct Numbers {
 };
 
 // What a processor's variant offers. `decode` returns 0, or 1 for a token or a position that there is not and for no
-// memory; nothing that is given is written to but the room in `Memory::own`. `activate`: an activation of n numbers, in place.
+// memory; of what is given it writes only into the room in `Memory::own`. `activate`: an activation of n numbers, in
+// place.
 struct Decoder {
     int (*decode)(const Stack&, const Layer*, const Step&, const Memory*, const Numbers&);
     void (*activate)(i64 activation, float* x, i64 n);

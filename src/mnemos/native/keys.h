@@ -50,8 +50,8 @@ ALWAYS V dot(const float* q, const float* k, i64 D) {
 
 // The columns [from, from + N·W) of Σ_j p[j]·v[entries[j]] · by; the last ones may be fewer.
 template <i64 N>
-ALWAYS void weighted(const float* v, i64 ld, const std::int32_t* entries, const float* p, i64 n, i64 from, i64 D, float by,
-                     float* y) {
+ALWAYS void weighted(const float* v, i64 ld, const std::int32_t* entries, const float* p, i64 n, i64 from, i64 D,
+                     float by, float* y) {
     V total[N];
     for (i64 c = 0; c < N; c++) total[c] = V{};
     bool whole = from + N * W <= D;

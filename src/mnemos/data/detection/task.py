@@ -32,7 +32,7 @@ class DetectionTask(Task):
 
     The model is a detector of torchvision, or a module with one as `host`. splits: pictures of each split. masks:
     whether objects have masks, which are then scored too. flip: mirror half of the training pictures. figures: those of
-    `FIGURES` that are reported; a figure of a size of which the scored pictures show no object is NaN.
+    `FIGURES` that are reported. The figure of a size is NaN if the scored pictures have no object of that size.
 
     Training batch i is a pure function of (i, batch_size, seed): pictures of similar proportions, in an order of their
     own in each epoch. Raises InputError for a split without a picture, and for masks of data that have none.
