@@ -38,8 +38,8 @@ def add_steps(model: nn.Module) -> None:
     """Let the recurrent layers of a model run the step of `STEPS` when they are called with a `FunctionalCache`.
 
     With any other cache, and with none, a layer runs its own forward. The forward of the class is wrapped, once per
-    process: instances stay as they are, so copies, pickles, hooks and threads need no care. Other arguments to their
-    own forwards would not do: these change states in place, and let padding change them.
+    process: instances stay as they are, so copies, pickles, hooks and threads need no care. The layers' own forwards
+    cannot serve, whatever their arguments: they change states in place, and padding changes the states.
     """
     for kind in {of for layer in model.modules() for of in type(layer).__mro__}:
         if kind.__name__ in STEPS and kind.__module__.startswith("transformers.") and "_functional" not in vars(kind):

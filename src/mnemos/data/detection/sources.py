@@ -98,7 +98,7 @@ class COCOConfig(DataConfig):
         )
 
     def build(self) -> DetectionTask:
-        """The task. Cost: annotations in memory, and a look at the beginning and end of up to 20,000 photos.
+        """The task. Cost: annotations in memory; the first and last bytes of up to 20,000 photos are read.
 
         Raises InputError for a folder of another layout, wrong annotations, and missing or truncated photos.
         """
