@@ -38,10 +38,10 @@ ROOMS = [
     "attention",
     "adapt",
     "models",
+    "generate",
     "hugging_face",
 ]
 ROOMS += [
-    "generate",
     "data",
     "measure",
     "evaluate",

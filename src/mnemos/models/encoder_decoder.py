@@ -232,13 +232,28 @@ class EncoderDecoder(nn.Module):
         return state
 
     def _encode(self, source: Tensor, mask: Tensor | None) -> EncoderDecoderState:
+        return self.begin(self._hidden(source, mask), mask)
+
+    def hidden(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the encoder makes of a source, [B, S, D]: the first half of `encode`, which `begin` completes."""
+        began = self.training and begin_forward(self._caches)
+        y = self._hidden(source, mask)
+        if began:
+            end_forward(self._caches)
+        return y
+
+    def _hidden(self, source: Tensor, mask: Tensor | None) -> Tensor:
         check_tokens(source, self.source_embedding.num_embeddings, mask)
         y = self._embedded(self.source_embedding, self.source_positions, source, None)
         for block in self.encoder:
             y, _ = block(y, None, mask)
-        valid = torch.ones(source.shape, dtype=torch.bool, device=source.device) if mask is None else mask
-        encoded = encoded_source(self.decoder, self.encoder_norm(y), valid)
-        return self._begun(encoded, y.device, self.embedding.weight.dtype)
+        return self.encoder_norm(y)
+
+    def begin(self, hidden: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
+        """The state of B new rows that read encoded sources [B, S, D]; mask [B, S] bool, True = valid."""
+        valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
+        encoded = encoded_source(self.decoder, hidden, valid)
+        return self._begun(encoded, hidden.device, self.embedding.weight.dtype)
 
     def forward(
         self, x: Tensor | Pair, state: EncoderDecoderState | None = None, mask: Tensor | None = None

@@ -1,0 +1,234 @@
+"""`MnemosForCausalLM`: a causal language model of this library as a model of Transformers."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos import libraries
+from mnemos.config import ModelConfig
+from mnemos.generate.fused import fused_step
+from mnemos.models.likelihood import LogisticMixture
+from mnemos.ops import logistic_mixture
+from mnemos.types import InputError, Likelihood, LogProbLikelihood, Output, State, likelihood_of
+
+from .configuration import MnemosConfig
+from .padded import read_padded
+from .pretrained_model import MnemosPreTrainedModel
+from .state_cache import StateCache, checked_cache
+
+libraries.transformers()
+from transformers import GenerationMixin  # noqa: E402
+from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: E402
+
+
+class Generates:
+    """What `generate` needs of a model whose cache is a `StateCache`; before GenerationMixin among the base classes."""
+
+    model: Any
+    config: MnemosConfig
+    training: bool
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *given: Any, **named: Any
+    ) -> None:
+        """Make the cache before the first call: assisted decoding needs it then."""
+        if generation_config.cache_implementation is not None:
+            raise InputError(
+                f"cache_implementation: expected none, because the model has a state of its own, found "
+                f"{generation_config.cache_implementation!r}; leave it out"
+            )
+        cache = checked_cache(model_kwargs.get("past_key_values"))
+        if cache is not None:
+            cache._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            cache = model_kwargs["past_key_values"] = StateCache()
+        if cache is not None and generation_config.is_assistant:
+            cache.activate_past_recording()
+
+    def _read(self, cache: StateCache | None, tokens: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, State]:
+        """Outputs [B, n, ·] of the last n = `keep` tokens of [B, T] (0: all) after the cache's, and the state.
+
+        The cache goes on to the state.
+        """
+        if cache is None:
+            return read_padded(self.model, tokens, (None, mask), self._call(None, keep), False, keep)
+        if cache.recording and self.model.splits != "anywhere":
+            raise InputError(
+                "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
+                "computation (splits = 'segments'); decode without an assistant"
+            )
+        if (pending := cache.taken()) is not None:
+            _, state = read_padded(self.model, pending[0], (cache.state, pending[1]), self._call(cache, 1), True, 1)
+            cache.read(*pending, state)
+        outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
+        cache.read(tokens, mask, state)
+        return outputs, state
+
+    def _call(self, cache: StateCache | None, keep: int) -> Any:
+        """What reads tokens without padding."""
+
+        def call(x: Tensor, state: State) -> Output:
+            if cache is not None and self.model.splits == "segments" and x.shape[1] > 1:
+                return self._in_segments(x, state)
+            if x.shape[1] == 1 and cache is not None and not torch.is_grad_enabled() and not self.training:
+                if cache.step is None or cache.step.model is not self.model:
+                    cache.step = fused_step(self.model)
+                found: Output = cache.step(x, state)
+                return found
+            with _head_of_last(self.model, keep) if 0 < keep < x.shape[1] else contextlib.nullcontext():
+                outputs, state = self.model(x, state)
+            return outputs, state
+
+        return call
+
+    def _in_segments(self, x: Tensor, state: State) -> Output:
+        """As `mnemos.Stream` reads a prompt: in segments of `config.segment` tokens, and the last token alone."""
+        parts = []
+        for part in (*x[:, :-1].split(self.config.segment, 1), x[:, -1:]):
+            outputs, state = self.model(part, state)
+            parts.append(outputs)
+        return torch.cat(parts, 1), state
+
+
+class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A causal language model of this library: `output = model(input_ids, attention_mask, labels=...)`.
+
+        model = MnemosForCausalLM(MnemosConfig(model=mnemos.MemformerConfig(vocab_size=256)))
+        model = MnemosForCausalLM.of(trained)                     # a model that is trained already
+        model.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=20)
+
+    input_ids [B, T]; attention_mask [B, T], or [B, past + T] with the past's, 1 = valid, padding anywhere; logits
+    [B, T, V] predict the token after input_ids[:, i], or those of the last `logits_to_keep` tokens. labels [B, T]: the
+    input ids, −100 where they do not count: the loss is the mean −log p in nats, shifted here; the token after
+    padding does not count, and auxiliary losses of layers are added in training. past_key_values: a `StateCache`,
+    which goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
+    Positions are counted by the state: padding has none, so left padding changes nothing.
+    `model.model` is the model itself: `y, state = model.model(x, state)`.
+    A model with an adaptive softmax gives log-probabilities as logits, and none (None) in training with labels.
+    Raises InputError for a model that does not predict tokens, a cache of another kind, and for position_ids,
+    inputs_embeds, attentions and hidden states, which these models do not have.
+    """
+
+    auto_class = "AutoModelForCausalLM"
+
+    def __init__(self, config: MnemosConfig) -> None:
+        super().__init__(config)
+        if self.model.state_kind == "none":
+            self.generation_config.use_cache = False
+
+    def _build(self, config: ModelConfig) -> nn.Module:
+        model: Any = config.build()
+        if config.inputs != "tokens" or not model.autoregressive:
+            raise InputError(
+                f"MnemosForCausalLM: expected a causal language model, found {config.name!r} "
+                f"{'of pairs' if config.inputs == 'pairs' else 'with classes'}; use "
+                f"{'MnemosForSeq2SeqLM' if config.inputs == 'pairs' else 'MnemosForSequenceClassification'}"
+            )
+        found: nn.Module = model
+        return found
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        **loss_kwargs: Any,
+    ) -> Any:
+        """See the class."""
+        self._refuse(loss_kwargs, ("num_items_in_batch",))
+        cache = checked_cache(past_key_values)
+        if use_cache is None:
+            use_cache = cache is not None or (labels is None and not self.training and self.model.state_kind != "none")
+        if cache is None and use_cache:
+            cache = StateCache()
+        mask = last_of_mask(attention_mask, input_ids)
+        with self._collect() as auxiliary:
+            keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
+            outputs, _ = self._read(cache, input_ids, mask, keep)
+        likelihood, loss = likelihood_of(self.model), None
+        if labels is not None:
+            targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
+            if mask is not None:
+                targets = targets.masked_fill(~mask, -100)  # what stands before is no context
+            loss = mean_loss(outputs, targets, likelihood, loss_kwargs.get("num_items_in_batch"))
+            loss = loss + sum(auxiliary) if self.training and len(auxiliary) else loss
+        logits = None
+        if likelihood is None or not (self.training and labels is not None):
+            logits = as_logits(kept(outputs, logits_to_keep), likelihood)
+        found = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        return found if return_dict is not False else found.to_tuple()
+
+
+@contextlib.contextmanager
+def _head_of_last(model: Any, n: int) -> Iterator[None]:
+    """Inside, the head of a model reads the last n tokens only, in this thread: a prompt's logits are large."""
+    owner = threading.get_ident()
+
+    def last(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        return (given[0][:, -n:],) if threading.get_ident() == owner else None
+
+    handle = model.head.register_forward_pre_hook(last)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def last_of_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """[B, T] bool: the part of a mask that is about these tokens; it may be about all tokens so far."""
+    if tokens is None or tokens.dim() != 2:
+        raise InputError("expected input_ids [B, T], found none; models of mnemos read tokens, not inputs_embeds")
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2 or len(attention_mask) != len(tokens) or attention_mask.shape[1] < tokens.shape[1]:
+        raise InputError(
+            f"attention_mask: expected [{len(tokens)}, {tokens.shape[1]}] or more columns for tokens before, found "
+            f"{tuple(attention_mask.shape)}; pass that of the tokenizer"
+        )
+    return attention_mask[:, -tokens.shape[1] :].bool()
+
+
+def kept(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The outputs [B, n, ·] of the last `logits_to_keep` tokens, or of those at places [n]; 0: all."""
+    if isinstance(logits_to_keep, Tensor):
+        return outputs[:, logits_to_keep]
+    return outputs[:, -logits_to_keep:] if logits_to_keep else outputs
+
+
+def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, count: Any = None) -> Tensor:
+    """The sum of −log p of targets [B, T], −100 left out, over their number or the given one."""
+    if likelihood is not None:
+        total = likelihood.loss(outputs, targets)
+    else:
+        logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).flatten(0, -2)
+        total = F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=-100)
+    return total / ((targets >= 0).sum().clamp(min=1) if count is None else count)
+
+
+def as_logits(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
+    """Logits [B, T, V] of outputs. Raises InputError for a likelihood without log-probabilities."""
+    if likelihood is None:
+        return outputs
+    if isinstance(likelihood, LogisticMixture):
+        levels = torch.arange(likelihood.levels, device=outputs.device).expand(*outputs.shape[:-1], -1)
+        spread = outputs[..., None, :].expand(*levels.shape, -1)
+        return logistic_mixture.log_prob(spread, levels, likelihood.levels)
+    if isinstance(likelihood, LogProbLikelihood):
+        return likelihood.log_prob(outputs)
+    raise InputError(
+        f"expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use mnemos.Stream, which "
+        "draws"
+    )

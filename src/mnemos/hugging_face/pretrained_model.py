@@ -1,0 +1,161 @@
+"""What the models of this library have in common as models of Transformers: weights, saving, sharing, refusals."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos import generators, libraries
+from mnemos.atomic import write_text
+from mnemos.config import ModelConfig, to_dict
+from mnemos.types import InputError, collect_auxiliary_losses
+
+from .configuration import MnemosConfig
+
+libraries.transformers()
+from transformers import PreTrainedModel  # noqa: E402
+
+CODE = "modeling_mnemos"  # the name of the module that a checkpoint ships
+_SHIPPED = '''"""The models of this checkpoint are those of the library mnemos, which must be installed."""
+
+try:
+    from mnemos.hugging_face import MnemosConfig as MnemosConfig
+    from mnemos.hugging_face import MnemosForCausalLM as MnemosForCausalLM
+    from mnemos.hugging_face import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
+    from mnemos.hugging_face import MnemosForSequenceClassification as MnemosForSequenceClassification
+except ImportError as error:
+    raise ImportError(
+        f"this checkpoint needs the library mnemos ({error}); run: pip install 'mnemos-torch[hf]'"
+    ) from error
+'''
+
+
+class MnemosPreTrainedModel(PreTrainedModel):
+    """Base of the models: `model` is a model of this library, whose weights are saved as `model.*`."""
+
+    config_class = MnemosConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = False
+    auto_class = "AutoModel"
+
+    def __init__(self, config: MnemosConfig) -> None:
+        super().__init__(config)
+        self.model: Any = self._build(config.of_model())
+        config.model = to_dict(self.model.config)  # classes of a new head, for example
+        self._tied_weights_keys = _tied(self)
+        self.post_init()
+
+    def _build(self, config: ModelConfig) -> nn.Module:
+        model: nn.Module = config.build()
+        return model
+
+    @classmethod
+    def of(cls, model: nn.Module, **named: Any) -> Any:
+        """A trained model of this library, with its weights (the same tensors); named: of `MnemosConfig`."""
+        config = getattr(model, "config", None)
+        if not isinstance(config, ModelConfig):
+            raise InputError(f"{cls.__name__}.of: expected a model of this library, found {type(model).__name__}")
+        with generators.kept():
+            found = cls(MnemosConfig(model=config, **named))
+        found.model = model
+        found._tied_weights_keys = _tied(found)
+        return found.train(model.training)
+
+    @classmethod
+    def get_init_context(cls, *given: Any, **named: Any) -> list[Any]:
+        """As in Transformers, but on the CPU: stored caches hold tensors that are not in the state dict."""
+        contexts = super().get_init_context(*given, **named)
+        return [one for one in contexts if not isinstance(one, torch.device)]
+
+    @classmethod
+    def from_pretrained(cls, *given: Any, **named: Any) -> Any:
+        """As in Transformers."""
+        found = super().from_pretrained(*given, **named)
+        model = found[0] if isinstance(found, tuple) else found
+        if not getattr(model, "hf_device_map", None):
+            model.model.to(model.device)  # what is not in the state dict follows
+        return found
+
+    def init_weights(self) -> None:
+        """The models of this library initialise themselves when they are built."""
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Give all that a checkpoint lacks the values of a new model: a new head, and buffers that are not saved."""
+        flag = "_is_hf_initialized"  # the library sets it for what it has read
+        lacking = {name: x for name, x in _tensors(self.model) if not getattr(x, flag, False)}
+        if lacking:
+            fresh = dict(_tensors(self._build(self.config.of_model())))
+            for name, value in lacking.items():
+                if name in fresh:
+                    value.copy_(fresh[name])
+                setattr(value, flag, True)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        found: nn.Module = self.model.embedding
+        return found
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The head, where it is a linear map from hidden states to logits; else None."""
+        head = getattr(self.model, "head", None)
+        return head if isinstance(head, nn.Linear) else None
+
+    def resize_token_embeddings(self, *given: Any, **named: Any) -> Any:
+        """Refused: the vocabulary is a setting of the model."""
+        raise InputError(
+            "resize_token_embeddings: expected the vocabulary that the model was built with "
+            f"({self.config.vocab_size} tokens); build a model with another vocab_size"
+        )
+
+    def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
+        """Refused: `mnemos.replay` saves more memory, and exactly."""
+        raise InputError(
+            "gradient checkpointing: expected a model of Transformers' own layers, found one of mnemos; leave it out, "
+            "or train with mnemos.replay, whose memory is that of one segment"
+        )
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing: `save_pretrained` ships a file that imports this library, not a copy of its source."""
+
+    def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
+        """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""
+        self.model.state_dict()  # promotes pending caches
+        self.config.auto_map = {
+            "AutoConfig": f"{CODE}.MnemosConfig",
+            self.auto_class: f"{CODE}.{type(self).__name__}",
+        }
+        folder = Path(save_directory)
+        if (given[0] if given else named.get("is_main_process", True)) and not folder.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / f"{CODE}.py", _SHIPPED)
+        return super().save_pretrained(save_directory, *given, **named)
+
+    def _collect(self) -> Any:
+        """A context in which auxiliary losses of layers are collected."""
+        return collect_auxiliary_losses()
+
+    @staticmethod
+    def _refuse(named: Mapping[str, Any], allowed: tuple[str, ...] = ()) -> None:
+        """Raise InputError for an argument that the models do not have and that is given."""
+        for name, value in named.items():
+            if name not in allowed and value is not None and value is not False:
+                raise InputError(f"{name}: expected none, because models of mnemos do not take it; leave it out")
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """{name of a parameter: the first name of the same one}."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found

@@ -1,0 +1,34 @@
+"""The models of this library under the Auto classes of Transformers: registered when this module is imported."""
+
+from mnemos import libraries
+
+from .classifier import MnemosForSequenceClassification
+from .configuration import MODEL_TYPE, MnemosConfig
+from .language_model import MnemosForCausalLM
+from .pretrained_model import MnemosPreTrainedModel
+from .sequence_to_sequence import MnemosForSeq2SeqLM
+from .state_cache import StateCache
+
+__all__ = [
+    "MnemosConfig",
+    "MnemosForCausalLM",
+    "MnemosForSeq2SeqLM",
+    "MnemosForSequenceClassification",
+    "MnemosPreTrainedModel",
+    "StateCache",
+    "register",
+]
+
+
+def register() -> None:
+    """Let `AutoConfig`, `AutoModelForCausalLM` and the other Auto classes load checkpoints of this library.
+
+    Without it they load them with `trust_remote_code=True`, by the file that every checkpoint ships.
+    """
+    library = libraries.transformers()
+    library.AutoConfig.register(MODEL_TYPE, MnemosConfig, exist_ok=True)
+    for model in (MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification):
+        getattr(library, model.auto_class).register(MnemosConfig, model, exist_ok=True)
+
+
+register()

@@ -1,0 +1,207 @@
+"""The cache that `generate` of Transformers carries for a model of this library: its state, and the way back."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos import libraries
+from mnemos.types import InputError, State, leaves, select
+
+libraries.transformers()  # first: it repairs an installation whose torchvision was built for another PyTorch
+from transformers.cache_utils import Cache  # noqa: E402
+
+
+class Read(NamedTuple):
+    """One call: tokens [B, T] with their mask [B, T] (None: all are valid), and the state and length before it."""
+
+    state: State
+    length: int
+    tokens: Tensor
+    mask: Tensor | None
+
+
+class StateCache(Cache):
+    """A model's state as the `past_key_values` of Transformers.
+
+        cache = StateCache()
+        model.generate(ids, past_key_values=cache)               # the cache now holds what the model has read
+        model.generate(longer, past_key_values=cache)            # goes on: only the new tokens are read
+
+    state: of the model after `length` tokens of each row, padding included; None before the first call. As in
+    Transformers, a call changes the cache it is given; the state in it is a value and is never changed, so `fork` (and
+    `copy.copy`, `copy.deepcopy`) make an independent cache at no cost. Beams are `mnemos.select` of its rows.
+
+    `crop(-n)` takes n tokens back, which `generate` needs to reject a draft. The state of every call can be returned to
+    only while the cache records, from `activate_past_recording` on (`generate` calls it): it then keeps the tokens and
+    about log₂(length) earlier states, at distances that double. After `crop` the model reads at most as many tokens
+    again as were taken back; the results are those of a sequence that never had the others.
+    Raises InputError for taking back more tokens than were recorded.
+    """
+
+    def __init__(self, state: State = None, length: int = 0) -> None:
+        super().__init__(layers=[])
+        self.state, self.length = state, length
+        self.recording = False
+        self.reads: list[Read] = []  # the last one ends where `state` is
+        self.pending: tuple[Tensor, Tensor | None] | None = None  # tokens before `length` that `state` has not read
+        self._is_user_defined = False  # `generate` sets it
+        self.step: Any = None  # the model's step for single tokens, made once per cache
+
+    def read(self, tokens: Tensor, mask: Tensor | None, state: State) -> None:
+        """Go on to the state after more tokens [B, T]; mask [B, T] as given to the model."""
+        if self.recording:
+            self.reads.append(Read(self.state, self.length, tokens, mask))
+            self._thin()
+        self.state, self.length = state, self.length + tokens.shape[1]
+
+    def _thin(self) -> None:
+        """Keep states at distances from the end that double: two calls become one if both are far from it."""
+        age, i = 0, len(self.reads) - 1
+        while i > 0:
+            older, newer = self.reads[i - 1], self.reads[i]
+            if older.tokens.shape[1] + newer.tokens.shape[1] <= age:
+                both = torch.cat([older.tokens, newer.tokens], 1)
+                self.reads[i - 1 : i + 1] = [Read(older.state, older.length, both, _joined(older, newer))]
+            else:
+                age += newer.tokens.shape[1]
+            i -= 1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back −tokens_to_remove tokens of every row; 0 does nothing. A positive number is the length to keep.
+
+        (Up to Transformers 5.20 or so it had this other meaning.)
+        """
+        kept = tokens_to_remove if tokens_to_remove > 0 else self.length + tokens_to_remove
+        if kept >= self.length:
+            return
+        if self.pending is not None:  # taken back twice, with no call in between
+            tokens, mask = self.pending
+            self.reads.append(Read(self.state, self.length - tokens.shape[1], tokens, mask))
+            self.pending = None
+        first = self.reads[0].length if self.reads else self.length
+        if kept < first:
+            raise InputError(
+                f"crop: expected to keep at least the {first} tokens before those that were recorded, found {kept}; "
+                "call activate_past_recording() before the model reads what may be taken back"
+            )
+        while self.reads[-1].length > kept:
+            self.reads.pop()
+        last = self.reads.pop()
+        count = kept - last.length
+        self.state, self.length = last.state, kept
+        mask = None if last.mask is None else last.mask[:, :count]
+        self.pending = (last.tokens[:, :count], mask) if count else None
+
+    def taken(self) -> tuple[Tensor, Tensor | None] | None:
+        """The tokens that must be read before any other; they are then no longer pending, and not in the length."""
+        found, self.pending = self.pending, None
+        if found is not None:
+            self.length -= found[0].shape[1]
+        return found
+
+    def activate_past_recording(self) -> None:
+        """From now on keep what `crop` needs."""
+        self.recording = True
+
+    def reset(self) -> None:
+        """Begin anew, with no state."""
+        self.state, self.length, self.pending, self.reads = None, 0, None, []
+
+    def fork(self) -> "StateCache":
+        """Another cache with the same state. Cost: none, as states are values."""
+        found = StateCache(self.state, self.length)
+        found.recording, found.reads, found.pending = self.recording, list(self.reads), self.pending
+        return found
+
+    def __copy__(self) -> "StateCache":
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StateCache":
+        return self.fork()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the rows [R] of indices in place of the present ones, as a search for beams does."""
+        self._map(lambda x: select(x, beam_idx.to(leaves(x)[0].device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """As `reorder_cache`."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row, the copies next to each other."""
+        if self.batch_size > 0:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def _map(self, function: Callable[[Any], Any]) -> None:
+        def mapped(x: Any) -> Any:
+            return x if x is None or not leaves(x) else function(x)
+
+        self.state = mapped(self.state)
+        self.reads = [Read(mapped(r.state), r.length, mapped(r.tokens), mapped(r.mask)) for r in self.reads]
+        if self.pending is not None:
+            self.pending = mapped(self.pending[0]), mapped(self.pending[1])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The tokens of each row that were read, padding included."""
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: no limit that the cache knows."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """(tokens of a mask of past and new ones, 0)."""
+        return self.length + query_length, 0
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows; -1 before the first call."""
+        found = leaves(self.state)
+        return len(found[0]) if found else -1
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: `generate` does not compile the model for this cache."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether tokens were read."""
+        return self.length > 0
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can take tokens back."""
+        return self.recording
+
+    def update(self, *given: Any, **named: Any) -> Any:
+        """Refused: only a model of this library can use this cache."""
+        raise InputError(
+            "expected a model of this library (MnemosForCausalLM), found one that stores keys and values in the "
+            "StateCache of another; give it a DynamicCache"
+        )
+
+    def __len__(self) -> int:
+        return 0  # layers
+
+    def __repr__(self) -> str:
+        return f"StateCache(length={self.length}, rows={max(self.batch_size, 0)})"
+
+
+def _joined(older: Read, newer: Read) -> Tensor | None:
+    if older.mask is None and newer.mask is None:
+        return None
+    masks = [torch.ones_like(one.tokens, dtype=torch.bool) if one.mask is None else one.mask for one in (older, newer)]
+    return torch.cat(masks, 1)
+
+
+def checked_cache(given: object) -> StateCache | None:
+    """`past_key_values` as a `StateCache`, or None. Raises InputError for any other cache."""
+    if given is None or isinstance(given, StateCache):
+        return given
+    raise InputError(
+        f"past_key_values: expected a StateCache of mnemos.hugging_face, found {type(given).__name__}; pass what this "
+        "model returned, or nothing"
+    )

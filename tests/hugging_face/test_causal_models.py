@@ -1,0 +1,174 @@
+"""Every registered causal language model in `generate` of Transformers: as our own streams and searches, row by row."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from contract_cases import MODELS, SMALL, VOCABULARY, ModelCase, scatter
+
+import mnemos
+from mnemos import hugging_face
+from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
+from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache
+from mnemos.libraries import transformers
+from mnemos.types import InputError
+
+PROMPT, NEW, SEGMENT = 7, 5, 3
+SIZES = {name: SMALL[name] for name in ("vocab_size", "dim", "layers", "num_heads", "mlp")}
+OTHERS = {
+    "linear, float32": mnemos.TransformerConfig(attention=LinearConfig(), **SIZES),
+    "transformer-xl": mnemos.TransformerConfig(attention=RelativeConfig(memory=4), position="none", **SIZES),
+    "compressive": mnemos.TransformerConfig(
+        attention=CompressiveConfig(memory=4, compressed=2, ratio=2), position="none", **SIZES
+    ),
+    "adaptive softmax": mnemos.LSTMConfig(vocab_size=VOCABULARY, dim=12, layers=1, tied=True, cutoffs=(4, 8)),
+}
+CASES = {str(case): case for case in MODELS if case.predicts and case.inputs == "tokens"} | OTHERS
+IDS = torch.randint(VOCABULARY, (2, PROMPT), generator=torch.Generator().manual_seed(5))
+MASK = torch.ones_like(IDS)
+MASK[1, :3] = 0  # row 1 has four tokens, on the right
+
+
+@functools.cache
+def built(name):
+    """(our model, the same one in Transformers)."""
+    case = CASES[name]
+    if isinstance(case, ModelCase):
+        ours = case.build().eval()
+    else:
+        torch.manual_seed(0)
+        ours = scatter(case.build()).eval()
+    ours = ours.float() if "float32" in name else ours
+    return ours, MnemosForCausalLM.of(ours, segment=SEGMENT)
+
+
+def rows():
+    """Each row by itself, without padding."""
+    return [row[valid.bool()][None] for row, valid in zip(IDS, MASK, strict=True)]
+
+
+@pytest.fixture(params=CASES)
+def pair(request):
+    return built(request.param)
+
+
+def test_generate_is_a_stream_and_padding_changes_nothing(pair):
+    ours, model = pair
+    found = model.generate(IDS, attention_mask=MASK, max_new_tokens=NEW, do_sample=False)
+    for row, tokens in zip(rows(), found[:, PROMPT:], strict=True):
+        expected, _ = mnemos.Stream(ours).prefill(row, SEGMENT).generate(NEW, temperature=0)
+        assert tokens.tolist() == expected[0].tolist()
+
+
+def test_beams_are_those_of_our_own_search(pair):
+    ours, model = pair
+    if ours.splits != "anywhere":
+        pytest.skip("our search reads a prompt as one segment, generate as a stream does")
+    options = {"num_beams": 3, "num_return_sequences": 2, "do_sample": False, "max_new_tokens": NEW, "eos_token_id": 2}
+    found = model.generate(IDS, attention_mask=MASK, pad_token_id=2, **options)[:, PROMPT:].unflatten(0, (2, 2))
+    config = mnemos.BeamConfig(eos=2, beams=3, n_best=2, max_length=NEW, stopping="heuristic")
+    for row, sequences in zip(rows(), found.tolist(), strict=True):
+        for sequence, hypothesis in zip(sequences, mnemos.beam_search(ours, None, row, config)[0], strict=True):
+            expected = hypothesis.tokens.tolist()
+            assert sequence == expected + [2] * (len(sequence) - len(expected))
+
+
+def test_a_cache_goes_on_from_call_to_call_and_takes_drafts_back(pair):
+    ours, model = pair
+    ids = rows()[1]
+    expected = model.generate(ids, max_new_tokens=9, do_sample=False)
+    cache = StateCache()
+    first = model.generate(ids, max_new_tokens=4, do_sample=False, past_key_values=cache)
+    assert cache.get_seq_length() == first.shape[1] - 1  # the last token is not read yet
+    kept = cache.fork()
+    assert torch.equal(model.generate(first, max_new_tokens=5, do_sample=False, past_key_values=cache), expected)
+    assert torch.equal(model.generate(first, max_new_tokens=5, do_sample=False, past_key_values=kept), expected)
+    if ours.splits != "anywhere":
+        with pytest.raises(InputError, match="assisted decoding"):
+            model.generate(ids, max_new_tokens=3, prompt_lookup_num_tokens=2)
+        return
+    _, draft = built("lstm-plain-causal")  # it is rarely right, so most of its drafts are taken back
+    draft.generation_config.assistant_confidence_threshold = 0.0  # else scikit-learn is imported, which takes seconds
+    assert torch.equal(model.generate(ids, max_new_tokens=9, do_sample=False, assistant_model=draft), expected)
+
+
+def test_what_is_saved_is_loaded(pair, tmp_path):
+    _, model = pair
+    model.save_pretrained(tmp_path)
+    loaded = transformers().AutoModelForCausalLM.from_pretrained(tmp_path)  # registered with this library
+    assert type(loaded) is MnemosForCausalLM
+    assert loaded.config.of_model() == model.model.config
+    with torch.no_grad():
+        # Padding on the right, in one call without a cache, and with one, by the lengths of rows.
+        mask = MASK.flip(1)
+        expected = model(IDS, attention_mask=mask, use_cache=False).logits
+        torch.testing.assert_close(loaded(IDS, attention_mask=mask, use_cache=False).logits, expected, rtol=0, atol=0)
+        if "anywhere" in model.model.splits:
+            carried = loaded(IDS, attention_mask=mask, use_cache=True).logits
+            torch.testing.assert_close(carried, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sampling_draws_as_a_stream_does():
+    ours, model = built("memformer-plain-causal")
+    torch.manual_seed(3)
+    found = model.generate(IDS, do_sample=True, top_k=0, max_new_tokens=NEW, temperature=0.7)
+    torch.manual_seed(3)
+    expected, _ = mnemos.Stream(ours).prefill(IDS).generate(NEW, temperature=0.7)
+    assert torch.equal(found[:, PROMPT:], expected)
+
+
+def test_loss_counts_labels_whose_context_is_valid():
+    ours, model = built("transformer-plain-causal")
+    output = model(IDS, attention_mask=MASK, labels=IDS.masked_fill(MASK == 0, -100))
+    logp = [ours(row)[0].log_softmax(-1)[0, :-1].gather(1, row[0, 1:, None]) for row in rows()]
+    torch.testing.assert_close(output.loss, -torch.cat(logp).mean().to(output.loss), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model(IDS, logits_to_keep=2).logits, model(IDS).logits[:, -2:])
+    output.loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    model.zero_grad()
+
+
+def test_crop_returns_to_any_length():
+    """Calls of several lengths, then back by steps: the state is that of the shorter text."""
+    _, model = built("rmt-plain-causal")
+    ids = torch.randint(VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(7))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    cache, place = StateCache(), 0
+    cache.activate_past_recording()
+    with torch.no_grad():
+        for n in (6, 1, 1, 9, *[1] * 15):
+            model(ids[:, place : place + n], attention_mask=mask[:, : place + n], past_key_values=cache)
+            place += n
+        assert len(cache.reads) <= 10  # of 19: states at distances that double
+        for back in (2, 1, 7, 12):
+            cache.crop(-back)
+            place -= back
+        cache.reorder_cache(torch.tensor([1, 0]))
+        new = model(ids[:, place : place + 2], attention_mask=mask[:, : place + 2].flip(0), past_key_values=cache)
+        text = torch.cat([ids[:, :place].flip(0), ids[:, place : place + 2]], 1)
+        whole = model(text, mask[:, : place + 2].flip(0))
+    torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)
+    with pytest.raises(InputError, match="crop"):
+        model(ids, use_cache=True).past_key_values.crop(-1)
+
+
+def test_bad_input():
+    _, model = built("lstm-plain-causal")
+    with pytest.raises(InputError, match="StateCache"):
+        model(IDS, past_key_values=transformers().DynamicCache())
+    with pytest.raises(InputError, match="position_ids"):
+        model(IDS, position_ids=IDS)
+    with pytest.raises(InputError, match="attention_mask"):
+        model(IDS, attention_mask=MASK[:, :3])
+    with pytest.raises(InputError, match="gradient checkpointing"):
+        model.gradient_checkpointing_enable()
+    with pytest.raises(InputError, match="cache_implementation"):
+        model.generate(IDS, cache_implementation="static", max_new_tokens=1)
+    with pytest.raises(InputError, match="MnemosForSeq2SeqLM"):
+        MnemosForCausalLM(MnemosConfig(model=mnemos.EncoderDecoderConfig()))
+    with pytest.raises(InputError, match="reads images"):
+        MnemosConfig(model=dataclasses.replace(mnemos.registry.load("model", "vit")()))
+    with pytest.raises(AttributeError):
+        hugging_face.MnemosForSpeech  # noqa: B018

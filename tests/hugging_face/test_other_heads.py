@@ -1,0 +1,85 @@
+"""An encoder-decoder and classifiers of this library in Transformers."""
+
+import pytest
+import torch
+from contract_cases import ModelCase, scatter
+
+import mnemos
+from mnemos.hugging_face import MnemosConfig, MnemosForSeq2SeqLM, MnemosForSequenceClassification
+from mnemos.libraries import transformers
+from mnemos.types import InputError
+
+BOS, EOS, PAD = 1, 2, 0
+SOURCE = torch.randint(3, 13, (3, 8), generator=torch.Generator().manual_seed(2))
+MASK = torch.ones_like(SOURCE)
+MASK[1, :3], MASK[2, 5:] = 0, 0
+TOKENS = {"decoder_start_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    case = ModelCase("encoder-decoder", mnemos.GRC(length=3), True)
+    ours = case.build(share="target", source_vocab_size=13).eval()
+    return ours, MnemosForSeq2SeqLM.of(ours, **TOKENS)
+
+
+def rows():
+    return [row[valid.bool()][None] for row, valid in zip(SOURCE, MASK, strict=True)]
+
+
+def test_translations_are_those_of_our_own_search(pair, tmp_path):
+    ours, model = pair
+    model.save_pretrained(tmp_path)
+    loaded = transformers().AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    options = {"do_sample": False, "max_new_tokens": 6}
+    found = loaded.generate(SOURCE, attention_mask=MASK, num_beams=3, **options)
+    config = mnemos.BeamConfig(eos=EOS, beams=3, max_length=6, stopping="heuristic")
+    for row, tokens in zip(rows(), found.tolist(), strict=True):
+        best = mnemos.beam_search(ours, ours.encode(row), torch.tensor([[BOS]]), config)[0][0].tokens.tolist()
+        assert tokens == [BOS, *best] + [PAD] * (len(tokens) - 1 - len(best))
+    greedy = loaded.generate(SOURCE[:1], **options)
+    loaded.generation_config.assistant_confidence_threshold = 0.0
+    assert torch.equal(loaded.generate(SOURCE[:1], assistant_model=loaded, **options), greedy)
+    assert loaded.model.head.weight is loaded.model.embedding.weight
+
+
+def test_loss_of_labels_is_that_of_a_pair(pair):
+    ours, model = pair
+    labels = torch.tensor([[5, 6, EOS], [7, EOS, -100], [8, 9, EOS]])
+    total = 0
+    for row, targets in zip(rows(), labels, strict=True):
+        targets = targets[targets >= 0]
+        logits, _ = ours(mnemos.Pair(row, torch.cat([torch.tensor([BOS]), targets[:-1]])[None]))
+        total = total - logits.log_softmax(-1)[0].gather(1, targets[:, None]).sum()
+    output = model(SOURCE, attention_mask=MASK, labels=labels)
+    torch.testing.assert_close(output.loss, total / 8, check_dtype=False, rtol=1e-6, atol=1e-6)
+    output.loss.backward()
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("attention", ["softmax", "reformer"])  # reformer: padding would change what a row attends to
+def test_a_classifier_reads_a_padded_row_as_alone(attention, tmp_path):
+    head = mnemos.HeadConfig(classes=3, pool="mean")
+    sizes = {"vocab_size": 13, "dim": 12, "layers": 1, "num_heads": 2, "mlp": 16}
+    torch.manual_seed(0)
+    config = MnemosConfig(model=mnemos.TransformerConfig(causal=False, head=head, attention=attention, **sizes))
+    model = scatter(MnemosForSequenceClassification(config)).eval()
+    output = model(SOURCE, attention_mask=MASK, labels=torch.tensor([0, 2, 1]))
+    alone = torch.cat([model(row).logits for row in rows()])
+    torch.testing.assert_close(output.logits, alone, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(output.loss, torch.nn.functional.cross_entropy(alone, torch.tensor([0, 2, 1])))
+    model.save_pretrained(tmp_path)
+    loaded = transformers().AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(loaded(SOURCE, attention_mask=MASK).logits, output.logits)
+
+
+def test_a_language_model_becomes_a_classifier(tmp_path):
+    config = mnemos.TransformerConfig(vocab_size=13, dim=12, layers=1, num_heads=2, head=mnemos.HeadConfig(tied=True))
+    language = mnemos.hugging_face.MnemosForCausalLM(MnemosConfig(model=config))
+    language.save_pretrained(tmp_path)
+    model = MnemosForSequenceClassification.from_pretrained(tmp_path, num_labels=4)
+    assert torch.equal(model.model.embedding.weight, language.model.embedding.weight)
+    assert model.model.head.weight.shape == (4, 12)
+    assert model.model.head.weight.std() > 0.05  # initialised, not left as it lay in memory
+    with pytest.raises(InputError, match="head of classes"):
+        MnemosForSequenceClassification(MnemosConfig(model=mnemos.LSTMConfig()))
