@@ -51,6 +51,7 @@ ROOMS += [
     "papers",
     "benchmarks",
     "command_parsers",
+    "detection_cli",
     "translation_cli",
     "cli",
     "__main__",

@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .data.task import Task as Task
     from .data.translating import Translation as Translation
     from .errors import InputError as InputError
+    from .evaluate.detect import TrainedDetector as TrainedDetector
+    from .evaluate.detect import detect as detect
     from .evaluate.translate import TrainedTranslator as TrainedTranslator
     from .evaluate.translate import translate as translate
     from .generate.beam import BeamConfig as BeamConfig
@@ -131,6 +133,7 @@ _NAMES = {
     "Task": "mnemos.data.task",
     "TokensConfig": "mnemos.memory.memory_tokens",
     "TrainConfig": "mnemos.train.recipe",
+    "TrainedDetector": "mnemos.evaluate.detect",
     "TrainedTranslator": "mnemos.evaluate.translate",
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
@@ -140,6 +143,7 @@ _NAMES = {
     "cache": "mnemos.adapt.attach",
     "collect_auxiliary_losses": "mnemos.types",
     "detach": "mnemos.types",
+    "detect": "mnemos.evaluate.detect",
     "fit": "mnemos.train.fit",
     "functional": "mnemos.hugging_face",
     "fused_step": "mnemos.generate.fused",

@@ -37,6 +37,8 @@ USAGE = """mnemos: memory for transformers
                                                continue (- reads the standard input)    [--top N] [--length N]
   mnemos translate RUN < FILE                  translate text, line by line    [--beams N] [--n-best N]
                                                [--length-penalty X]
+  mnemos detect RUN PHOTO ...                  draw boxes and masks of objects on photos    [--out DIR] [--score S]
+                                               [--json: print them in COCO's result format]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
@@ -268,6 +270,12 @@ def _predict(arguments: list[str]) -> int:
     return int(failed)
 
 
+def _detect(arguments: list[str]) -> int:
+    from .detection_cli import ABOUT, detect
+
+    return detect(CommandParser("detect", ABOUT), arguments)
+
+
 def _sample(arguments: list[str]) -> int:
     from .data.task import Sampling
     from .figures.image_grids import write_grids
@@ -420,6 +428,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "predict": _predict,
+    "detect": _detect,
     "sample": _sample,
     "translate": _of_translation("translate"),
     "compare": _compare,

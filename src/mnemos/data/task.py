@@ -1,6 +1,6 @@
 """The base class of tasks: a data set with its batches, loss, metrics and the artifacts of a finished run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -173,6 +173,15 @@ class Task:
         numbers 0 to 1, one list for each row, "about": a sentence}, as a table of shades.
         """
         return {}
+
+    def scored_artifacts(
+        self, model: nn.Module, folder: Path, split: Literal["valid", "test"], batches: Iterable[Any]
+    ) -> JSONObject:
+        """`artifacts` of a run that scores `batches`, all or a part of the split (`TrainConfig.test_rows`).
+
+        By default `artifacts`, which may read the whole split.
+        """
+        return self.artifacts(model, folder, split)
 
     def preprocessing(self) -> Preprocessing | None:
         """How `mnemos predict` prepares new files and names the outputs; None, the default, where it has no meaning."""

@@ -3,8 +3,9 @@
 Nothing is trained and nothing is plotted here. The trained model processes some segments and pictures of the test
 split, and two files are written to the run folder for the report. `explain.json`:
 
-    {"memory": what `state_controls` returns, "pictures": {"split", "index", "label", "guess", "names"} or null,
-     "left": the reason for null, or null, "sizes": {"train", "valid", "test"}, "middle": the layer for Figure 4,
+    {"memory": what `state_controls` returns, "pictures": {"split", "index", "label", "guess", "names", and "about"
+     where the pictures are not the model's own inputs} or null, "left": the reason for null, or null,
+     "sizes": {"train", "valid", "test"}, "middle": the layer for Figure 4,
      "layers": [{"name", "share": σ(λ) per head, "inference": "frozen" or "transient", "cost": {...} or null,
      "maps": {...} or {"left": reason} or null, "slots": {...} or {"left": reason} or null}]}
 
@@ -72,8 +73,8 @@ def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0)
         found |= {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
         if not layers:
             found["left"] = "the model has no gated cache"
-        elif hasattr(task, "picture"):
-            _record_pictures(model, task, layers, found, tensors)
+        elif (seen := _seen(model, task)) is not None:
+            _record_pictures(*seen, model, layers, found, tensors)
         else:
             found["left"] = "the task has no pictures"
     if tensors:
@@ -137,10 +138,26 @@ def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Task) -> dic
     return {name: (int(rows), int(tokens)) for name, (rows, tokens) in found.items()}
 
 
+def _seen(model: nn.Module, task: Any) -> tuple[nn.Module, Any] | None:
+    """(what reads pictures as (inputs, state), the task of pictures); None for a task without pictures.
+
+    A task whose model is more than that, as a detector, has `pictured(model)`. Its pictures say `about` what they are.
+    """
+    if hasattr(task, "pictured"):
+        found: tuple[nn.Module, Any] | None = task.pictured(model)
+        return found
+    return (model, task) if hasattr(task, "picture") else None
+
+
 def _record_pictures(
-    model: nn.Module, task: Any, layers: dict[str, GatedBranch], found: JSONObject, tensors: dict[str, Tensor]
+    run: nn.Module,
+    task: Any,
+    model: nn.Module,
+    layers: dict[str, GatedBranch],
+    found: JSONObject,
+    tensors: dict[str, Tensor],
 ) -> None:
-    """Add the pictures, and each layer's maps and slots, to `found` and `tensors`."""
+    """Add the pictures, and each layer's maps and slots, to `found` and `tensors`. run, task: see `_seen`."""
     entries = {entry["name"]: entry for entry in found["layers"]}
     observed = {}
     for name, layer in layers.items():
@@ -150,7 +167,7 @@ def _record_pictures(
             observed[name] = layer
     index, label, inputs = _choose_pictures(task)
     shown = _pictures(task, "test", index)
-    calls = first_calls(model, observed, inputs)
+    calls = first_calls(run, observed, inputs)
     known: dict[str, Places] = {}
     for name, layer in observed.items():
         place: Places | str | None = "the model did not call it" if name not in calls else None
@@ -166,15 +183,17 @@ def _record_pictures(
     if known:
         found["middle"] = list(layers).index(list(known)[(len(known) - 1) // 2])
         tensors["pictures"] = _smaller(shown, SIDE)
-        guess = model(inputs, None)[0].argmax(-1).tolist()
+        about = str(task.about) if run is not model else ""
+        guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
         found["pictures"] = {"split": "test", "index": index, "label": label, "guess": guess, "names": list(task.names)}
-        _compare_slots(model, task, layers, known, entries, tensors)
+        found["pictures"] |= {"about": about} if about else {}
+        _compare_slots(run, task, layers, known, entries, tensors)
     else:
         found["left"] = "no layer's tokens have known positions in the picture"
 
 
 def _compare_slots(
-    model: nn.Module,
+    run: nn.Module,
     task: Any,
     layers: dict[str, GatedBranch],
     known: dict[str, Places],
@@ -196,7 +215,7 @@ def _compare_slots(
     tokens: dict[str, list[Tensor]] = {name: [] for name in chosen}
     for first in range(0, len(index), BATCH):
         part = index[first : first + BATCH]
-        calls = first_calls(model, chosen, _inputs(task, "train", part, pictures[first : first + BATCH]))
+        calls = first_calls(run, chosen, _inputs(task, "train", part, pictures[first : first + BATCH]))
         for name, layer in chosen.items():
             grid = known[name].grid if layer.grc.resample == "grid" else None
             slots = resample(calls[name].source.float(), layer.cache.shape[0], None, layer.grc.resample, grid)

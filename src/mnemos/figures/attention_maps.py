@@ -58,12 +58,17 @@ def _variant(index: int, name: str, label: str, found: Explained) -> str:
         "and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so patterns can be "
         "compared "
         "but magnitudes cannot; dark means small. Figure 4 of Cached Transformers shows the same for middle layers. "
-        f"An arrow names the predicted class where it is wrong. From {label}/explain.safetensors."
+        f"{_about(found)}. From {label}/explain.safetensors."
     )
     left = [f"{called[one.name]}: {one.maps['left']}" for one in found.layers if one.maps and "left" in one.maps]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
     text = paragraph(_summary(name, mapped, middle, called))
     return "\n".join([text, figure([drawing], caption, kind="full"), _table(name, label, mapped, called), *notes])
+
+
+def _about(found: Explained) -> str:
+    """What is written above the pictures; for a detector, what its pictures are."""
+    return str(found.about.get("about") or "An arrow names the predicted class where it is wrong")
 
 
 def _numbers(layer: Cached, key: str) -> float:

@@ -15,6 +15,7 @@ from mnemos.train.budgets import budget_text
 from mnemos.train.run_files import checked_about
 from mnemos.types import InputError, JSONObject
 
+from .detections import read_detected
 from .image_grids import read_written
 from .read_explained import read_explained
 from .read_metrics import number, read_metrics
@@ -108,6 +109,7 @@ def read_run(folder: Path, label: str) -> RunRecord:
         explained=read_explained(folder),
         written=read_written(folder),
         write_attention=read_write_attention(folder),
+        detected=read_detected(folder),
     )
 
 

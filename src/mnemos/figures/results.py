@@ -128,7 +128,10 @@ class WriteAttention:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder. `label` is its name in the report: a path relative to the folder that was given."""
+    """One run folder. `label` is its name in the report: a path relative to the folder that was given.
+
+    detected: (name, bytes) of the JPEGs with annotations and detections that a detector's run has drawn.
+    """
 
     folder: Path
     label: str
@@ -142,6 +145,7 @@ class RunRecord:
     explained: Explained | None = None
     written: Written | None = None
     write_attention: WriteAttention | None = None
+    detected: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def seed(self) -> object:

@@ -17,6 +17,7 @@ from .shown import shown_table
 from .style import INK, MUTED, RULE, VARIANTS, panel, variant_colour
 from .verdict import mean_and_spread
 
+_ACROSS = 8  # metrics in columns; more are rows
 _NAME = 36  # letters of a variant's name beside the marks of its seeds
 
 if TYPE_CHECKING:
@@ -53,20 +54,36 @@ def _other_metrics(comparison: Comparison) -> str:
     results = [run.result for run in comparison.all_runs() if run.result]
     described: JSONObject = next((found for one in results if isinstance(found := one.get("metrics"), dict)), {})
     names = [name for name in described if name not in (comparison.metric, "loss")]
-    rows = []
+    rows, variants = [], []
     for i, row in enumerate(comparison.rows):
         values = [spread([run.tested(name) for run in comparison.runs.get(row.name, ())]) for name in names]
         if any(n for _, _, n in values):
+            variants.append(row.name)
             cells = [mean_and_spread(Row(row.name, *value)) for value in values]
             rows.append(
                 [f'<i class="dot" style="color:var(--variant-{i % len(VARIANTS)})"></i>{escape(row.name)}', *cells]
             )
     if not names or not rows:
         return ""
+    if len(names) > _ACROSS:
+        return _many_metrics(names, described, variants, [row[1:] for row in rows])
     abouts = [f"{capital(name)}: {about.get('about')}" for name in names if isinstance(about := described[name], dict)]
     more = " mnemos score gives intervals over test sentences." if any("signatures" in one for one in results) else ""
     caption = f"Other metrics of the test split, mean ± sample standard deviation over seeds. {' '.join(abouts)}{more}"
     return table(caption, ["variant", *names], rows)
+
+
+def _many_metrics(
+    names: Sequence[str], described: JSONObject, variants: Sequence[str], values: Sequence[Sequence[str]]
+) -> str:
+    """The table of `_other_metrics` with a row for each metric. values: for each variant those of all metrics."""
+    abouts = [str(about.get("about", "")) if isinstance(about := described[name], dict) else "" for name in names]
+    cells = [
+        [escape(name), *(one[i] for one in values), escape(about)]
+        for i, (name, about) in enumerate(zip(names, abouts, strict=True))
+    ]
+    caption = "Other metrics of the test split, mean ± sample standard deviation over seeds."
+    return table(caption, ["metric", *variants, "what it is"], cells)
 
 
 def _variants(comparison: Comparison) -> str:

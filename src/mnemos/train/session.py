@@ -154,7 +154,8 @@ def assess(
         save(model, folder / RUN_MODEL)
         if (about := task.preprocessing()) is not None:
             write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
-    result |= task.artifacts(model, folder, "test")
+    with progress(quiet, recipe.name, 0, 0) as display:
+        result |= task.scored_artifacts(model, folder, "test", scored_batches(task, "test", recipe.train, display))
     write_json(folder / "result.json", result)
     explain(model, task, folder, recipe.train.rollout.segment_length)
     record_write_attention(model, task, folder)

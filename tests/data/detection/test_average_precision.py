@@ -87,8 +87,8 @@ def test_figures_by_hand():
     assert result.figures["AP50"] == result.figures["AP75"] == pytest.approx(half)
     assert result.figures["AR 100"] == pytest.approx(30)
     assert math.isnan(result.figures["AP large"])
-    assert result.by_class[1] == pytest.approx(0.6 * half)
-    assert math.isnan(result.by_class[2])
+    assert result.by_class()[1] == pytest.approx(0.6 * half)
+    assert math.isnan(result.by_class()[2])
     none = AveragePrecision(truth, [], "box")
     assert none.figures["AP"] == 0
     assert math.isnan(none.figures["AP small"])

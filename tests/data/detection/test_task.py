@@ -1,6 +1,7 @@
 """The task of detection: batches, the one training loop, what a finished run has, and what is refused."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from mnemos.data.detection.batch import flipped, together
 from mnemos.data.detection.detector_outputs import Detected, detect
 from mnemos.data.detection.scenes import Objects, objects
 from mnemos.data.detection.sources import COCOConfig, ShapesConfig, VOCConfig
+from mnemos.figures import report
 from mnemos.memory.gated_cache import caches
 from mnemos.models.detection import DetectorConfig, RegionConfig
 from mnemos.models.vision import PVTConfig
@@ -115,16 +117,30 @@ def cached(kind):
 
 @pytest.mark.slow
 def test_a_cached_detector_trains_and_is_scored(tmp_path):
-    result = run(cached("mask-rcnn"), tmp_path / "run", quiet=True)
+    folder, made = tmp_path / "run", cached("mask-rcnn")
+    result = run(replace(made, train=replace(made.train, test_rows=3)), folder, quiet=True)
     assert result["metric"] == "box AP"
     assert {"emptied", "exchanged", "closed"} <= set(result["controls"])
     assert result["update_flops"] > result["flops"] > 0
-    found = json.loads((tmp_path / "run" / "detections.json").read_text())
+    found = json.loads((folder / "detections.json").read_text())
     assert found
     assert all({"image_id", "category_id", "bbox", "score", "segmentation"} == set(one) for one in found)
+    shown = sorted((folder / "detections").glob("*.jpg"))
+    assert len(shown) == result["scored_rows"]["test"] < SHAPES.test, "the pictures that are scored, and no others"
+    assert {one["image_id"] for one in found} <= {int(file.stem.split("-")[1]) for file in shown}
     assert [row["class"] for row in result["by_class"]] == ["circle", "triangle", "rectangle", "star"]
-    loaded = mnemos.load(tmp_path / "run" / "model")
+    assert {"box AP", "box AP50", "box AP small", "mask AP"} <= set(result["by_class"][0])
+    loaded = mnemos.load(folder / "model")
     assert any(cache.cache.any() for cache in caches(loaded))
+    explained = json.loads((folder / "explain.json").read_text())
+    assert explained["pictures"]["label"] == explained["pictures"]["guess"]
+    assert all("nearest" in layer["slots"] and "weight" in layer["maps"] for layer in explained["layers"])
+    page = report([folder]).read_text()
+    assert page.count("data:image/jpeg;base64,") == len(shown)
+    for text in ("Detections", "middle squares of photos, scaled to 64", "What the slots hold", "<code>", "box AR 100"):
+        assert text in page
+    (row,) = re.findall('<th scope="row">circle</th>.*', page)
+    assert row.count("<td") == len(result["by_class"][0]) - 1
 
 
 @pytest.mark.slow

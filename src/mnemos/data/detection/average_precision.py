@@ -39,6 +39,14 @@ ABOUT = (
     "Average recall of objects above 96² pixels.",
 )
 SMALL, LARGE = 32**2, 96**2  # areas in pixels that divide the sizes
+_PARTS = {  # of the overlaps 50, 55, …, 95 %, and of the sizes all, small, medium and large
+    "AP": (slice(None), 0),
+    "AP50": (slice(0, 1), 0),
+    "AP75": (slice(5, 6), 0),
+    "AP small": (slice(None), 1),
+    "AP medium": (slice(None), 2),
+    "AP large": (slice(None), 3),
+}
 Kind = Literal["box", "mask"]
 
 
@@ -46,7 +54,7 @@ class AveragePrecision:
     """The evaluation of detections against annotations, both in COCO's format.
 
     figures: {name: value} of `FIGURES`, in per cent, as papers print them; NaN for sizes of which there is no object.
-    by_class: {id of a category: AP in per cent}. Raises InputError for detections of unknown pictures.
+    Raises InputError for detections of unknown pictures.
     """
 
     def __init__(self, truth: Annotation, detections: Sequence[Annotation], kind: Kind) -> None:
@@ -70,13 +78,16 @@ class AveragePrecision:
         values = np.asarray(self._evaluation.stats[: len(FIGURES)], np.float64)
         self.figures = dict(zip(FIGURES, np.where(values < 0, np.nan, 100 * values).tolist(), strict=True))
 
-    @property
-    def by_class(self) -> Mapping[int, float]:
-        """{id of a category: AP in per cent}; NaN for a class without an object. Two classes may have one name."""
-        precision = self._evaluation.eval["precision"][:, :, :, 0, -1]  # [overlaps, recalls, classes]
+    def by_class(self, figure: str = "AP") -> Mapping[int, float]:
+        """{id of a category: a figure "AP …" in per cent}; NaN for a class without an object, of that size.
+
+        Two classes may have one name, so that they are told apart by id.
+        """
+        precision = self._evaluation.eval["precision"]  # [overlaps, recalls, classes, sizes, numbers of detections]
+        overlaps, size = _PARTS[figure]
         found = {}
         for number, category in enumerate(self._evaluation.params.catIds):
-            some = precision[:, :, number]
+            some = precision[overlaps, :, number, size, -1]
             some = some[some > -1]
             found[int(category)] = 100 * float(some.mean()) if some.size else float("nan")
         return found

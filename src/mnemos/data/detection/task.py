@@ -1,6 +1,6 @@
 """The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import write_json
 from mnemos.data.buckets import Order
 from mnemos.data.metrics import CorpusMetric
 from mnemos.data.randomness import AUGMENT, generator
@@ -20,9 +19,12 @@ from mnemos.types import InputError, JSONObject
 from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
 from .batch import DetectionBatch, flipped, together
 from .detector_outputs import Detected, as_results, detect
+from .preprocessing import DetectionPreprocessing
+from .reported import class_figures, write_detections
 from .scenes import Annotation, Scenes, ground_truth, objects
+from .squares import Backbone, Squares
 
-DETECTIONS = "detections.json"  # in a run's folder: those of the test split, in COCO's result format
+_SQUARE = 224  # pixels of the squares of photos on which a backbone of unknown size is explained
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
 Record = tuple[int, list[Annotation]]  # the number of a picture, and its detections
 
@@ -56,6 +58,7 @@ class DetectionTask(Task):
         self.classes = len(self.names)
         height, width = self.splits["train"].sizes.T
         self._order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
+        self._figures = tuple(figures)
         self._scored: dict[Kind, tuple[list[Record], AveragePrecision]] = {}
         kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
         about = dict(zip(FIGURES, ABOUT, strict=True))
@@ -64,7 +67,7 @@ class DetectionTask(Task):
     def _metric(self, kind: Kind, figure: str, about: str) -> CorpusMetric:
         of = {"box": "boxes", "mask": "masks"}[kind]
         form = "{name} {value:.2f}" if figure in _PRINTED else ""
-        value = partial(self._figure, kind, figure)
+        value = partial(self._value, kind, figure)
         return CorpusMetric(f"{kind} {figure}", True, f"{about} In per cent, of {of}.", form, self.found, value)
 
     @property
@@ -130,7 +133,7 @@ class DetectionTask(Task):
     def _categories(self) -> Sequence[int]:
         return self.splits["train"].categories
 
-    def _figure(self, kind: Kind, figure: str, records: list[Record]) -> float:
+    def _value(self, kind: Kind, figure: str, records: list[Record]) -> float:
         return self.scored(kind, records).figures[figure]
 
     def scored(self, kind: Kind, records: list[Record]) -> AveragePrecision:
@@ -165,36 +168,44 @@ class DetectionTask(Task):
 
     # Results.
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
-        """detections.json, the split's detections in COCO's result format, and the AP of each class.
+    def preprocessing(self) -> DetectionPreprocessing:
+        """The names of the classes and the ids of the training annotations, for new photos."""
+        return DetectionPreprocessing(names=tuple(self.names), categories=tuple(self._categories))
 
-        Cost: an evaluation of the split.
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+        """`scored_artifacts` of a whole split, picture by picture."""
+        return self.scored_artifacts(model, folder, split, self.batches(split, 1))
+
+    def scored_artifacts(
+        self, model: nn.Module, folder: Path, split: Literal["valid", "test"], batches: Iterable[DetectionBatch]
+    ) -> JSONObject:
+        """detections.json, drawn photos (`reported`), and the figures of each class, of the pictures in `batches`.
+
+        Cost: an evaluation of these batches.
         """
         scenes, before = self.splits[split], len(self.splits["valid"]) * (split == "test")
         records: list[Record] = []
         with evaluating(model), torch.no_grad():
             detector: Any = getattr(model, "host", model)
             parameter = next(detector.parameters())
-            for batch in self.batches(split, 1):
+            for batch in batches:
                 images = [image.to(parameter.device) for image in batch.images(parameter.dtype)]
-                results = as_results(detector(images)[0], int(batch.rows[0]), self._categories)
-                records.append((int(batch.rows[0]), results))
-        named = [{**one, "image_id": scenes.image_id(row - before)} for row, found in records for one in found]
-        write_json(folder / DETECTIONS, named)
+                for row, found in zip(batch.rows.tolist(), detector(images), strict=True):
+                    records.append((row, as_results(found, row, self._categories)))
+        write_detections(folder, scenes, [(row - before, found) for row, found in records])
         kinds: tuple[Kind, ...] = ("box", "mask") if self._masks else ("box",)
-        found = {f"{kind} AP": self.scored(kind, records).by_class for kind in kinds}
-        rows = [
-            {"class": name} | {what: f"{values[category]:.1f}" for what, values in found.items()}
-            for name, category in zip(self.names, self._categories, strict=True)
-        ]
-        about = {
-            "title": "Average precision by class",
-            "given": "class",
-            "found": "box AP",
-            "about": f"Of the {split} split, in per cent.",
-            "exact": False,
-        }
-        return {"by_class": rows, "examples": {"by_class": about}}
+        return {"by_class": class_figures(scenes, {kind: self.scored(kind, records) for kind in kinds}, self._figures)}
+
+    def pictured(self, model: nn.Module) -> tuple[Backbone, Squares] | None:
+        """The model's backbone, and squares of the photos, to show what its caches do; None for a model without one."""
+        detector: Any = getattr(model, "host", model)
+        backbone = getattr(getattr(detector, "backbone", None), "backbone", None)
+        if not isinstance(backbone, nn.Module):
+            return None
+        sizes = getattr(getattr(model, "config", None), "backbone", None)
+        side = int(getattr(sizes, "image", _SQUARE))
+        colours = tuple(detector.transform.image_mean), tuple(detector.transform.image_std)
+        return Backbone(backbone), Squares(self.splits, side, colours)
 
 
 class _Boxes:

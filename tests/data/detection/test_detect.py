@@ -1,0 +1,123 @@
+"""Objects in new photos: `mnemos.detect`, `mnemos detect`, and what is drawn."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mnemos
+from mnemos.cli import main
+from mnemos.config import to_dict
+from mnemos.data.detection import preprocessing
+from mnemos.data.detection.overlay import overlay
+from mnemos.data.detection.preprocessing import DetectionPreprocessing
+from mnemos.data.detection.scenes import decode, encode
+from mnemos.models.detection import DetectorConfig, RegionConfig
+from mnemos.models.vision import PVTConfig
+from mnemos.types import InputError
+
+SMALL = {"depths": (1, 1), "dims": (8, 16), "num_heads": (1, 2), "mlp_ratios": (2, 2), "reductions": (2, 1)}
+IDS = (3, 90)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of an untrained Mask R-CNN of two classes."""
+    folder = tmp_path_factory.mktemp("model")
+    config = DetectorConfig(
+        PVTConfig(version=2, image=64, patch=4, **SMALL),
+        classes=2,
+        channels=8,
+        sides=(64,),
+        longest=96,
+        regions=RegionConfig(proposals=10, sampled=8, dim=8, mask_dims=(8,)),
+    )
+    mnemos.save(config.build(), folder)
+    about = DetectionPreprocessing(names=("cat", "dog"), categories=IDS)
+    (folder / "preprocessing.json").write_text(json.dumps(to_dict(about)))
+    return folder
+
+
+def photo(file, size=(90, 60), **save):
+    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(file, **save)
+    return file
+
+
+def test_photos_are_drawn_and_listed(model, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    photo(folder / "000000000139.jpg")
+    whole = photo(folder / "more" / "000000000285.png").read_bytes()
+    (folder / "000000000632.png").write_bytes(whole[: len(whole) // 2])
+    out = tmp_path / "out"
+    assert main(["detect", str(model), str(folder), "--out", str(out), "--score", "0.2"]) == 1
+    said = capsys.readouterr()
+    assert "000000000632.png: expected an image" in said.err
+    assert "1 of 3 photos could not be read" in said.err
+    assert said.out.count("\n") == 2
+    found = json.loads((out / "detections.json").read_text())
+    assert {one["image_id"] for one in found} == {139, 285}, "COCO's names are ids"
+    for one in found:
+        assert set(one) == {"image_id", "category_id", "bbox", "score", "segmentation", "file_name"}
+        assert one["category_id"] in IDS
+        assert one["score"] >= 0.2
+        assert one["segmentation"]["size"] == [60, 90]
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*.jpg")) == [
+        "000000000139.jpg",
+        "more/000000000285.jpg",
+    ]
+    assert main(["detect", str(model), str(folder / "000000000139.jpg"), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((out / "detections.json").read_text())
+
+
+def test_photos_are_upright_and_large_ones_are_read_smaller(model, tmp_path, monkeypatch):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    file = photo(tmp_path / "a.jpg", exif=exif)
+    (one,) = mnemos.detect(model, [file], score=0.0)
+    assert one.objects[0]["segmentation"]["size"] == [90, 60]
+    assert one.objects[0]["image_id"] == 1
+    assert one.drawn is None
+    monkeypatch.setattr(preprocessing, "LONGEST", 45)
+    (small,) = mnemos.detect(model, [file], score=0.0)
+    corners = np.array([entry["bbox"] for entry in small.objects])
+    assert small.objects[0]["segmentation"]["size"] == [90, 60]
+    assert (corners[:, :2] + corners[:, 2:]).max(0) == pytest.approx([60, 90], abs=1), "boxes are in the photo's pixels"
+
+
+def test_what_is_refused(model, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    with pytest.raises(InputError, match=r"photos: expected photos \(.*found none"):
+        mnemos.detect(model, [photos])
+    photo(photos / "a.jpg")
+    with pytest.raises(InputError, match=r"expected a folder outside .*photos"):
+        mnemos.detect(model, [photos], out=photos / "drawn")
+    with pytest.raises(InputError, match=r"other than that of the photos"):
+        mnemos.detect(model, [photos / "a.jpg"], out=photos)
+    with pytest.raises(InputError, match=r"score: expected 0 to 1.*found 50"):
+        mnemos.detect(model, [photos], score=50)
+    with pytest.raises(InputError, match=r"expected a list of photos"):
+        mnemos.detect(model, str(photos))
+    other = tmp_path / "lstm"
+    mnemos.save(mnemos.LSTMConfig(vocab_size=4, dim=4, layers=1).build(), other)
+    with pytest.raises(InputError, match=r"lstm: expected a model that reads files .*detection"):
+        mnemos.detect(other, [photos])
+
+
+def test_objects_are_drawn_where_they_are():
+    grey = np.full((50, 80, 3), 128, np.uint8)
+    mask = np.zeros((50, 80), np.bool_)
+    mask[25:40, 30:60] = True
+    one = {"category_id": 3, "bbox": [30, 25, 30, 15], "segmentation": encode(mask), "score": 0.5}
+    drawn = overlay(grey, [one], {3: "cat"})
+    assert drawn.shape == (400, 640, 3)
+    changed = (drawn != 128).any(-1)
+    assert changed[201:319, 241:479].all()
+    changed[150:321, 239:481] = False  # the box, its mask and its name above
+    assert not changed.any()
+    assert overlay(grey, [one], {3: "cat"}, longest=40).shape == (25, 40, 3)
+    assert (overlay(grey, [], {3: "cat"}, longest=80) == grey).all()
+    assert np.array_equal(decode({**one["segmentation"], "counts": one["segmentation"]["counts"].encode()}), mask)
