@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mnemos.config import AttentionConfig
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
+from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.sinusoids import angles
 from mnemos.registry import register
 from mnemos.types import Device, InputError
@@ -163,10 +164,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
     # An exported program has one form for all lengths.
-    chooses = on_cpu and not dropout and not torch.is_grad_enabled() and not torch.compiler.is_exporting()
-    if chooses and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64:
-        # For these lengths, without gradient, the plain products are up to twice as fast as the fused kernel.
-        return _plain(q, k, v, visible, causal).transpose(1, 2)
+    chooses = on_cpu and not torch.compiler.is_exporting()
+    short = not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64
+    if chooses and (dropout or short):
+        # There is no fused kernel for dropout on the CPU. For short rows, without gradient, the plain products are up
+        # to twice as fast as the fused kernel.
+        return _plain(q, k, v, visible, causal, dropout).transpose(1, 2)
     if more > 0 and on_cpu:
         # The fused CPU kernel needs equal widths. Zeros change no score, and the kernel is 2 to 3 times faster.
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
@@ -174,7 +177,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     return y.transpose(1, 2)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
+def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:
     b, h, t, d = q.shape
     q, k, v = (x.reshape(b * h, -1, x.shape[-1]) for x in (q, k, v))
     scores = torch.bmm(q, k.mT).mul_(d**-0.5).unflatten(0, (b, h))
@@ -182,7 +185,8 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if visible is not None:
         scores = scores.masked_fill_(~visible, -torch.inf) if visible.dtype == torch.bool else scores.add_(visible)
-    return torch.bmm(torch.softmax(scores, -1).flatten(0, 1), v).view(b, h, t, -1)
+    weights = drop(torch.softmax(scores, -1), dropout)
+    return torch.bmm(weights.flatten(0, 1), v).view(b, h, t, -1)
 
 
 def some(mask: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from mnemos.ops.dropout import Dropout
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Attention, Branching, Device, Output, State, select
 
@@ -28,7 +29,7 @@ class MLP(nn.Module):
         super().__init__()
         self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.activation: nn.Module = ACTIVATIONS[activation]()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -58,7 +59,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim) if mlp else nn.Identity()
-        self.norm, self.dropout = norm, nn.Dropout(dropout)
+        self.norm, self.dropout = norm, Dropout(dropout)
 
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """See the class."""

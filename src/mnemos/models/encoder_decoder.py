@@ -14,6 +14,7 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.memory.encoded import Encoded
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
+from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import (
     Attention,
@@ -136,7 +137,7 @@ class EncoderDecoder(nn.Module):
         if c.share != "all":
             self.source_embedding = nn.Embedding(c.source_vocab_size or c.vocab_size, c.dim)
         self.positions, self.source_positions = _positions(c), _positions(c)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
         self.encoder = module_list(self._encoder_block(i) for i in range(c.encoder_layers))
         self.decoder = module_list(self._decoder_block(i) for i in range(c.decoder_layers))
         pre = c.norm == "pre"

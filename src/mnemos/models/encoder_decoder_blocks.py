@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.memory.encoded import Encoded
+from mnemos.ops.dropout import Dropout
 from mnemos.types import Attention, State
 
 from .blocks import MLP, Norm, add
@@ -27,7 +28,7 @@ class DecoderBlock(nn.Module):
         self.attention, self.attention_norm = attention, nn.LayerNorm(dim)
         self.read, self.read_norm = CrossAttention(dim, attention.num_heads, dropout), nn.LayerNorm(dim)
         self.mlp, self.mlp_norm = mlp, nn.LayerNorm(dim)
-        self.norm, self.dropout = norm, nn.Dropout(dropout)
+        self.norm, self.dropout = norm, Dropout(dropout)
 
     def forward(
         self, x: Tensor, state: State, mask: Tensor | None, source: KeysValues, visible: Tensor | None

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields
+from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind
 
@@ -76,7 +77,7 @@ class LSTM(nn.Module):
         if not 0 <= c.dropout < 1:
             raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)

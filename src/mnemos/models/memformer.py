@@ -12,6 +12,7 @@ from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, unknown_field
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
+from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, leaves, map_state
 
@@ -132,7 +133,7 @@ class Memformer(nn.Module):
         has_memory = c.memory.slots > 0
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.bos = nn.Embedding(1, c.dim) if c.bos is None else None
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
         self.encoder = MemformerEncoder(sizes, c.encoder_layers, c.cls or 0, has_memory)
         self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if has_memory else None
         self.decoder = MemformerDecoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)

@@ -12,6 +12,7 @@ from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues
+from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
 
 from .blocks import MLP, Activation, add, module_list
@@ -44,7 +45,7 @@ class ReadingBlock(nn.Module):
         self.reads = module_list(CrossAttention(width, heads, dropout) for _ in range(sources))
         self.read_norms = module_list(nn.LayerNorm(width) for _ in range(sources))
         self.mlp, self.mlp_norm = MLP(width, mlp, activation, dropout), nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def keys_values(self, sources: Sequence[Tensor]) -> tuple[KeysValues, ...]:
         """The keys and values of sources [B, N, D], for `forward`."""

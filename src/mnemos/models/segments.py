@@ -11,6 +11,7 @@ from mnemos._compat import exportable, pytree
 from mnemos.attention.softmax import rotation
 from mnemos.config import ModelConfig, check_fields, unknown_field
 from mnemos.memory.grid import Stretch, stretches
+from mnemos.ops.dropout import Dropout
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_heads, leaves, map_state, select
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
@@ -85,7 +86,7 @@ class SegmentModel(nn.Module):
         length = self.front + c.segment + self.back
         self.positions = nn.Embedding(length, c.dim) if c.position == "learned" else None
         self._table: Tensor | None = None  # of sinusoids or rotations, kept between calls
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
         self.blocks = module_list(self._block() for _ in range(c.layers))
         self.final_norm = nn.LayerNorm(c.dim) if c.norm == "pre" else nn.Identity()
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
+from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
 
@@ -68,7 +69,7 @@ class SpeechRecogniser(Transcriber):
         check_mode(c.attention, causal=False)
         self.stack = Stack(c.stack)
         self.entry = nn.Linear(c.stack * c.bands, c.dim)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
         self.blocks = module_list(
             Block(
                 c.attention.of_layer(i).build(c.dim, c.num_heads, causal=False, dropout=c.dropout),

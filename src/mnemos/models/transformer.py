@@ -13,6 +13,7 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
+from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import (
     Device,
@@ -115,7 +116,7 @@ class Transformer(nn.Module):
             self.positions = LearnedPositions(config.max_length + self._prefix, config.dim)
         elif config.position == "sinusoidal":
             self.positions = SinusoidalPositions()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = module_list(self._block(i) for i in range(config.layers))
         self.final_norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
         self.head = self._head()

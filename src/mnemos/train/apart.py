@@ -16,6 +16,7 @@ from mnemos.config import from_dict, to_dict
 from mnemos.errors import one_line
 from mnemos.types import InputError, JSONObject
 
+from .kept_memory import keep_freed_memory
 from .recipe import Recipe, as_json, as_written
 from .run import differing
 from .run_files import read_object, read_result
@@ -111,6 +112,7 @@ def start_shielded(child: BaseProcess) -> None:
 def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
     from .session import run
 
+    keep_freed_memory()
     with child_of_comparison():
         run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
 

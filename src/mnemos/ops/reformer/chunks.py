@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mnemos.ops.dropout import dropout as drop
+
 SEGMENT = {"cpu": 2**22, "cuda": 2**26}  # scores at a time
 ITSELF = -1e5  # a token's score with itself: below every other score, and above what may not be read
 
@@ -117,7 +119,7 @@ def _attend(
     hidden = j > i if causal else j == position.shape[1]
     scores = (q @ k.mT).masked_fill(hidden, -torch.inf).masked_fill(i == j, ITSELF)
     z = scores.logsumexp(-1, keepdim=True)
-    return F.dropout((scores - z).exp(), dropout) @ v, z
+    return drop((scores - z).exp(), dropout) @ v, z
 
 
 def _picked(x: Tensor, at: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.ops.dropout import dropout as drop
 from mnemos.types import InputError
 
 from .distances import distance_scores, hidden, seen_keys, sinusoids
@@ -93,7 +94,7 @@ def _content_and_scores(
 def weighted(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:
     """softmax(q·kᵀ + scores)·v with dropout: q [G, T, D], k [G, N, D], v [G, N, M], scores [G, T, N]."""
     weights = torch.softmax(torch.baddbmm(scores, q, k.mT), -1)
-    return torch.bmm(F.dropout(weights, dropout) if dropout else weights, v)
+    return torch.bmm(drop(weights, dropout) if dropout else weights, v)
 
 
 def _check(
