@@ -71,6 +71,12 @@ def multi30k_de_en_cached() -> Recipe:
     return _cached(multi30k_de_en())
 
 
+@recipe
+def multi30k_demo_cached() -> Recipe:
+    """multi30k-demo with a gated cache of 64 slots around every attention of the encoder."""
+    return _cached(multi30k_demo())
+
+
 def _cached(base: Recipe) -> Recipe:
     model: Any = base.model
     return replace(base, model=replace(model, cache=_CACHE))
