@@ -1,6 +1,6 @@
 """The base class of tasks: a data set with its batches, loss, metrics and the artifacts of a finished run."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -87,6 +87,16 @@ class Task:
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Any]:
         """Every row of a held-out split once; the last batch may have fewer rows."""
         raise NotImplementedError
+
+    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> Sequence[int] | None:
+        """The rows of each of `batches`, if they are known without reading the data; None, the default, if not."""
+        return None
+
+    def chosen_batches(
+        self, split: Literal["valid", "test"], batch_size: int, numbers: Container[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """(number, batch) of some of `batches`, in order. By default all are read, and the others left out."""
+        return ((i, batch) for i, batch in enumerate(self.batches(split, batch_size)) if i in numbers)
 
     def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Any] | None:
         """The inputs and targets of `batches`, with the state carried from document to document.

@@ -27,19 +27,30 @@ def part(task: Task, split: Held, batch_size: int, rows: int) -> Iterator[Any]:
 
     The choice depends on the data, `batch_size` and `rows` only, so all models and seeds are scored on the same rows.
     The first batches are taken if the task evaluates in a random order (`Task.shuffled`) or carries a state from batch
-    to batch. Of other tasks, whole batches are chosen at random, which costs one more pass over the split's batches.
+    to batch. Of other tasks, whole batches are chosen at random. This costs one more pass over the split's batches,
+    unless the task knows their sizes (`Task.rows_of_batches`).
     """
-    chosen = None
-    if not task.shuffled and not _continues(task, split, batch_size):
+    if task.shuffled or _continues(task, split, batch_size):
+        yield from _first(task.batches(split, batch_size), rows)
+        return
+    sizes = task.rows_of_batches(split, batch_size)
+    if sizes is None:
         sizes = [row_count(batch) for batch in task.batches(split, batch_size)]
-        order = np.random.default_rng(0).permutation(len(sizes))
-        before = np.cumsum([0, *(sizes[i] for i in order[:-1])])
-        chosen = set(order[before < rows].tolist())
+    order = np.random.default_rng(0).permutation(len(sizes))
+    before = np.cumsum([0, *(sizes[i] for i in order[:-1])])
+    chosen = set(order[before < rows].tolist())
+    for i, batch in task.chosen_batches(split, batch_size, chosen):
+        yield batch
+        chosen.discard(i)
+        if not chosen:  # the batches after the last one are not read
+            return
+
+
+def _first(batches: Iterator[Any], rows: int) -> Iterator[Any]:
     done = 0
-    for i, batch in enumerate(task.batches(split, batch_size)):
-        if chosen is None or i in chosen:
-            yield batch
-            done += row_count(batch)
+    for batch in batches:
+        yield batch
+        done += row_count(batch)
         if done >= rows:
             return
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import mnemos
+from mnemos import registry
 from mnemos.data.detection.batch import flipped, together
 from mnemos.data.detection.detector_outputs import Detected, detect
 from mnemos.data.detection.scenes import Objects, objects
@@ -22,6 +24,7 @@ from mnemos.models.vision import PVTConfig
 from mnemos.train import checkpoint
 from mnemos.train.continuing import Start
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.train.scored_batches import part
 from mnemos.train.session import run
 from mnemos.types import InputError
 
@@ -257,6 +260,42 @@ def test_coco_in_its_own_folders_and_renamed(tmp_path):
     assert [other.size(split) for split in ("train", "valid", "test")] == [160, 119, 119]
     assert "choose" not in other.about[0]
     assert other.names == task.names
+
+
+@pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")
+@pytest.mark.slow
+def test_the_recipe_of_coco_mini_runs_on_folders_named_as_cocos(tmp_path, monkeypatch):
+    """Its command is the same for COCO itself; a few photos are scored, and no others decoded for it."""
+    for name in ("train2017", "val2017", "annotations"):
+        (tmp_path / "coco").mkdir(exist_ok=True)
+        (tmp_path / "coco" / name).symlink_to(COCO / name)
+    made = registry.load("recipe", "coco-mini-retinanet")()
+    made = replace(made, data=replace(made.data, folder=str(tmp_path / "coco")))
+    task = made.data.build()
+    assert task.splits["test"].image_id(3) == task.splits["train"].scenes.image_id(3)
+    read, picture = [], task.splits["test"].picture
+    monkeypatch.setattr(task.splits["test"], "picture", lambda row: read.append(row) or picture(row))
+    found = [row - 160 for batch in part(task, "test", 8, 10) for row in batch.rows.tolist()]
+    assert len(found) == 16
+    assert read[8:] == found, "after the first batch, which shows that no state is carried"
+    small = TrainConfig(steps=1, batch_size=1, valid_rows=1, test_rows=1)
+    result = run(replace(made, train=small), tmp_path / "run", quiet=True)
+    assert {"box AP", "box AP small"} <= set(result["test"])
+
+
+def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
+    """A narrow RetinaNet's heads differ by place from the beginning; without, weights of 0.01 let nothing through."""
+    spread = []
+    for group_norm in (False, True):
+        torch.manual_seed(0)
+        model = replace(detector("retinanet"), classes=4, channels=16, group_norm=group_norm).build().eval()
+        with torch.no_grad():
+            head, maps = model.host.head, model.host.backbone(torch.rand(1, 3, 64, 64))
+            spread.append(float(head.classification_head.conv(next(iter(maps.values()))).std()))
+        assert sum(isinstance(m, nn.GroupNorm) for m in model.modules()) == (10 if group_norm else 0)
+    assert spread[0] < 1e-4 < 0.1 < spread[1]
+    masked = replace(detector(), classes=4, group_norm=True).build()
+    assert sum(isinstance(m, nn.GroupNorm) for m in masked.modules()) == 5  # two for each map, one in the mask branch
 
 
 def test_the_step_schedule_drops_more_than_once():

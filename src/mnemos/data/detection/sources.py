@@ -78,8 +78,9 @@ class COCOConfig(DataConfig):
     `folder` has annotations/instances_SPLIT.json and the photos in SPLIT (or annotations/SPLIT.json,
     SPLIT/_annotations.coco.json, SPLIT.json; photos also in images/SPLIT or images). train, test: the names of the
     splits; "": train2017 and val2017, or their usual other names. The test split is COCO's validation split, whose
-    annotations are public. `valid_size` training photos, chosen at random, are the validation split; 0: it is the test
-    split, as is usual for COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`.
+    annotations are public. A test split with the name of the training split scores photos that are trained on.
+    `valid_size` training photos, chosen at random, are the validation split; 0: it is the test split, as is usual for
+    COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`.
     """
 
     name: ClassVar[str] = "coco"
@@ -104,7 +105,8 @@ class COCOConfig(DataConfig):
         """
         train = read_coco(*find_split(self.folder, self.train, training=True))
         known = dict(zip(train.categories, train.classes, strict=True))
-        test = read_coco(*find_split(self.folder, self.test, training=False), known)
+        same = self.test != "" and self.test == self.train
+        test = train if same else read_coco(*find_split(self.folder, self.test, training=False), known)
         return _opened(train, test, self.valid_size, self.masks, self.flip)
 
 

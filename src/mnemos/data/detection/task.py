@@ -1,6 +1,6 @@
 """The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -93,11 +93,24 @@ class DetectionTask(Task):
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[DetectionBatch]:
         """Every picture of a held-out split once, in order."""
+        every = range(len(self.rows_of_batches(split, batch_size)))
+        return (batch for _, batch in self.chosen_batches(split, batch_size, every))
+
+    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> Sequence[int]:
+        """The numbers of pictures."""
+        count = len(self.splits[split])
+        return [min(batch_size, count - start) for start in range(0, count, batch_size)]
+
+    def chosen_batches(
+        self, split: Literal["valid", "test"], batch_size: int, numbers: Container[int]
+    ) -> Iterator[tuple[int, DetectionBatch]]:
+        """(number, batch) of some of `batches`; the others are not decoded."""
         before = len(self.splits["valid"]) if split == "test" else 0
-        for start in range(0, len(self.splits[split]), batch_size):
-            rows = range(start, min(start + batch_size, len(self.splits[split])))
-            pictures, found = zip(*(self._read(split, row) for row in rows), strict=True)
-            yield together(pictures, found, [row + before for row in rows])
+        for number, count in enumerate(self.rows_of_batches(split, batch_size)):
+            if number in numbers:
+                rows = range(number * batch_size, number * batch_size + count)
+                pictures, found = zip(*(self._read(split, row) for row in rows), strict=True)
+                yield number, together(pictures, found, [row + before for row in rows])
 
     def _read(self, split: Split, row: int) -> Any:
         scenes = self.splits[split]

@@ -1,7 +1,7 @@
 """A feature pyramid over the maps of any backbone, in the form that torchvision's detectors take."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -26,11 +26,17 @@ class FeaturePyramid(nn.Module):
     become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
     levels: the maps that are used, such as (1, 2, 3) for RetinaNet; (): all. coarser: what comes after the coarsest
     level: "pool", one map of every second pixel (Mask R-CNN), or "convolutions", two maps by strided convolutions
-    (RetinaNet). Raises InputError for a backbone whose maps it does not know.
+    (RetinaNet). norm: makes the normalisation after each convolution of the pyramid, for a number of channels; None:
+    there is none. Raises InputError for a backbone whose maps it does not know.
     """
 
     def __init__(
-        self, backbone: nn.Module, channels: int = 256, levels: Levels = (), coarser: Coarser = "pool"
+        self,
+        backbone: nn.Module,
+        channels: int = 256,
+        levels: Levels = (),
+        coarser: Coarser = "pool",
+        norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         torchvision()
@@ -49,7 +55,7 @@ class FeaturePyramid(nn.Module):
             )
         self.backbone, self.levels, self.out_channels = backbone, chosen, channels
         after = library.LastLevelMaxPool() if coarser == "pool" else library.LastLevelP6P7(channels, channels)
-        self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after)
+        self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after, norm)
         self.maps = len(chosen) + (1 if coarser == "pool" else 2)
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
