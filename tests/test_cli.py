@@ -85,6 +85,7 @@ VERBS_OPTIONS = {
     "translate": "--n-best N",
     "score": "--samples N",
     "average": "--last N",
+    "export": "--push REPOSITORY",
     "tokenizer": "--out FILE",
 }
 

@@ -49,6 +49,8 @@ USAGE = """mnemos: memory for transformers
   mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
   mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
   mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
+  mnemos export RUN                            write a checkpoint of Hugging Face Transformers    [--to hf] [--out DIR]
+                                               [--push REPOSITORY]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
   mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
                                                [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
@@ -378,6 +380,13 @@ def _bench_memory(arguments: list[str]) -> int:
     return _training(lambda: bench_memory(options))
 
 
+def _export(arguments: list[str]) -> int:
+    from .train.export import ABOUT, command
+
+    command(CommandParser("export", ABOUT), arguments)
+    return 0
+
+
 def _of_translation(verb: str) -> Callable[[list[str]], int]:
     """A command of translation, whose arguments `translation_cli` reads."""
 
@@ -437,6 +446,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "score": _of_translation("score"),
     "average": _of_translation("average"),
     "tokenizer": _of_translation("tokenizer"),
+    "export": _export,
     "report": _report,
     "reproduce": _reproduce,
     "bench-memory": _bench_memory,

@@ -45,7 +45,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         **named: Any,
     ) -> Any:
         """See the class."""
-        self._refuse(named, ("num_items_in_batch",))
+        self._refuse(named)
         mask = last_of_mask(attention_mask, input_ids)
         with self._collect() as auxiliary:
             logits = self._logits(input_ids, mask)

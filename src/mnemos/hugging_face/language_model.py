@@ -148,7 +148,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         **loss_kwargs: Any,
     ) -> Any:
         """See the class."""
-        self._refuse(loss_kwargs, ("num_items_in_batch",))
+        self._refuse(loss_kwargs)
         cache = checked_cache(past_key_values)
         if use_cache is None:
             use_cache = cache is not None or (labels is None and not self.training and self.model.state_kind != "none")

@@ -18,6 +18,10 @@ libraries.transformers()
 from transformers import PreTrainedModel  # noqa: E402
 
 CODE = "modeling_mnemos"  # the name of the module that a checkpoint ships
+_REFUSED = (
+    *("position_ids", "inputs_embeds", "token_type_ids", "output_attentions", "output_hidden_states"),
+    *("decoder_position_ids", "decoder_inputs_embeds", "cache_params"),
+)
 _SHIPPED = '''"""The models of this checkpoint are those of the library mnemos, which must be installed."""
 
 try:
@@ -140,10 +144,10 @@ class MnemosPreTrainedModel(PreTrainedModel):
         return collect_auxiliary_losses()
 
     @staticmethod
-    def _refuse(named: Mapping[str, Any], allowed: tuple[str, ...] = ()) -> None:
-        """Raise InputError for an argument that the models do not have and that is given."""
-        for name, value in named.items():
-            if name not in allowed and value is not None and value is not False:
+    def _refuse(named: Mapping[str, Any]) -> None:
+        """Raise InputError for an argument that would change results elsewhere; others are ignored, as elsewhere."""
+        for name in _REFUSED:
+            if named.get(name) is not None and named[name] is not False:
                 raise InputError(f"{name}: expected none, because models of mnemos do not take it; leave it out")
 
 

@@ -1,5 +1,8 @@
 """The models of this library under the Auto classes of Transformers: registered when this module is imported."""
 
+import sys
+from typing import Any
+
 from mnemos import libraries
 
 from .classifier import MnemosForSequenceClassification
@@ -29,6 +32,18 @@ def register() -> None:
     library.AutoConfig.register(MODEL_TYPE, MnemosConfig, exist_ok=True)
     for model in (MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification):
         getattr(library, model.auto_class).register(MnemosConfig, model, exist_ok=True)
+        for package in _packages(library):
+            vars(package).setdefault(model.__name__, model)
+
+
+def _packages(library: Any) -> list[Any]:
+    """The package transformers, in which `transformers serve` looks for a checkpoint's class by its name.
+
+    Transformers 5.23 executes its `__init__` a second time (`processing_utils`), so serve holds another module object.
+    """
+    serve = (module for name, module in list(sys.modules.items()) if name.startswith("transformers.cli."))
+    held = (vars(module).get("transformers") for module in serve)
+    return [library, *(package for package in held if package is not None and package is not library)]
 
 
 register()

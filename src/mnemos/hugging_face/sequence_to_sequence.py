@@ -100,7 +100,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
     ) -> Any:
         """See the class."""
         returns = named.pop("return_dict", None)
-        self._refuse(named, ("num_items_in_batch",))
+        self._refuse(named)
         cache = checked_cache(past_key_values)
         carries = cache is not None or (labels is None and not self.training if use_cache is None else use_cache)
         cache = StateCache() if cache is None else cache

@@ -1,0 +1,162 @@
+"""`mnemos export RUN --to hf`: what Transformers loads writes as the run's own model does, with the run's numbers."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from contract_cases import ModelCase
+
+import mnemos
+from mnemos import registry
+from mnemos.cli import main
+from mnemos.config import to_dict
+from mnemos.data.subword_vocabulary import SubWords
+from mnemos.data.text_preprocessing import TextPreprocessing
+from mnemos.data.translating import Decoding
+from mnemos.data.translation_preprocessing import TranslationPreprocessing
+from mnemos.data.translation_vocabulary import SubWordTokens
+from mnemos.data.vocabulary import Bytes
+from mnemos.data.word_vocabulary import Words
+from mnemos.evaluate.predict import predict
+from mnemos.libraries import transformers
+from mnemos.train.export import push
+from mnemos.train.exported_tokenizer import exported_tokenizers
+from mnemos.train.session import run
+from mnemos.types import InputError
+
+TEXT = "Ā héllo\n <|start|> 日本 x\ty  </s> z\r\n"
+PROMPTS = ("the cat sat", "on")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> tuple[Path, Path]:
+    """(a run of two updates, its checkpoint)."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "a.txt").write_text("the cat sat on the mat.\n" * 400)
+    base = registry.load("recipe", "text-linear")()
+    recipe = replace(
+        base,
+        model=replace(base.model, dim=16, layers=1, num_heads=2, mlp=16),
+        data=replace(base.data, path=str(folder / "a.txt"), segment=32, held_out=0.2),
+        train=replace(base.train, steps=2, batch_size=2, eval_every=2, accelerator="cpu"),
+    )
+    run(recipe, folder / "run", quiet=True)
+    assert main(["export", str(folder / "run"), "--to", "hf"]) == 0
+    return folder / "run", folder / "run" / "hf"
+
+
+def test_a_pipeline_writes_what_predict_writes(exported, tmp_path, monkeypatch):
+    folder, checkpoint = exported
+    transformers()
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    files = [tmp_path / f"{i}.txt" for i in range(len(PROMPTS))]
+    for file, prompt in zip(files, PROMPTS, strict=True):
+        file.write_text(prompt)
+    expected = [found.text for found in predict(folder, files, length=5)]
+    pipeline = transformers().pipeline("text-generation", model=str(checkpoint), trust_remote_code=True)
+    # In one batch, so the shorter prompt is padded on the left.
+    found = pipeline(list(PROMPTS), max_new_tokens=5, do_sample=False, batch_size=2, return_full_text=False)
+    tokens = pipeline.tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    drawn = pipeline.model.generate(**tokens, max_new_tokens=5, do_sample=False)[:, tokens.input_ids.shape[1] :]
+    assert [bytes(row.tolist()).decode(errors="replace") for row in drawn] == expected
+    assert [one[0]["generated_text"] for one in found] == expected
+
+
+def test_the_card_has_the_run_s_own_numbers(exported):
+    folder, checkpoint = exported
+    result = json.loads((folder / "result.json").read_text())
+    card = (checkpoint / "README.md").read_text()
+    for metric in ("bits per byte", "accuracy"):
+        assert f"| {metric} | {result['valid'][metric]:.6g} | {result['test'][metric]:.6g} |" in card
+        assert f"type: {metric}\n      value: {result['test'][metric]}" in card
+    assert "library_name: transformers" in card
+    assert str(folder) not in card  # folders of this machine are no part of it
+    assert f"{result['parameters']:,} parameters" in card
+
+
+def test_a_push_uploads_the_folder(exported, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    made = []
+
+    class Hub:
+        def __init__(self, **named):
+            pass
+
+        def create_repo(self, name, **named):
+            made.append((name, named))
+            return type("Made", (str,), {"repo_id": name})(f"hub/{name}")
+
+        def upload_folder(self, repo_id, folder_path, **named):
+            shutil.copytree(folder_path, tmp_path / repo_id)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    assert push(exported[1], "someone/model", private=True) == "hub/someone/model"
+    assert made == [("someone/model", {"exist_ok": True, "private": True})]
+    names = {path.name for path in (tmp_path / "someone" / "model").iterdir()}
+    assert {"README.md", "config.json", "model.safetensors", "modeling_mnemos.py", "tokenizer.json"} <= names
+
+
+def test_without_the_library_the_shipped_file_says_what_to_install(exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mnemos.hugging_face", None)
+    with pytest.raises(ImportError, match=r"pip install 'mnemos-torch\[hf\]'"):
+        exec((exported[1] / "modeling_mnemos.py").read_text(), {})
+
+
+@pytest.mark.slow
+def test_bad_input(exported, tmp_path, capsys):
+    assert main(["export", str(exported[0])]) == 2  # the folder is there
+    assert "new or empty folder" in capsys.readouterr().err
+    mnemos.save(ModelCase("vit", None, False).build(), tmp_path)
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "reads images" in capsys.readouterr().err
+
+
+def vocabularies():
+    words = Words.count([("a", b"the cat sat\non the mat\n")])
+    sub_words = SubWordTokens.train(["the cat sat on the mat .", "x y z </s> start"] * 3, 40)
+    return {"bytes": Bytes(), "words": words, "sub-words": SubWords(sub_words.content)}
+
+
+@pytest.mark.parametrize("name", ["bytes", "words", "sub-words"])
+def test_a_tokenizer_gives_the_run_s_tokens(name, tmp_path):
+    vocabulary = vocabularies()[name]
+    tokenizer = exported_tokenizers(TextPreprocessing.of(8, name, vocabulary))[""]
+    tokenizer.save_pretrained(tmp_path)
+    loaded = transformers().AutoTokenizer.from_pretrained(tmp_path)
+    text = TEXT.replace(" <|start|>", "") if name == "sub-words" else TEXT
+    assert loaded(text)["input_ids"] == [vocabulary.start, *vocabulary.encode(text.encode(), "").tolist()]
+    assert loaded.padding_side == "left"
+    if name == "bytes":
+        assert loaded.decode(loaded(text)["input_ids"][1:]) == text
+    if name == "words":
+        assert loaded.decode(vocabulary.encode(b"the cat\nsat", "")) == "the cat\n sat"
+
+
+def test_a_translation_model_translates_the_same(tmp_path):
+    tokens = SubWordTokens.train(["the cat sat on the mat .", "die katze sitzt </s>"] * 3, 40)
+    model = ModelCase("encoder-decoder", None, True).build(vocab_size=40, max_length=40).float().eval()
+    mnemos.save(model, tmp_path)
+    about = TranslationPreprocessing("en", "de", tokens.content, longest=9, beams=3)
+    (tmp_path / "preprocessing.json").write_text(json.dumps(to_dict(about)))
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "hf")]) == 0
+    loaded = transformers().AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    tokenizer = transformers().AutoTokenizer.from_pretrained(tmp_path / "hf")
+    sentences = ["the cat", "the mat sat on </s>"]
+    rows = tokens.encode(sentences)
+    inputs = tokenizer(sentences, return_tensors="pt", padding=True)
+    assert [ids[: len(row) + 1] for ids, row in zip(inputs.input_ids.tolist(), rows, strict=True)] == [
+        [*row, 2] for row in rows
+    ]
+    decoding = replace(Decoding(3).search(10), stopping="early")
+    found = loaded.generate(**inputs)
+    for ids, mask, best in zip(inputs.input_ids, inputs.attention_mask, found.tolist(), strict=True):
+        state = model.encode(ids[mask.bool()][None])
+        expected = mnemos.beam_search(model, state, torch.tensor([[1]]), decoding)[0][0].tokens.tolist()
+        assert best[1 : 1 + len(expected)] == expected
+    with pytest.raises(InputError, match="decoder_start_token_id"):
+        mnemos.hugging_face.MnemosForSeq2SeqLM.of(model)(inputs.input_ids, labels=inputs.input_ids)
