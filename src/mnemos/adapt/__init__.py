@@ -9,6 +9,7 @@ from .known_hosts import register_host
 from .pretrained import from_pretrained, load, save
 from .remembering import Remembering, remember
 from .report import Report
+from .segmented import Segmented, SegmentedState
 
 __all__ = [
     "Call",
@@ -17,6 +18,8 @@ __all__ = [
     "HostBranch",
     "Remembering",
     "Report",
+    "Segmented",
+    "SegmentedState",
     "cache",
     "from_pretrained",
     "load",

@@ -129,6 +129,24 @@ class Remembering(nn.Module):
         """The memory that `forward` returns, without the head."""
         return self._read(x, state, _one_mask(mask, attention_mask))[1]
 
+    @property
+    def parts(self) -> tuple[Any, Any, Any]:
+        """The decoder's embedding, the decoder itself and its head, which are modules of `model`."""
+        return self._parts
+
+    def hidden(
+        self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None, writes: bool = True
+    ) -> tuple[Tensor, TokenState]:
+        """The last hidden states [B, T, D] that the head reads, and the new memory.
+
+        writes: False for tokens of a segment that is not whole yet, which read the memory and leave it as it is.
+        """
+        if writes:
+            return self._read(x, state, mask)
+        state = self._checked(x, state, mask)
+        embeds = torch.cat([self._tokens(state), self._parts[0](x)], 1)
+        return self._hidden(embeds, self._valid(x, mask, 0))[:, -x.shape[1] :], state
+
     @torch.no_grad()
     def generate(
         self,

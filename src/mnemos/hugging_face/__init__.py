@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from .registration import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
     from .registration import MnemosForSequenceClassification as MnemosForSequenceClassification
     from .registration import MnemosPreTrainedModel as MnemosPreTrainedModel
+    from .registration import RememberingConfig as RememberingConfig
+    from .registration import RememberingForCausalLM as RememberingForCausalLM
     from .registration import StateCache as StateCache
     from .registration import register as register
 
 _NAMES = {"FunctionalState": "functional_cache", "Functional": "functional_model", "functional": "functional_model"}
 _IN_TRANSFORMERS = "Config ForCausalLM ForSeq2SeqLM ForSequenceClassification PreTrainedModel"
 _NAMES |= {name: "registration" for name in ("StateCache", "register")}
+_NAMES |= {name: "registration" for name in ("RememberingConfig", "RememberingForCausalLM")}
 _NAMES |= {f"Mnemos{name}": "registration" for name in _IN_TRANSFORMERS.split()}
 
 __all__ = sorted(_NAMES)

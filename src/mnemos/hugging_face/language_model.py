@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos import libraries
-from mnemos.config import ModelConfig
 from mnemos.generate.fused import fused_step
 from mnemos.models.likelihood import LogisticMixture
 from mnemos.ops import logistic_mixture
 from mnemos.types import InputError, Likelihood, LogProbLikelihood, Output, State, likelihood_of
 
-from .configuration import MnemosConfig
 from .padded import read_padded
 from .pretrained_model import MnemosPreTrainedModel
 from .state_cache import StateCache, checked_cache
@@ -30,7 +28,7 @@ class Generates:
     """What `generate` needs of a model whose cache is a `StateCache`; before GenerationMixin among the base classes."""
 
     model: Any
-    config: MnemosConfig
+    config: Any
     training: bool
 
     @classmethod
@@ -120,12 +118,12 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(self, config: MnemosConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         if self.model.state_kind == "none":
             self.generation_config.use_cache = False
 
-    def _build(self, config: ModelConfig) -> nn.Module:
+    def _build(self, config: Any) -> nn.Module:
         model: Any = config.build()
         if config.inputs != "tokens" or not model.autoregressive:
             raise InputError(

@@ -18,6 +18,7 @@ libraries.transformers()
 from transformers import PreTrainedModel  # noqa: E402
 
 CODE = "modeling_mnemos"  # the name of the module that a checkpoint ships
+_READ = "_is_hf_initialized"  # what the library marks as read from a checkpoint, or initialised
 _REFUSED = (
     *("position_ids", "inputs_embeds", "token_type_ids", "output_attentions", "output_hidden_states"),
     *("decoder_position_ids", "decoder_inputs_embeds", "cache_params"),
@@ -29,6 +30,8 @@ try:
     from mnemos.hugging_face import MnemosForCausalLM as MnemosForCausalLM
     from mnemos.hugging_face import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
     from mnemos.hugging_face import MnemosForSequenceClassification as MnemosForSequenceClassification
+    from mnemos.hugging_face import RememberingConfig as RememberingConfig
+    from mnemos.hugging_face import RememberingForCausalLM as RememberingForCausalLM
 except ImportError as error:
     raise ImportError(
         f"this checkpoint needs the library mnemos ({error}); run: pip install 'mnemos-torch[hf]'"
@@ -39,20 +42,24 @@ except ImportError as error:
 class MnemosPreTrainedModel(PreTrainedModel):
     """Base of the models: `model` is a model of this library, whose weights are saved as `model.*`."""
 
-    config_class = MnemosConfig
+    config_class: Any = MnemosConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = False
     auto_class = "AutoModel"
 
-    def __init__(self, config: MnemosConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.model: Any = self._build(config.of_model())
-        config.model = to_dict(self.model.config)  # classes of a new head, for example
-        self._tied_weights_keys = _tied(self)
+        self.model: Any = self._build(self.config.of_model())
+        if isinstance(built := getattr(self.model, "config", None), ModelConfig):
+            config.model = to_dict(built)  # classes of a new head, for example
+        self._tied_weights_keys = tied(self)
+        for part in (*self.model.modules(), *(x for _, x in _tensors(self.model))):
+            # A decoder of Transformers marks its parts; where a checkpoint is read, what it lacks is still to be set.
+            vars(part).pop(_READ, None)
         self.post_init()
 
-    def _build(self, config: ModelConfig) -> nn.Module:
+    def _build(self, config: Any) -> nn.Module:
         model: nn.Module = config.build()
         return model
 
@@ -65,7 +72,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         with generators.kept():
             found = cls(MnemosConfig(model=config, **named))
         found.model = model
-        found._tied_weights_keys = _tied(found)
+        found._tied_weights_keys = tied(found)
         return found.train(model.training)
 
     @classmethod
@@ -89,14 +96,13 @@ class MnemosPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Give all that a checkpoint lacks the values of a new model: a new head, and buffers that are not saved."""
-        flag = "_is_hf_initialized"  # the library sets it for what it has read
-        lacking = {name: x for name, x in _tensors(self.model) if not getattr(x, flag, False)}
+        lacking = {name: x for name, x in _tensors(self.model) if not getattr(x, _READ, False)}
         if lacking:
             fresh = dict(_tensors(self._build(self.config.of_model())))
             for name, value in lacking.items():
                 if name in fresh:
                     value.copy_(fresh[name])
-                setattr(value, flag, True)
+                setattr(value, _READ, True)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -130,7 +136,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""
         self.model.state_dict()  # promotes pending caches
         self.config.auto_map = {
-            "AutoConfig": f"{CODE}.MnemosConfig",
+            "AutoConfig": f"{CODE}.{type(self.config).__name__}",
             self.auto_class: f"{CODE}.{type(self).__name__}",
         }
         folder = Path(save_directory)
@@ -155,11 +161,16 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
-def _tied(model: nn.Module) -> dict[str, str]:
-    """{name of a parameter: the first name of the same one}."""
+def tied(model: nn.Module) -> dict[str, str]:
+    """{name of a parameter: the first name of the same one}, with those that models of Transformers in it will tie."""
     first: dict[int, str] = {}
     found = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
             found[name] = first[id(parameter)]
+    for prefix, part in model.named_modules():
+        # While a checkpoint is read, they are tied at the end.
+        if prefix and isinstance(part, PreTrainedModel):
+            keys = part.get_expanded_tied_weights_keys(all_submodels=False)
+            found |= {f"{prefix}.{name}": f"{prefix}.{source}" for name, source in keys.items()}
     return found

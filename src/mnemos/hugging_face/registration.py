@@ -9,6 +9,7 @@ from .classifier import MnemosForSequenceClassification
 from .configuration import MODEL_TYPE, MnemosConfig
 from .language_model import MnemosForCausalLM
 from .pretrained_model import MnemosPreTrainedModel
+from .remembering_model import REMEMBERING_TYPE, RememberingConfig, RememberingForCausalLM
 from .sequence_to_sequence import MnemosForSeq2SeqLM
 from .state_cache import StateCache
 
@@ -18,6 +19,8 @@ __all__ = [
     "MnemosForSeq2SeqLM",
     "MnemosForSequenceClassification",
     "MnemosPreTrainedModel",
+    "RememberingConfig",
+    "RememberingForCausalLM",
     "StateCache",
     "register",
 ]
@@ -30,8 +33,10 @@ def register() -> None:
     """
     library = libraries.transformers()
     library.AutoConfig.register(MODEL_TYPE, MnemosConfig, exist_ok=True)
-    for model in (MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification):
-        getattr(library, model.auto_class).register(MnemosConfig, model, exist_ok=True)
+    library.AutoConfig.register(REMEMBERING_TYPE, RememberingConfig, exist_ok=True)
+    models = (MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification, RememberingForCausalLM)
+    for model in models:
+        getattr(library, model.auto_class).register(model.config_class, model, exist_ok=True)
         for package in _packages(library):
             vars(package).setdefault(model.__name__, model)
 

@@ -1,0 +1,100 @@
+"""A decoder of Transformers with memory tokens (`mnemos.remember`) as one of its models: generated from and saved."""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from mnemos import generators, libraries
+from mnemos.adapt.remembering import Remembering, remember
+from mnemos.adapt.segmented import Segmented
+from mnemos.types import InputError
+
+from .language_model import MnemosForCausalLM
+from .pretrained_model import tied
+
+libraries.transformers()
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig  # noqa: E402
+
+REMEMBERING_TYPE = "mnemos-remembering"
+
+
+class RememberingConfig(PreTrainedConfig):
+    """The configuration of a decoder with memory tokens.
+
+    host: the decoder's configuration as JSON (`config.to_dict()`); tokens: m, the memory tokens; segment: L, the tokens
+    of a segment, after which the memory is written.
+    """
+
+    model_type = REMEMBERING_TYPE
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(self, host: dict[str, Any] | None = None, tokens: int = 16, segment: int = 128, **named: Any) -> None:
+        # Transformers makes empty ones, to see which settings differ from the default ones.
+        self.host = host or {"model_type": "gpt2"}
+        self.tokens, self.segment = tokens, segment
+        found = self.of_host()
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+            named.pop(name, None)
+            setattr(self, name, getattr(found, name, None))
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            setattr(self, name, named.pop(name, getattr(found, name, None)))
+        named.pop("tie_word_embeddings", None)
+        self.tie_word_embeddings = True  # where the host ties them
+        super().__init__(**named)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing: a checkpoint ships a file that imports this library, not a copy of its source."""
+
+    def of_host(self) -> Any:
+        """The decoder's configuration."""
+        named = dict(self.host)
+        return AutoConfig.for_model(named.pop("model_type"), **named)
+
+    def of_model(self) -> "RememberingConfig":
+        """What the model is built from: this configuration."""
+        return self
+
+
+class RememberingForCausalLM(MnemosForCausalLM):
+    """A causal decoder of Transformers with memory tokens, over segments of any length of text.
+
+        remembering = mnemos.remember(model, tokens=16)                              # trained with mnemos.replay
+        network = RememberingForCausalLM.of(remembering, segment=128)
+        network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=500)  # the memory is written as it goes
+        network.save_pretrained(folder)
+
+    It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.adapt.Segmented`, `network.remembering` the
+    wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
+    `AutoModelForCausalLM`. Known decoders are those of `mnemos.remember` without names of parts.
+    """
+
+    config_class = RememberingConfig
+
+    def _build(self, config: Any) -> nn.Module:
+        host = AutoModelForCausalLM.from_config(config.of_host())
+        return Segmented(remember(host, config.tokens), config.segment)
+
+    @property
+    def remembering(self) -> Remembering:
+        """What `mnemos.remember` returned."""
+        found: Remembering = self.model.remembering
+        return found
+
+    @classmethod
+    def of(cls, model: nn.Module, **named: Any) -> Any:
+        """A decoder that `mnemos.remember` was called on, with its weights; named: segment (128), and of the config."""
+        if not isinstance(model, Remembering) or not hasattr(model.model, "config"):
+            raise InputError(
+                f"RememberingForCausalLM.of: expected what mnemos.remember returns for a model of Transformers, found "
+                f"{type(model).__name__}"
+            )
+        host: Any = model.model
+        config = RememberingConfig(host=host.config.to_dict(), tokens=len(model.memory.start), **named)
+        with generators.kept():
+            found = cls(config)
+        found.model = Segmented(model, config.segment)
+        found._tied_weights_keys = tied(found)
+        found.generation_config = copy.deepcopy(host.generation_config)
+        return found.train(host.training)

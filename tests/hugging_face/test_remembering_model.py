@@ -1,0 +1,79 @@
+"""A decoder with memory tokens in `generate`: the segments written out, beams, padding, drafts, and a saved copy."""
+
+import pytest
+import torch
+
+import mnemos
+from mnemos.adapt import Segmented
+from mnemos.hugging_face import RememberingForCausalLM
+from mnemos.libraries import transformers
+from mnemos.types import InputError
+
+SEGMENT, NEW = 4, 6
+IDS = torch.randint(2, 40, (2, 9), generator=torch.Generator().manual_seed(3))
+MASK = torch.ones_like(IDS)
+MASK[1, :3] = 0
+ROWS = (IDS[:1], IDS[1:, 3:])
+OPTIONS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+HOSTS = {
+    "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40},
+    "Llama": {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+
+
+@pytest.fixture(params=HOSTS)
+def network(request):
+    library = transformers()
+    torch.manual_seed(0)
+    config = getattr(library, f"{request.param}Config")(vocab_size=40, bos_token_id=0, **HOSTS[request.param])
+    kind = "GPT2LMHeadModel" if request.param == "GPT2" else "LlamaForCausalLM"
+    host = getattr(library, kind)(config).eval()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return RememberingForCausalLM.of(mnemos.remember(host, 3), segment=SEGMENT)
+
+
+def in_segments(remembering, ids):
+    """The definition: each segment in a call of its own."""
+    memory, found = None, []
+    for part in ids.split(SEGMENT, 1):
+        logits, memory = remembering(part, memory)
+        found.append(logits)
+    return torch.cat(found, 1)
+
+
+def test_it_generates_over_segments_and_is_saved(network, tmp_path):
+    expected = []
+    for row in ROWS:
+        for _ in range(NEW):
+            row = torch.cat([row, in_segments(network.remembering, row)[:, -1:].argmax(-1)], 1)
+        expected.append(row[0, -NEW:])
+    network.save_pretrained(tmp_path)
+    loaded = transformers().AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (loaded.config.tokens, loaded.config.segment) == (3, SEGMENT)
+    found = loaded.generate(IDS, attention_mask=MASK, max_new_tokens=NEW, **OPTIONS)
+    assert torch.equal(found[:, -NEW:], torch.stack(expected))
+    drafted = loaded.generate(IDS[:1], prompt_lookup_num_tokens=2, max_new_tokens=NEW, **OPTIONS)
+    assert torch.equal(drafted, found[:1])
+    beams = loaded.generate(IDS, attention_mask=MASK, num_beams=3, max_new_tokens=NEW, **OPTIONS)[:, -NEW:]
+    config = mnemos.BeamConfig(beams=3, max_length=NEW, stopping="heuristic")
+    for row, tokens in zip(ROWS, beams, strict=True):
+        assert torch.equal(tokens, mnemos.beam_search(network.model, None, row, config)[0][0].tokens)
+
+
+def test_its_loss_is_that_of_the_segments(network):
+    output = network(IDS, attention_mask=MASK, labels=IDS.masked_fill(MASK == 0, -100))
+    logp = [in_segments(network.remembering, row).log_softmax(-1)[0, :-1].gather(1, row[0, 1:, None]) for row in ROWS]
+    torch.testing.assert_close(output.loss, -torch.cat(logp).mean(), rtol=1e-4, atol=1e-5)
+    output.loss.backward()
+    assert network.remembering.memory.start.grad.abs().max() > 0
+
+
+def test_bad_input(network):
+    with pytest.raises(InputError, match="segment"):
+        Segmented(network.remembering, 0)
+    with pytest.raises(InputError, match="state that this model returned"):
+        network.model(IDS, network.model.initial_state(3))
+    with pytest.raises(InputError, match=r"mnemos\.remember"):
+        RememberingForCausalLM.of(network.remembering.model)
