@@ -172,3 +172,13 @@ def test_bad_input():
         MnemosConfig(model=dataclasses.replace(mnemos.registry.load("model", "vit")()))
     with pytest.raises(AttributeError):
         hugging_face.MnemosForSpeech  # noqa: B018
+
+
+def test_another_version_of_the_library_is_named(monkeypatch):
+    def moved(name):
+        raise ImportError("cannot import name 'Cache' from 'transformers.cache_utils'", name="transformers.cache_utils")
+
+    found = transformers().__version__
+    monkeypatch.setattr(hugging_face.importlib, "import_module", moved)
+    with pytest.raises(InputError, match=rf"expected transformers {hugging_face.TRIED}.*found {found}"):
+        hugging_face.StateCache  # noqa: B018

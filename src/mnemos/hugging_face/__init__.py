@@ -4,7 +4,10 @@ Names are imported when they are first used: those of the second kind import the
 """
 
 import importlib
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from mnemos.errors import InputError
 
 if TYPE_CHECKING:
     from .functional_cache import FunctionalState as FunctionalState
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from .registration import StateCache as StateCache
     from .registration import register as register
 
+TRIED = "5.23.0"  # of transformers
 _NAMES = {"FunctionalState": "functional_cache", "Functional": "functional_model", "functional": "functional_model"}
 _IN_TRANSFORMERS = "Config ForCausalLM ForSeq2SeqLM ForSequenceClassification PreTrainedModel"
 _NAMES |= {name: "registration" for name in ("StateCache", "register")}
@@ -30,9 +34,18 @@ __all__ = sorted(_NAMES)
 
 
 def _imported(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_NAMES[name]}")
+    except ImportError as error:
+        if not (error.name or "").startswith("transformers"):
+            raise
+        raise InputError(
+            f"mnemos.hugging_face: expected transformers {TRIED}, the version that was tried, found "
+            f"{version('transformers')}, in which something has another place ({error}); install transformers=={TRIED}"
+        ) from error
+    return getattr(module, name)
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
