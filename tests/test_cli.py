@@ -1,6 +1,8 @@
 """The command line as a user meets it: exit codes, one-line errors, and a small comparison from end to end."""
 
 import contextlib
+import dataclasses
+import functools
 import io
 import json
 import os
@@ -20,6 +22,7 @@ from mnemos.cli import main
 COSTS = ("seconds", "peak_bytes", "steps", "tokens", "train_flops")
 QUICK = "--train.steps 20 --train.batch-size 8 --train.eval-every 10 --train.log-every 5 --train.checkpoint-every 10"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
+QUICK += " --model.layers 1 --model.mlp 16"
 QUICK = QUICK.split()
 RARELY = ["--train.eval-every", "100", "--train.checkpoint-every", "100"]
 
@@ -148,6 +151,18 @@ def test_a_task_is_read_in_rollouts(tmp_path, capsys):
     assert "train.rollout.segments for" in refused(capsys, *text, "--train.rollout.segment_length", "16")
 
 
+@functools.cache
+def first_of_their_kind() -> set[str]:
+    """A recipe of each combination of model, attention, cache and data: their fields are the same."""
+    found = {}
+    for name in registry.names("recipe"):
+        one = registry.load("recipe", name)()
+        parts = (one.model, getattr(one.model, "attention", None), getattr(one.model, "cache", None), one.data)
+        if not name.endswith("-unwritten"):
+            found.setdefault(tuple(map(type, parts)), name)
+    return {*found.values()}
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -159,15 +174,16 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
     from mnemos.config import from_dict
     from mnemos.train.recipe import Recipe
 
-    assert main(["show", name, "--train.steps", "7"]) == 0
+    steps = ["--train.steps", "7"] if name in first_of_their_kind() else []  # the parser of fields takes long
+    assert main(["show", name, *steps]) == 0
     said = capsys.readouterr()
     assert str(registry.places("recipe")[name]) in said.err
     shown = from_dict(Recipe, json.loads(said.out))
     for field in shown.from_data():
         assert f"model.{field}" in said.err
     default = registry.load("recipe", name)()
-    assert shown.train.steps == 7
-    assert (shown.model, shown.data, shown.name) == (default.model, default.data, name)
+    assert shown.train == (dataclasses.replace(default.train, steps=7) if steps else default.train)
+    assert (shown.model, shown.data, shown.optim, shown.name) == (default.model, default.data, default.optim, name)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ def test_a_cost_is_counted_once(monkeypatch):
     assert made == ["PVT-Tiny"] * 2
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_digits():
+    """The small runs are scored on a few digits: every control reads both splits."""
+    with pytest.MonkeyPatch.context() as patched:
+        sizes = {"valid_size": 20, "test_size": 30}
+        patched.setattr(comparisons, "task", lambda options: ("digits", sizes))
+        yield
+
+
 def test_every_model_of_the_paper_has_a_recipe():
     for name in host_costs.RECIPES:
         assert host_costs.config(name).cache is None

@@ -71,15 +71,23 @@ def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: fl
 
 
 @pytest.mark.parametrize(
-    ("language", "torchrun"), [pytest.param(True, False, marks=pytest.mark.exhaustive), (False, True)]
+    ("language", "launcher"),
+    [
+        (False, "as torchrun"),
+        pytest.param(False, "torchrun", marks=pytest.mark.exhaustive),  # three interpreters import everything
+        pytest.param(True, "itself", marks=pytest.mark.exhaustive),
+    ],
 )
-def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, torchrun):
+def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, launcher):
     data = {} if language else {"ignored": 3, "corpus": True}
     model = {**STILL, "auxiliary": 0.3}
     one = Toys(language, model, data, train={"precision": "64-true"})
     two = Toys(language, model, data, train={"precision": "64-true", "devices": 2})
     assert run_apart(tmp_path / "one", one) == 0
-    code, said = launch_program(tmp_path / "two", two, torchrun)
+    if launcher == "as torchrun":
+        code, said = launch(tmp_path / "two", two)
+    else:
+        code, said = launch_program(tmp_path / "two", two, launcher == "torchrun")
     assert code == 0, said
     assert "Initializing" not in said
     assert "Warning" not in said

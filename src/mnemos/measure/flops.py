@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
@@ -121,6 +122,39 @@ class _Unpadded(TorchFunctionMode):
         return out
 
 
+class _Whole(FlopCounterMode):
+    """PyTorch's counter without the counts by module, whose hooks on tensors take as long as the rest."""
+
+    def __enter__(self) -> "_Whole":
+        self.flop_counts.clear()
+        self.known = _Known(self)
+        self.known.__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.known.__exit__(*args)
+
+
+class _Known(_FlopCounterMode):
+    """Asks of an operator once whether it is made of others, not at each call; these are counted, not it."""
+
+    def __init__(self, counter: _Whole) -> None:
+        super().__init__(counter)
+        self.formulas: dict[object, Callable[..., int] | None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func not in self.formulas:
+            if not isinstance(func, OpOverload) or func.namespace == "prim" or func._can_decompose():
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            self.formulas[func] = self.counter.flop_registry.get(func._overloadpacket)
+        out = func(*args, **(kwargs or {}))
+        formula = self.formulas[func]
+        if formula is not None:
+            count = formula(*args, **(kwargs or {}), out_val=out)
+            self.counter.flop_counts["Global"][func._overloadpacket] += count
+        return out
+
+
 def count_flops(function: Callable[[], object]) -> int:
     """FLOPs of a call in matrix products, convolutions and attention; a multiply-add is 2.
 
@@ -131,7 +165,7 @@ def count_flops(function: Callable[[], object]) -> int:
 
 def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
     """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
-    with _Unpadded(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+    with _Unpadded(), no_fast_path(), _Whole(display=False, custom_mapping=COUNTED) as counter:
         function()
     return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts().get("Global", {}).items()}
 
