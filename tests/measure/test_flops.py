@@ -2,11 +2,12 @@ import copy
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC, Transformer
 from mnemos.attention import LinearAttention, SoftmaxAttention
 from mnemos.attention.softmax import attend
-from mnemos.measure.flops import count_flops, forward_flops, step_flops
+from mnemos.measure.flops import COUNTED, count_flops, forward_flops, step_flops
 from mnemos.models.blocks import MLP
 from mnemos.models.recurrent import BiLSTMConfig
 from mnemos.ops import linear_attention
@@ -143,3 +144,20 @@ def test_zeros_that_a_kernel_needs_are_not_counted(values):
     assert count_flops(lambda: attend(q, k, v, None, False)) == forward
     backward = count_flops(lambda: attend(q, k, v, None, False).sum().backward()) - forward
     assert 2 * forward <= backward <= 5 * forward // 2  # a fused kernel computes the scores again
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_it_is_pytorchs_count_of_the_whole(mode):
+    """Inference mode leaves operators whole that are made of others: scaled_dot_product_attention, linear, matmul."""
+    model = Transformer(vocab_size=11, dim=8, layers=1, num_heads=2, mlp=8)
+    words = torch.randint(11, (2, 5))
+
+    def step():
+        with mode():
+            y = torch.matmul(model(words)[0], torch.ones(11, 3))
+            if mode is torch.enable_grad:
+                y.sum().backward()
+
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        step()
+    assert count_flops(step) == counter.get_total_flops() > 0
