@@ -117,10 +117,13 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
 
 
 def _names() -> list:
-    """All recipes. By default larger hosts, ablations and never-written baselines are left out."""
+    """All recipes. By default larger hosts, further languages, ablations and never-written baselines are left out."""
 
     def marks(name: str) -> list:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
+        like_another |= name.startswith(
+            ("iwslt14-es-", "iwslt14-en-", "iwslt15-de-", "iwslt15-cs-", "wikitext-xl-large")
+        )
         left_out = (
             like_another
             or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-", "wikitext-bytes-"))
