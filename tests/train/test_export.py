@@ -101,6 +101,28 @@ def test_a_push_uploads_the_folder(exported, tmp_path, monkeypatch):
     assert {"README.md", "config.json", "model.safetensors", "modeling_mnemos.py", "tokenizer.json"} <= names
 
 
+def test_push_to_hub_of_a_model_uploads_the_code_too(exported, tmp_path, monkeypatch):
+    """Transformers' own method, into a folder in place of the Hub."""
+    model = transformers().AutoModelForCausalLM.from_pretrained(exported[1])
+
+    class Hub:
+        def create_repo(self, name, **named):
+            return type("Made", (str,), {"repo_id": name})(name)
+
+        def create_commit(self, repo_id, operations, **named):
+            for one in operations:
+                shutil.copy(one.path_or_fileobj, tmp_path / one.path_in_repo)
+
+    card = type("Card", (), {"save": lambda self, path: Path(path).write_text("# a card")})
+    monkeypatch.setattr("transformers.utils.hub.hf_api", Hub)
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *given, **named: card())
+    model.push_to_hub("someone/model")
+    tokens = torch.randint(256, (1, 5))
+    loaded = transformers().AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert (tmp_path / "modeling_mnemos.py").read_text() == (exported[1] / "modeling_mnemos.py").read_text()
+
+
 def test_without_the_library_the_shipped_file_says_what_to_install(exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "mnemos.hugging_face", None)
     with pytest.raises(ImportError, match=r"pip install 'mnemos-torch\[hf\]'"):
