@@ -50,7 +50,10 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .evaluate.translate import translate as translate
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
+    from .generate.drafts import Lookup as Lookup
     from .generate.fused import fused_step as fused_step
+    from .generate.prefix_tree import PrefixTree as PrefixTree
+    from .generate.speculative import speculate as speculate
     from .generate.stream import Stream as Stream
     from .hugging_face import functional as functional
     from .memory.associations import AssociationsConfig as AssociationsConfig
@@ -110,6 +113,7 @@ _NAMES = {
     "HeadConfig": "mnemos.models.transformer",
     "InputError": "mnemos.errors",
     "LinearConfig": "mnemos.attention.linear",
+    "Lookup": "mnemos.generate.drafts",
     "LSTM": "mnemos.models.lstm",
     "LSTMConfig": "mnemos.models.lstm",
     "Memformer": "mnemos.models.memformer",
@@ -119,6 +123,7 @@ _NAMES = {
     "ModelConfig": "mnemos.config",
     "OptimConfig": "mnemos.train.recipe",
     "Pair": "mnemos.models.encoder_decoder",
+    "PrefixTree": "mnemos.generate.prefix_tree",
     "Recipe": "mnemos.train.recipe",
     "ReformerConfig": "mnemos.attention.reformer",
     "RelativeConfig": "mnemos.attention.relative",
@@ -157,6 +162,7 @@ _NAMES = {
     "reset": "mnemos.types",
     "save": "mnemos.models.store",
     "select": "mnemos.types",
+    "speculate": "mnemos.generate.speculative",
     "translate": "mnemos.evaluate.translate",
     "uncache": "mnemos.adapt.attach",
 }

@@ -41,6 +41,7 @@ USAGE = """mnemos: memory for transformers
                                                [--json: print them in COCO's result format]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
+                                               [--draft RUN|lookup] [--drafted N]
   mnemos compare RECIPE RECIPE ... [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
@@ -300,6 +301,8 @@ def _sample(arguments: list[str]) -> int:
         help="sample from the most probable tokens of this total probability",
     )
     parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
+    parser.add_argument("--draft", metavar="RUN|lookup", help="draft text with a smaller run, or with the text so far")
+    parser.add_argument("--drafted", type=int, default=default.drafted, help="tokens of a draft (%(default)s)")
     fields = vars(parser.parse_args(arguments))
     folder = Path(fields.pop("run"))
 

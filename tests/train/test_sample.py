@@ -85,6 +85,18 @@ def test_text_goes_on_from_a_prompt(tmp_path, capsys):
     assert "────" in capsys.readouterr().out
     assert main(["sample", str(folder), "--prompt", "never", "--count", "1", "--length", "1"]) == 0
     assert len(capsys.readouterr().out.removeprefix("never").rstrip("\n")) == 1
+    greedy = ["sample", str(folder), "--prompt", "never was", "--length", "40", "--temperature", "0"]
+    assert main(greedy) == 0
+    plain = capsys.readouterr().out
+    for draft, share in ((str(folder), "100%"), ("lookup", "%")):  # a run drafts what it would write itself
+        assert main([*greedy, "--draft", draft, "--drafted", "3"]) == 0
+        said = capsys.readouterr()
+        assert said.out == plain
+        assert f"{share})" in said.err
+        assert "tokens/s" in said.err
+    words = trained("text-linear", tmp_path / "words", path=str(tmp_path / "text.txt"), segment=32, tokens="words")
+    with pytest.raises(InputError, match="words: expected the vocabulary"):
+        sample_run(folder, Sampling(draft=str(words)))
 
 
 def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
@@ -94,6 +106,8 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
     assert said.count("read ") == said.count("wrote") == 3
     with pytest.raises(InputError, match=r"--prompt: .*found 'x'"):
         sample_run(folder, Sampling(prompt="x"))
+    with pytest.raises(InputError, match="--draft"):
+        sample_run(folder, Sampling(draft="lookup"))
 
 
 @pytest.mark.slow

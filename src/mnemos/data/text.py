@@ -1,6 +1,7 @@
 """Language modelling of text as bytes, words or sub-words: any file or folder, or Python's standard library."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mnemos.config import DataConfig
-from mnemos.generate.stream import Stream
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
@@ -26,7 +26,7 @@ from .subword_vocabulary import SubWords
 from .task import Sampling, Split, Task
 from .text_files import TextFiles, find_text, nothing_found
 from .text_preprocessing import TextPreprocessing
-from .token_task import sampling_generator, sampling_options
+from .token_task import generated
 from .vocabulary import Bytes, Tokens, Vocabulary, as_characters
 from .word_vocabulary import Words
 from .written_text import TEMPERATURE, written_texts
@@ -169,6 +169,7 @@ class TextTask(SegmentedTask):
 
     metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
     reference = MappingProxyType({UNIFORM: 8.0})
+    drafts = True
 
     def __init__(
         self,
@@ -213,13 +214,12 @@ class TextTask(SegmentedTask):
         vocabulary = self.vocabulary
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         begin = torch.tensor([prompt or [vocabulary.start]])
-        stream = Stream(model).prefill(begin.expand(sampling.count or 1, -1))
-        tokens, _ = stream.generate(
-            sampling.length, generator=sampling_generator(sampling), **sampling_options(sampling)
-        )
+        tokens, about = generated(model, begin.expand(sampling.count or 1, -1), sampling)
         for i, row in enumerate(tokens.tolist()):
             text = (vocabulary.decode(prompt) + vocabulary.decode(row)).decode(errors="replace")
             print(("\n" + "─" * 40 + "\n") * bool(i) + text)
+        if about is not None:
+            print(about, file=sys.stderr)
         return False
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mnemos.generate.drafts import Lookup
+from mnemos.generate.speculative import Statistics, speculate
 from mnemos.generate.stream import Stream
 from mnemos.types import InputError, State, likelihood_of
 
@@ -112,3 +114,14 @@ def sampling_options(sampling: Sampling) -> dict[str, Any]:
 def sampling_generator(sampling: Sampling) -> torch.Generator:
     """The random generator for drawing tokens, seeded with `sampling.seed`."""
     return torch.Generator().manual_seed(sampling.seed)
+
+
+def generated(model: nn.Module, prompts: Tensor, sampling: Sampling) -> tuple[Tensor, Statistics | None]:
+    """The tokens [B, sampling.length] after prompts [B, T]; and what the draft has done, if there is one."""
+    stream = Stream(model).prefill(prompts)
+    settings = {"generator": sampling_generator(sampling), **sampling_options(sampling)}
+    if sampling.draft is None:
+        return stream.generate(sampling.length, **settings)[0], None
+    draft = Lookup(prompts) if sampling.draft == "lookup" else Stream(sampling.draft).prefill(prompts)
+    found = speculate(stream, draft, sampling.length, sampling.drafted, **settings)
+    return found.tokens, found.statistics

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ from mnemos.types import (
 
 from .fused import fused_step
 from .sampling import draw
+
+if TYPE_CHECKING:
+    from .prefix_tree import PrefixTree
 
 Step = Callable[[Tensor, State], Output]  # tokens [B, 1] and a state -> outputs [B, 1, V] and the new state
 
@@ -56,12 +60,16 @@ class Stream:
         """B, the number of streams; 0 before the first `prefill`."""
         return 0 if self.last is None else len(self.last)
 
-    def prefill(self, tokens: Tensor, chunk: int = 1024) -> "Stream":
+    def prefill(self, tokens: Tensor, chunk: int = 1024, tree: "PrefixTree | None" = None) -> "Stream":
         """The stream after the tokens [B, T], which are read `chunk` at a time: memory O(B·chunk).
 
-        Tokens may have any integer type. Cost: a forward of T tokens. Raises InputError for tokens that do not fit, and
-        for a model without a state or in training mode.
+        tree: of a new stream, a `mnemos.PrefixTree` of the same model, which has the states of beginnings that were
+        read before; it reads in its own blocks. Tokens may have any integer type. Cost: a forward of T tokens.
+        Raises InputError for tokens that do not fit, for a model without a state or in training mode, and for a tree of
+        another model, or for a stream that has begun.
         """
+        if tree is not None:
+            return self._from_tree(tokens, tree)
         if chunk < 1:
             raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
         tokens, state = self._checked(tokens), self.state
@@ -130,6 +138,10 @@ class Stream:
 
         The file holds hashes of the model's weights and of its own tensors. Cost: reading all weights once.
         """
+        self._save(file, weights_of(self.model))
+
+    def _save(self, file: str | Path, weights: str) -> None:
+        """`save` with the hash of the weights."""
         from safetensors.torch import save_file
 
         tensors = {"last": self._begun("save")} | {f"state.{i}": x for i, x in enumerate(leaves(self.state))}
@@ -139,12 +151,19 @@ class Stream:
         if not file.parent.is_dir():
             raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
         about = {
-            "mnemos.stream": _signature(self.model),
-            "weights": _weights(self.model),
+            "mnemos.stream": signature_of(self.model),
+            "weights": weights,
             "tensors": _hash(sorted(tensors.items())),
         }
         with replacing(file) as temporary:
             save_file(tensors, str(temporary), about)
+
+    def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
+        if self.last is not None or tree.model is not self.model:
+            found = "one that has read tokens" if self.last is not None else "another model"
+            raise InputError(f"prefill: expected a new stream of the tree's model, found {found}; leave the tree out")
+        found_stream = tree.prefill(tokens)
+        return Stream(self.model, self.step, found_stream.state, found_stream.last)
 
     def _checked(self, tokens: Tensor) -> Tensor:
         """The tokens as int64. All are checked now: the model would refuse the last one only at the next step."""
@@ -180,6 +199,11 @@ class Stream:
 
         Cost: reading the file, and all weights once.
         """
+        return cls._restored(model, file, step, None)
+
+    @classmethod
+    def _restored(cls, model: nn.Module, file: str | Path, step: Step | None, weights: str | None) -> "Stream":
+        """`restore` with the hash of the weights; None: it is made."""
         from safetensors import SafetensorError, safe_open
 
         file = Path(file)
@@ -196,13 +220,13 @@ class Stream:
             ) from None
         if about is None or "last" not in tensors or tensors["last"].dim() != 2:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
-        if about != _signature(model):
+        if about != signature_of(model):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of another configuration; load its own model"
             )
         if "tensors" not in said:
             raise InputError(f"{file}: expected hashes of its tensors, found none; save it again with this version")
-        if said.get("weights") != _weights(model):
+        if said.get("weights") != (weights_of(model) if weights is None else weights):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of other weights; load its own weights"
             )
@@ -242,7 +266,7 @@ def _like(fresh: State, names: list[str], file: Path) -> State:
     return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
 
 
-def _weights(model: nn.Module) -> str:
+def weights_of(model: nn.Module) -> str:
     """A hash of a model's weights and buffers. An extra state, which a module may have, need not be a tensor."""
     return _hash((name, x) for name, x in model.state_dict().items() if isinstance(x, Tensor))
 
@@ -261,7 +285,7 @@ def _integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def _signature(model: nn.Module) -> str:
+def signature_of(model: nn.Module) -> str:
     """What a stream's file records of its model: its configuration, or its class if it has none.
 
     The backend is left out: the state is the same for all, so a stream may go on where another backend runs.

@@ -58,6 +58,20 @@ class KeyValues:
         (k, v, valid), buffer, end = appended((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
         return KeyValues(k, v, valid, seen, buffer, end)
 
+    def without_last(self, n: int) -> "KeyValues":
+        """The state before its last n of N tokens, whose place the next `append` may take: a caller drops this state.
+
+        Without a window, this is what was there before these tokens were appended. O(1).
+        """
+        if not n:
+            return self
+        kept, end = self.k.shape[1] - n, self._end - n
+        if self._buffer is not None and self._buffer.used == self._end:
+            self._buffer.used = end
+        return KeyValues(
+            self.k[:, :kept], self.v[:, :kept], self.valid[:, :kept], self.seen - n, self._buffer, max(end, 0)
+        )
+
     def with_room(self) -> "KeyValues":
         """The state after one more valid token, N > 0, whose key and value the caller writes into `k` and `v`."""
         (k, v, valid), buffer, end = with_room((self.k, self.v, self.valid), 1, self._buffer, self._end)

@@ -1,0 +1,214 @@
+"""A tree of states for shared prefixes: a beginning that many prompts have in common is read once."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.atomic import write_json
+from mnemos.json_text import parse
+from mnemos.types import InputError, leaves
+
+from .rollback import check_cuts
+from .stream import Stream, signature_of, weights_of
+
+_ABOUT = "prefixes.json"  # in the folder: which model's states it holds
+
+
+class PrefixTree:
+    """The streams after the beginnings of prompts, by their tokens, at the ends of blocks.
+
+        tree = mnemos.PrefixTree(model, block=64, memory=1 << 30)
+        stream = tree.prefill(prompts)                # [B, T], or a list of prompts [T] of any lengths
+        stream = mnemos.Stream(model).prefill(prompt, tree=tree)
+
+    `prefill` gives the stream that `Stream.prefill` gives. Of each prompt it takes the state of the longest stored
+    beginning and reads the rest, block by block; a block that several prompts share is read once, and different blocks
+    after equally many tokens are read as one batch. States are kept after every `block` tokens, as one row each, up to
+    `memory` bytes: those that were used least recently go first.
+
+    folder: states are written there too, a file each, as `Stream.save` does, and read when memory has them no more,
+    also by a later process. The folder grows; files may be deleted. It belongs to one model: another configuration or
+    other weights are refused.
+
+    Cost: a forward of the tokens that are new, and a copy of the state per block. The state of softmax attention
+    without a window grows, so its N tokens cost O(N²/block) bytes: choose a larger block. Not for several threads at
+    once.
+
+    Attributes:
+        read, found: the tokens that were read by the model, and those of prompts that were not, so far.
+        size: bytes of the stored states in memory.
+
+    Raises InputError for a model whose outputs depend on the cuts of a sequence, in training mode, or changed since
+    the tree was made (a few numbers of each weight are compared), and as `Stream.prefill` does.
+    """
+
+    def __init__(
+        self, model: nn.Module, block: int = 64, memory: int = 1 << 30, folder: str | Path | None = None
+    ) -> None:
+        check_cuts(model, "PrefixTree")
+        if block < 1 or memory < 0:
+            raise InputError(
+                f"PrefixTree: expected a block of at least 1 token and at least 0 bytes, found {block} and {memory}"
+            )
+        self.model, self.block, self.memory = model, block, memory
+        self.read = self.found = self.size = 0
+        self.folder = None if folder is None else Path(folder)
+        self._new = Stream(model)
+        self._stored: OrderedDict[str, Stream] = OrderedDict()
+        self._numbers = _numbers(model)
+        self._weights = weights_of(model) if self.folder is not None else ""
+        if self.folder is not None:
+            self._open(self.folder)
+
+    def prefill(self, prompts: Tensor | Sequence[Tensor]) -> Stream:
+        """The stream after each of the prompts, tokens [B, T] or B tensors [T]; the rows are in their order."""
+        rows = [self._new._checked(row[None])[0] for row in _rows(prompts)]
+        if _numbers(self.model) != self._numbers:
+            raise InputError(
+                "PrefixTree: expected the weights with which the tree was made, found others; make a new tree"
+            )
+        different: dict[bytes, int] = {}
+        numbers = [different.setdefault(_bytes(row), len(different)) for row in rows]
+        unique = [rows[numbers.index(i)] for i in range(len(different))]
+        keys = [list(self._keys(row)) for row in unique]
+        before = self.read
+        streams = self._read_blocks(unique, keys)
+        self.read += sum(len(row) % self.block for row in unique)
+        self.found += sum(map(len, rows)) - (self.read - before)
+        stream = self._read_ends(unique, keys, streams)
+        return stream if numbers == list(range(stream.rows)) else stream.select(torch.tensor(numbers))
+
+    def _read_blocks(self, rows: list[Tensor], keys: list[list[str]]) -> dict[str, Stream]:
+        """The streams after all whole blocks of the prompts, by key: those that are stored, or read now."""
+        streams: dict[str, Stream] = {}
+        depths = []
+        for row_keys in keys:
+            depth = len(row_keys)
+            while depth:
+                stream = self._get(row_keys[depth - 1])
+                if stream is not None:
+                    streams[row_keys[depth - 1]] = stream
+                    break
+                depth -= 1
+            depths.append(depth)
+        for depth in range(max(map(len, keys), default=0)):
+            missing = {
+                row_keys[depth]: (row_keys[depth - 1] if depth else None, row)
+                for row, row_keys, known in zip(rows, keys, depths, strict=True)
+                if known <= depth < len(row_keys) and row_keys[depth] not in streams
+            }
+            if not missing:
+                continue
+            blocks = torch.stack([row[depth * self.block : (depth + 1) * self.block] for _, row in missing.values()])
+            parents = [streams[parent] for parent, _ in missing.values() if parent is not None]
+            after = (Stream.join(parents) if parents else self._new).prefill(blocks)
+            self.read += blocks.numel()
+            for i, key in enumerate(missing):
+                one = after.select(torch.tensor([i]))  # a copy, so that a stored row keeps no more alive
+                streams[key] = after if len(missing) == 1 else one
+                self._put(key, one)
+        return streams
+
+    def _read_ends(self, rows: list[Tensor], keys: list[list[str]], streams: dict[str, Stream]) -> Stream:
+        """The streams after the prompts, from those after their blocks; ends of one length are read as one batch."""
+        groups: dict[tuple[bool, int], list[int]] = {}
+        for i, row in enumerate(rows):
+            groups.setdefault((bool(keys[i]), len(row) % self.block), []).append(i)
+        parts = []
+        for (begun, length), members in groups.items():
+            stream = Stream.join([streams[keys[i][-1]] for i in members]) if begun else self._new
+            ends = [rows[i][len(rows[i]) - length :] for i in members]
+            parts.append(stream.prefill(torch.stack(ends)) if length else stream)
+        order = torch.tensor([i for members in groups.values() for i in members])
+        whole = parts[0] if len(parts) == 1 else Stream.join(parts)
+        return whole if bool((order.diff() > 0).all()) else whole.select(order.argsort())
+
+    def _keys(self, row: Tensor) -> Iterator[str]:
+        """A key for each beginning of the prompt that ends with a block: a hash of its tokens."""
+        found = hashlib.sha256()
+        for part in row[: len(row) - len(row) % self.block].split(self.block) if len(row) >= self.block else ():
+            found.update(_bytes(part))
+            yield found.copy().hexdigest()
+
+    def _get(self, key: str) -> Stream | None:
+        stream = self._stored.get(key)
+        if stream is not None:
+            self._stored.move_to_end(key)
+        elif self.folder is not None and (file := self.folder / f"{key}.safetensors").is_file():
+            stream = Stream._restored(self.model, file, self._new.step, self._weights)
+            self._keep(key, stream)
+        return stream
+
+    def _put(self, key: str, stream: Stream) -> None:
+        if self.folder is not None:
+            stream._save(self.folder / f"{key}.safetensors", self._weights)
+        self._keep(key, stream)
+
+    def _keep(self, key: str, stream: Stream) -> None:
+        self._stored[key] = stream
+        self.size += _size(stream)
+        while self.size > self.memory:
+            self.size -= _size(self._stored.popitem(last=False)[1])
+
+    def _open(self, folder: Path) -> None:
+        """Make the folder this model's, or check that it is."""
+        about = {"model": signature_of(self.model), "weights": self._weights}
+        file = folder / _ABOUT
+        if not file.is_file():
+            if folder.is_dir() and any(folder.iterdir()):
+                raise InputError(
+                    f"{folder}: expected a folder of a PrefixTree or an empty one, found other files; use a new folder"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(file, about)
+            return
+        try:
+            found: Any = parse(file.read_text())
+        except (ValueError, OSError) as error:
+            raise InputError(
+                f"{file}: expected which model the states are of, found no JSON ({error}); use a new folder"
+            ) from None
+        for name in about:
+            if not isinstance(found, dict) or found.get(name) != about[name]:
+                what = "configuration" if name == "model" else "weights"
+                raise InputError(
+                    f"{folder}: expected states of this model, found those of one of other {what}; load its own, or "
+                    "use a new folder"
+                )
+
+    def __len__(self) -> int:
+        """The stored states in memory."""
+        return len(self._stored)
+
+
+def _rows(prompts: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    rows = list(prompts)
+    if not rows or not all(isinstance(row, Tensor) and row.dim() == 1 for row in rows):
+        raise InputError(
+            "PrefixTree: expected prompts [B, T], or a list of prompts [T], of integers and at least one, found "
+            f"{type(prompts).__name__} of {len(rows)}"
+        )
+    return rows
+
+
+def _bytes(tokens: Tensor) -> bytes:
+    return tokens.cpu().contiguous().numpy().tobytes()
+
+
+def _size(stream: Stream) -> int:
+    return sum(x.numel() * x.element_size() for x in [*leaves(stream.state), *leaves(stream.last)])
+
+
+def _numbers(model: nn.Module) -> str:
+    """A few numbers of every weight, hashed: what an optimiser's step or other weights change."""
+    found = hashlib.sha256()
+    for x in model.state_dict().values():
+        if isinstance(x, Tensor) and x.numel():
+            few = x.detach().flatten()[:: max(1, x.numel() // 16)]
+            found.update(few.cpu().contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,250 @@
+"""Speculative decoding for every model with a state: several tokens for a call, with the model's own distribution."""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos.types import InputError, State, select
+
+from .drafts import Drafter, Lookup, LookupDrafter, ModelDrafter, Proposal, Settings, checked_likelihood
+from .packed import packed
+from .rollback import Rollback, check_cuts, together
+from .sampling import checked_settings, probabilities, scores_of
+from .stream import Stream
+
+PACKED = 64  # tokens from which on packing the model's large matrices is worth its time
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What speculative decoding has done, for all rows together.
+
+    Attributes:
+        tokens: generated tokens.
+        drafted, accepted: drafted tokens, and those of them that were generated.
+        calls: calls of the model, each for all rows that are not done; plain decoding has `tokens` / rows.
+        again: those of the calls that only read accepted tokens again (`rollback.Rollback`).
+        seconds: of the whole call of `speculate`.
+    """
+
+    tokens: int
+    drafted: int
+    accepted: int
+    calls: int
+    again: int
+    seconds: float
+
+    @property
+    def acceptance(self) -> float:
+        """The share of drafted tokens that was accepted; 0 if none was drafted."""
+        return self.accepted / max(1, self.drafted)
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Generated tokens of all rows per call of the model."""
+        return self.tokens / max(1, self.calls)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens of all rows per second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.accepted:,} of {self.drafted:,} drafted tokens accepted ({self.acceptance:.0%}), "
+            f"{self.tokens_per_call:.2f} tokens per call, {self.tokens_per_second:,.0f} tokens/s"
+        )
+
+
+class Speculated(NamedTuple):
+    """tokens [B, length] int64; the stream after them, and the draft after them; and what it has cost."""
+
+    tokens: Tensor
+    stream: Stream
+    draft: Stream | Lookup
+    statistics: Statistics
+
+
+def speculate(
+    stream: Stream,
+    draft: Stream | Lookup,
+    length: int,
+    drafted: int = 8,
+    temperature: float = 1.0,
+    top_k: int | None = 0,
+    top_p: float | None = 1.0,
+    generator: torch.Generator | None = None,
+) -> Speculated:
+    """`stream.generate(length, ...)` in fewer calls of the model: a draft suggests tokens, one call checks them all.
+
+        small = mnemos.Stream(small_model).prefill(prompt)
+        tokens, stream, small, statistics = mnemos.speculate(mnemos.Stream(model).prefill(prompt), small, 200)
+        found = mnemos.speculate(stream, mnemos.Lookup(prompt), 200, temperature=0)
+
+    draft: a Stream of a smaller model with the same vocabulary, or a `Lookup`; it has read the same tokens. drafted:
+    the most tokens of a draft. After a rejection the next draft is shorter, after an accepted one longer.
+
+    temperature 0: the tokens are those of `Stream.generate`. Else they have its distribution, with the same settings
+    (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", algorithm 1): a token drawn
+    from q is accepted with probability min(1, p/q), and the first rejected one is replaced by a draw from
+    max(0, p − q), normalised; after a draft that was accepted whole, one more token is drawn from p. p and q are the
+    distributions after temperature, top_k and top_p. Both hold to rounding: a call of several tokens adds in
+    another order than single steps, which may turn a tie.
+
+    Every row accepts its own number of tokens. The state after them is exact for every memory, because states are
+    values: `Rollback` says how it is made, and at what cost. Cost: a call of the model per round, of the last token,
+    the draft, and up to `drafted` tokens that are read again; large matrices are packed once per call of `speculate`.
+    It pays where such a call costs less than a step for each accepted token: see docs/streams.md.
+
+    Raises InputError as `Stream.generate` does, for a draft of other rows, tokens or vocabulary, for models whose
+    outputs depend on the cuts of a sequence (splits "segments"), and likelihoods without probabilities of tokens.
+    """
+    start = time.perf_counter()
+    _check(stream, draft, length, drafted)
+    settings = Settings(temperature, *checked_settings(temperature, top_k, top_p), generator)
+    with torch.no_grad():
+        run = _Run(stream, draft, length, drafted, settings)
+        while run.places:
+            run.round()
+        found = run.found()
+    return found._replace(statistics=run.statistics(time.perf_counter() - start))
+
+
+class _Run:
+    """The rows that are not done yet, and what is finished."""
+
+    def __init__(self, stream: Stream, draft: Stream | Lookup, length: int, drafted: int, settings: Settings) -> None:
+        self.stream, self.draft, self.length, self.most, self.settings = stream, draft, length, drafted, settings
+        self.likelihood = checked_likelihood(stream.model)
+        self.drafter: Drafter = LookupDrafter(draft) if isinstance(draft, Lookup) else ModelDrafter(draft)
+        model = packed(stream.model) if length >= PACKED else stream.model
+        self.reading = Rollback(model, stream.step, stream.state, drafted)
+        assert stream.last is not None
+        self.last = stream.last
+        self.written: list[list[int]] = [[] for _ in range(stream.rows)]
+        self.places = list(range(stream.rows)) if length else []  # which row of the stream each running row is
+        self.finished: list[tuple[list[int], State]] = [] if length else [(list(range(stream.rows)), stream.state)]
+        self.drafts: list[tuple[list[int], Drafter]] = [] if length else [(list(range(stream.rows)), self.drafter)]
+        self.size, self.drafted, self.accepted = drafted, 0, 0
+
+    def round(self) -> None:
+        """Draft, check, and go on after what was accepted."""
+        room = [self.length - len(self.written[place]) for place in self.places]
+        proposal = self.drafter.propose(self.last, min(self.size, max(room) - 1), self.settings)
+        outputs = self.reading.read(torch.cat([self.last, proposal.tokens.to(self.last)], 1))
+        scores = scores_of(outputs, self.likelihood)
+        accepted, following = check_draft(scores, proposal, self.settings)
+        tokens = proposal.tokens.tolist()
+        new = [
+            [*row[:n], token][:left]
+            for row, n, token, left in zip(tokens, accepted, following.tolist(), room, strict=True)
+        ]
+        kept = [len(row) - 1 for row in new]
+        self.reading.keep([n + 1 for n in kept])
+        self.drafter.keep(kept, new)
+        self.last = torch.tensor([row[-1:] for row in new], device=self.last.device)
+        self.drafted += sum(proposal.counts)
+        self.accepted += sum(min(n, len(row)) for n, row in zip(accepted, new, strict=True))
+        self.size = max(1, min(self.most, max(accepted) + 2))
+        for place, row in zip(self.places, new, strict=True):
+            self.written[place] += row
+        self._leave([len(row) == left for row, left in zip(new, room, strict=True)])
+
+    def _leave(self, done: list[bool]) -> None:
+        """Set aside the rows that have all their tokens."""
+        if not any(done):
+            return
+        gone = [i for i, is_done in enumerate(done) if is_done]
+        stay = [i for i, is_done in enumerate(done) if not is_done]
+        state, drafter = self.reading.settled(), self.drafter
+        if stay:
+            index, rest = (torch.tensor(rows, device=self.last.device) for rows in (gone, stay))
+            state, drafter = select(state, index), self.drafter.select(index)
+            self.reading.select(rest)
+            self.drafter, self.last = self.drafter.select(rest), self.last[rest]
+        self.finished.append(([self.places[i] for i in gone], state))
+        self.drafts.append(([self.places[i] for i in gone], drafter))
+        self.places = [self.places[i] for i in stay]
+
+    def found(self) -> Speculated:
+        """The tokens, and stream and draft after them."""
+        before = self.stream.last
+        assert before is not None
+        tokens = torch.tensor(self.written, dtype=torch.int64, device=before.device).view(len(before), self.length)
+        last = tokens[:, -1:].clone() if self.length else before
+        stream = Stream(self.stream.model, self.stream.step, together(self.finished), last)
+        if isinstance(self.draft, Lookup):
+            text = torch.cat([self.draft.tokens.to(tokens), tokens], 1)
+            after: Stream | Lookup = Lookup(text, self.draft.longest, self.draft.shortest)
+        else:
+            states = [(rows, part.states[-1]) for rows, part in self.drafts if isinstance(part, ModelDrafter)]
+            after = Stream(self.draft.model, self.draft.step, together(states), last)
+        return Speculated(tokens, stream, after, self.statistics(0.0))
+
+    def statistics(self, seconds: float) -> Statistics:
+        """What was done so far, in so many seconds."""
+        tokens = sum(map(len, self.written))
+        return Statistics(tokens, self.drafted, self.accepted, self.reading.calls, self.reading.again, seconds)
+
+
+def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple[list[int], Tensor]:
+    """How many tokens of a draft are accepted, and the token after them [R].
+
+    scores [R, k + 1, V]: the logits after the last token and after each drafted one.
+    """
+    tokens, counts = proposal.tokens, torch.tensor(proposal.counts, device=scores.device)
+    k, rows = tokens.shape[1], torch.arange(len(tokens), device=scores.device)
+    drafted = torch.arange(k, device=scores.device) < counts[:, None]
+    if settings.temperature == 0:
+        best = scores.argmax(-1)
+        accepted = ((best[:, :k] == tokens) & drafted).cumprod(1).sum(1)
+        return accepted.tolist(), best[rows, accepted]
+    p = probabilities(scores, settings.temperature, settings.top_k, settings.top_p)
+    q = proposal.probabilities
+    if q is None:
+        q = F.one_hot(tokens, p.shape[-1]).to(p.dtype)
+    chance, drawn = (x.gather(-1, tokens[..., None])[..., 0] for x in (p[:, :k], q))
+    # u < p/q, without a division: a token that is impossible for the model is never accepted
+    u = torch.rand(chance.shape, generator=settings.generator, device=chance.device)
+    accepted = ((u * drawn < chance) & drafted).cumprod(1).sum(1)
+    following = p[rows, accepted]
+    if k:
+        rest = (following - q[rows, accepted.clamp(max=k - 1)]).clamp(min=0)
+        rejected = (accepted < counts) & (rest.sum(1) > 0)  # no rest: p and q differ by rounding only
+        following = torch.where(rejected[:, None], rest, following)
+    return accepted.tolist(), torch.multinomial(following, 1, generator=settings.generator)[:, 0]
+
+
+def _check(stream: Stream, draft: Stream | Lookup, length: int, drafted: int) -> None:
+    last = stream._begun("speculate")
+    stream._settled("speculate")
+    check_cuts(stream.model, "speculate")
+    if length < 0 or drafted < 1:
+        raise InputError(
+            f"speculate: expected a length of at least 0 and drafted of at least 1, found {length} and {drafted}"
+        )
+    if isinstance(draft, Lookup):
+        newest = draft.tokens[:, -1:]
+    elif isinstance(draft, Stream):
+        newest = draft._begun("speculate: draft")
+        draft._settled("speculate: draft")
+        sizes = [getattr(getattr(x.model, "config", None), "vocab_size", None) for x in (stream, draft)]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise InputError(
+                f"speculate: expected a draft with the model's vocabulary of {sizes[0]} tokens, found {sizes[1]}; use "
+                "a model of the same vocabulary"
+            )
+    else:
+        raise InputError(
+            f"speculate: expected a Stream of a smaller model or a Lookup as draft, found {type(draft).__name__}"
+        )
+    if len(newest) != len(last) or not torch.equal(newest.to(last), last):
+        raise InputError(
+            f"speculate: expected a draft that has read the tokens of the stream's {len(last)} rows, found "
+            f"{len(newest)} rows" + (" with another last token" if len(newest) == len(last) else "") + "; give it the "
+            "same tokens"
+        )

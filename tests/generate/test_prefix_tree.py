@@ -1,0 +1,128 @@
+"""Trees of states for shared prefixes: equality with reading everything, tokens read, bounded memory, a folder."""
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import GRC, InputError, PrefixTree, Stream, Transformer
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.softmax import SoftmaxConfig
+
+SIZES = {"vocab_size": 11, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 24, "max_length": 60}
+KINDS = {
+    "linear": {"attention": LinearConfig()},
+    "softmax": {},
+    "cached": {"attention": SoftmaxConfig(window=5), "cache": GRC(length=3, block=4, scope="stream")},
+}
+
+
+def built(kind: str = "linear", seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(**SIZES | KINDS[kind]).double().eval()
+
+
+def ids(t: int, seed: int) -> torch.Tensor:
+    return torch.randint(11, (t,), generator=torch.Generator().manual_seed(seed))
+
+
+def prompts() -> list[torch.Tensor]:
+    """Lengths below, at and above the end of a block of 8; beginnings that are shared, and one whole prompt."""
+    common, other = ids(20, 1), ids(3, 2)
+    tails = [(20, 7), (20, 12), (17, 4), (8, 0), (5, 0), (20, 7)]
+    found = [torch.cat([common[:n], ids(t, 3 + i)]) for i, (n, t) in enumerate(tails)]
+    return [*found[:5], found[0], other]
+
+
+def same(found: Stream, rows: list[torch.Tensor]) -> None:
+    for i, row in enumerate(rows):
+        alone = Stream(found.model).prefill(row[None])
+        one = found.select(torch.tensor([i]))
+        torch.testing.assert_close(one.predict(), alone.predict(), rtol=1e-10, atol=1e-10)
+        assert torch.equal(one.generate(5, temperature=0)[0], alone.generate(5, temperature=0)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_with_one_beginning_are_read_once(kind):
+    rows, model = prompts(), built(kind)
+    tree = PrefixTree(model, block=8)
+    same(tree.prefill(rows), rows)
+    whole = [*rows[:5], rows[6]]
+    blocks = {tuple(row[: n * 8].tolist()) for row in whole for n in range(1, len(row) // 8 + 1)}
+    assert tree.read == 8 * len(blocks) + sum(len(row) % 8 for row in whole)
+    assert tree.read + tree.found == sum(map(len, rows))
+    before = tree.read
+    longer = [torch.cat([rows[1], ids(9, 30)]), rows[3]]
+    same(tree.prefill(longer), longer)
+    assert tree.read - before == len(longer[0]) - 32  # the prompt's 32 tokens were read before
+    stream = Stream(model).prefill(longer[0][None], tree=tree)
+    assert torch.equal(stream.last, longer[0][None, -1:])
+    assert tree.read - before <= len(longer[0]) - 32 + 8
+
+
+def test_memory_is_bounded_and_the_oldest_go_first():
+    rows, model = [ids(16, seed) for seed in range(3)], built()
+    tree = PrefixTree(model, block=8)
+    tree.prefill(rows[:1])
+    small = PrefixTree(model, block=8, memory=tree.size)
+    for row in rows:
+        same(small.prefill([row]), [row])
+        assert small.size <= small.memory
+        assert len(small) == 2
+    before = small.read
+    small.prefill(rows[2:])
+    assert small.read == before
+    small.prefill(rows[:1])
+    assert small.read == before + 16
+    two = PrefixTree(model, block=8, memory=2 * tree.size)
+    for row in (rows[0], rows[1], rows[0], rows[2]):  # the second is the oldest when the last needs room
+        two.prefill([row])
+    before = two.read
+    two.prefill(rows[:1])
+    assert two.read == before
+    none = PrefixTree(model, block=8, memory=0)
+    same(none.prefill(rows), rows)
+    assert (len(none), none.size) == (0, 0)
+
+
+def test_a_folder_keeps_states_for_the_same_weights_alone(tmp_path):
+    rows, model, folder = prompts(), built(), tmp_path / "states"
+    PrefixTree(model, block=8, folder=folder).prefill(rows)
+    again = PrefixTree(model, block=8, memory=0, folder=folder)
+    same(again.prefill(rows), rows)
+    assert again.read == sum(len(row) % 8 for row in (*rows[:5], rows[6]))
+    for other, words in ((built(seed=1), "weights"), (built("softmax"), "configuration")):
+        with pytest.raises(InputError, match=words):
+            PrefixTree(other, folder=folder)
+    with torch.no_grad():
+        model.head.bias[3] += 1
+    with pytest.raises(InputError, match="found others"):
+        again.prefill(rows)
+    next(folder.glob("*.safetensors")).write_bytes(b"no state")
+    with pytest.raises(InputError, match="cannot be read"):
+        PrefixTree(built(), block=8, folder=folder).prefill(rows)
+    (folder / "prefixes.json").write_text("{")
+    with pytest.raises(InputError, match="JSON"):
+        PrefixTree(built(), folder=folder)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("")
+    with pytest.raises(InputError, match="other files"):
+        PrefixTree(built(), folder=tmp_path / "mine")
+
+
+def test_wrong_input_of_a_tree_is_one_line():
+    model = built()
+    tree = PrefixTree(model)
+    begun = Stream(model).prefill(ids(4, 0)[None])
+    for words, call in (
+        ("at least one", lambda: tree.prefill([])),
+        ("float32", lambda: tree.prefill([torch.ones(3)])),
+        ("found 0 to 11", lambda: tree.prefill([torch.arange(12)])),
+        ("T at least 1", lambda: tree.prefill([ids(0, 0)])),
+        ("0 and 5", lambda: PrefixTree(model, 0, 5)),
+        ("same_length", lambda: PrefixTree(Transformer(**SIZES, attention=mnemos.RelativeConfig(), position="none"))),
+        ("has read tokens", lambda: begun.prefill(ids(4, 0)[None], tree=tree)),
+        ("another model", lambda: Stream(built()).prefill(ids(4, 0)[None], tree=tree)),
+    ):
+        with pytest.raises(InputError, match=words) as found:
+            call()
+        assert "\n" not in str(found.value)
