@@ -146,6 +146,8 @@ def surprise(tokens: torch.Tensor, chances: torch.Tensor) -> float:
     return ((chi2 / df) ** (1 / 3) - (1 - 2 / (9 * df))) / (2 / (9 * df)) ** 0.5
 
 
+@torch.no_grad()
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", ["model", "lookup"])
 @pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"temperature": 1.5, "top_k": 4, "top_p": 0.9}])
 def test_drawn_tokens_have_the_distribution_of_plain_sampling(draft, settings, monkeypatch):
@@ -153,7 +155,7 @@ def test_drawn_tokens_have_the_distribution_of_plain_sampling(draft, settings, m
     sizes = {"vocab_size": 5, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 24, "attention": LinearConfig()}
     model, other = (Transformer(**sizes).eval() for _ in range(2))
     prompt = torch.tensor([[1, 4, 4, 1, 4, 1, 4, 4, 1, 1, 4]])
-    chances, rows = joint(model, prompt, **settings), prompt.expand(4000, -1)
+    chances, rows = joint(model, prompt, **settings), prompt.expand(2000, -1)
     given = Lookup(rows) if draft == "lookup" else Stream(other).prefill(rows)
 
     def drawn(seed: int) -> float:
@@ -173,7 +175,7 @@ def test_drawn_tokens_have_the_distribution_of_plain_sampling(draft, settings, m
         return accepted, torch.multinomial(chosen, 1, generator=settings.generator)[:, 0]
 
     monkeypatch.setattr(speculative, "check_draft", wrong)
-    assert drawn(0) > 20
+    assert drawn(0) > 10
 
 
 def test_rows_without_a_place_to_look_up_go_on_alone():
