@@ -186,7 +186,10 @@ def _shapes(kind: Kind) -> Recipe:
         ),
         data=ShapesConfig(masks=kind == "mask-rcnn"),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule=ScheduleConfig(name="cosine", warmup=200)),
-        train=TrainConfig(steps=3000, batch_size=8, eval_every=1000, checkpoint_every=500),
+        # Updates of Mask R-CNN take twice as long. log/2026-11-23-shapes-pilot.md has RetinaNet's AP against time.
+        train=TrainConfig(
+            steps=6000 if kind == "mask-rcnn" else 8000, batch_size=8, eval_every=2000, checkpoint_every=500
+        ),
     )
 
 
