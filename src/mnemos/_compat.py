@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _all_modules
 
+from ._compat_operators import flop_mode as flop_mode
+from ._compat_operators import is_elementary as is_elementary
 from ._compat_operators import operator_of as operator_of
 from ._compat_operators import operators as operators
 from ._compat_operators import packed_products as packed_products

@@ -48,3 +48,19 @@ def schema_of(overload: Any) -> Any:
     if found is None:
         raise RuntimeError(f"torch {torch.__version__} has no schema for {overload}; measure with torch 2.13")
     return found
+
+
+def flop_mode() -> Any:
+    """The mode inside PyTorch's FlopCounterMode, which sees every operator. Importing it imports Triton where it is.
+
+    Fallback: None, and the whole FlopCounterMode is used.
+    """
+    from torch.utils import flop_counter
+
+    return getattr(flop_counter, "_FlopCounterMode", None)
+
+
+def is_elementary(overload: Any) -> bool:
+    """Whether a dispatched operator is itself, and not made of others. Fallback: False, and PyTorch's mode decides."""
+    decomposes = getattr(overload, "_can_decompose", None)
+    return decomposes is not None and overload.namespace != "prim" and not decomposes()

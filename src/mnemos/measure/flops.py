@@ -12,20 +12,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
-from mnemos._compat import operators
+from mnemos._compat import flop_mode, is_elementary, operator_of, operators
 from mnemos.data.batch import Batch, to_model
 from mnemos.data.task import SUPERVISED, Task
 from mnemos.types import LogProbLikelihood, likelihood_of
 
 from .gradients import state_bytes
+
+_Mode: Any = flop_mode() or object
 
 
 def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
@@ -135,24 +136,28 @@ class _Whole(FlopCounterMode):
         self.known.__exit__(*args)
 
 
-class _Known(_FlopCounterMode):
+class _Known(_Mode):
     """Asks of an operator once whether it is made of others, not at each call; these are counted, not it."""
 
     def __init__(self, counter: _Whole) -> None:
         super().__init__(counter)
-        self.formulas: dict[object, Callable[..., int] | None] = {}
+        self.formulas: dict[object, tuple[object, Callable[..., int] | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func not in self.formulas:
-            if not isinstance(func, OpOverload) or func.namespace == "prim" or func._can_decompose():
+            if not is_elementary(func):
                 return super().__torch_dispatch__(func, types, args, kwargs)
-            self.formulas[func] = self.counter.flop_registry.get(func._overloadpacket)
+            operator = operator_of(func)
+            self.formulas[func] = operator, self.counter.flop_registry.get(operator)
         out = func(*args, **(kwargs or {}))
-        formula = self.formulas[func]
+        operator, formula = self.formulas[func]
         if formula is not None:
             count = formula(*args, **(kwargs or {}), out_val=out)
-            self.counter.flop_counts["Global"][func._overloadpacket] += count
+            self.counter.flop_counts["Global"][operator] += count
         return out
+
+
+_Counter = FlopCounterMode if _Mode is object else _Whole
 
 
 def count_flops(function: Callable[[], object]) -> int:
@@ -165,7 +170,7 @@ def count_flops(function: Callable[[], object]) -> int:
 
 def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
     """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
-    with _Unpadded(), no_fast_path(), _Whole(display=False, custom_mapping=COUNTED) as counter:
+    with _Unpadded(), no_fast_path(), _Counter(display=False, custom_mapping=COUNTED) as counter:
         function()
     return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts().get("Global", {}).items()}
 

@@ -17,9 +17,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
     x: any shape. The generator is PyTorch's, so seeds and exact resume hold. On the CPU one draw of 64 bits decides
     about four elements: p is rounded to a multiple of 2⁻¹⁶, and the division is by what is left after that rounding,
-    so the mean is kept. With the backward pass that takes less than half of the time of `F.dropout`, which draws a number
-    per element.
-    Elsewhere, in graphs and under function transforms it is `F.dropout`.
+    so the mean is kept. With the backward pass that takes less than half of the time of `F.dropout`, which draws a
+    number per element. Elsewhere, in graphs and under function transforms it is `F.dropout`.
     """
     dropped = round(p * _STEPS)
     if not training or not 0 < dropped < _STEPS or not _draws(x):
