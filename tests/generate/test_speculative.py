@@ -16,6 +16,7 @@ from mnemos.generate.sampling import probabilities
 from mnemos.generate.speculative import check_draft
 from mnemos.libraries import transformers
 from mnemos.models.transformer import HeadConfig
+from mnemos.types import leaves
 
 SIZES = {"vocab_size": 11, "dim": 16, "num_heads": 2, "mlp": 24}
 BLOCKS = SIZES | {"layers": 2, "max_length": 60}
@@ -96,6 +97,8 @@ def test_greedy_tokens_and_all_states_are_those_of_plain_decoding(kind):
         found = mnemos.speculate(stream, given, 25, drafted=4, temperature=0)
         assert torch.equal(found.tokens, wanted)
         torch.testing.assert_close(found.stream.predict(), after.predict(), rtol=1e-8, atol=1e-8)
+        shapes = [[x.shape for x in leaves(one.state)] for one in (found.stream, after)]
+        assert shapes[0] == shapes[1]  # no keys of rejected tokens, and no padding, are left
         statistics = found.statistics
         assert statistics.tokens == 25 * len(prompt)
         assert 0 < statistics.accepted < statistics.drafted  # some were rejected
@@ -186,6 +189,13 @@ def test_rows_without_a_place_to_look_up_go_on_alone():
     proposal = LookupDrafter(Lookup(prompt, 2, 2)).propose(prompt[:, -1:], 5, Settings(0, 0, 1, None))
     assert proposal.counts == [5, 0]
     assert proposal.tokens[0].tolist() == [3, 1, 2, 3, 1]  # the copy goes on with what it has copied
+    # What fills the row up was not drafted: its own token may come next.
+    scores = torch.zeros(2, 6, 11)
+    scores[:, :, 4] = 9
+    for temperature in (0, 1):
+        settings = Settings(temperature, 0, 1.0, torch.Generator().manual_seed(0))
+        accepted, following = check_draft(scores, proposal, settings)
+        assert (accepted, following.tolist()) == ([0, 0], [4, 4])
 
 
 def test_what_cannot_be_speculated_is_one_line():
