@@ -6,7 +6,8 @@ Two models of bytes are trained on the text, about five minutes of a core togeth
 window and a gated cache per stream, which has no fused step, and a linear Transformer of two layers, which has one and
 drafts. `--models` keeps them. The last tenth of the text is held out and gives the prompts. A round decodes every
 prompt in every way, in an order that rotates; times are CPU seconds of the process (`--wall`: seconds), medians of the
-rounds. Greedy tokens must be those of plain decoding, or the benchmark fails.
+rounds. Greedy tokens must be those of plain decoding, or the benchmark fails. Last, the small model with look-up: a
+model whose step is fused.
 
 Then, without training, the price of a call: the time of reading k tokens from a state, divided by that of a plain step
 (the fused one where there is one). So many tokens per call are needed before speculation pays.
@@ -101,29 +102,31 @@ def way(name: str, models: dict[str, torch.nn.Module], prompt: Tensor, options: 
 
 
 def compared(models: dict[str, torch.nn.Module], prompts: list[Tensor], options: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second of every way over all prompts, by round."""
+    """Tokens a second of every way over all prompts, by round. A model that is its own draft has no small one."""
+    ways = WAYS if models["target"] is not models["draft"] else ("plain", "look-up")
     clock = time.perf_counter if options["wall"] else time.process_time
-    runs = {name: [way(name, models, prompt, options) for prompt in prompts] for name in WAYS}
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    runs = {name: [way(name, models, prompt, options) for prompt in prompts] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     outputs: dict[str, list[Any]] = {}
-    for name in WAYS:  # not timed
+    for name in ways:  # not timed
         outputs[name] = [run() for run in runs[name]]
     same = all(
         torch.equal(tokens, plain)
-        for name in WAYS
+        for name in ways
         for (tokens, _), (plain, _) in zip(outputs[name], outputs["plain"], strict=True)
     )
     if options["temperature"] == 0 and not same:
         raise SystemExit("greedy tokens differ from plain decoding")
     for i in range(options["rounds"]):
-        for name in WAYS[i % len(WAYS) :] + WAYS[: i % len(WAYS)]:
+        for name in ways[i % len(ways) :] + ways[: i % len(ways)]:
             start = clock()
             for run in runs[name]:
                 run()
             seconds[name].append(clock() - start)
     count = len(prompts) * options["length"]
-    row: dict[str, Any] = {"temperature": options["temperature"], "same tokens as plain": same}
-    for name in WAYS:
+    fused = mnemos.fused_step(models["target"]).fused
+    row: dict[str, Any] = {"fused": fused, "temperature": options["temperature"], "same tokens as plain": same}
+    for name in ways:
         found = [about for _, about in outputs[name] if about is not None]
         row[name] = {"tokens per second": count / statistics.median(seconds[name])}
         row[name]["of plain"] = statistics.median(a / b for a, b in zip(seconds["plain"], seconds[name], strict=True))
@@ -131,7 +134,7 @@ def compared(models: dict[str, torch.nn.Module], prompts: list[Tensor], options:
             row[name]["acceptance"] = sum(x.accepted for x in found) / max(1, sum(x.drafted for x in found))
             row[name]["tokens per call"] = count / sum(x.calls for x in found)
         print(
-            f"temperature {row['temperature']:g}  {name:12}",
+            f"{'fused step, ' * fused}temperature {row['temperature']:g}  {name:12}",
             *(f"{k} {v:.2f}" for k, v in row[name].items()),
             flush=True,
         )
@@ -187,7 +190,9 @@ def main() -> None:
         found: dict[str, Any] = {"steps": steps, "prompts": options.prompts, "length": options.length}
         found |= {"drafted": options.drafted, "clock": "wall" if options.wall else "CPU", "threads": options.threads}
         found["decoding"] = [
-            compared(models, prompts, vars(options) | {"temperature": temperature}) for temperature in (0.0, 1.0)
+            compared(pair, prompts, vars(options) | {"temperature": temperature})
+            for pair in (models, {"target": models["draft"], "draft": models["draft"]})
+            for temperature in (0.0, 1.0)
         ]
         names = ("gated cache, 128 x 4", "Memformer, 128 x 4", "RMT, 128 x 4", "ARMT, 128 x 4", "linear, 128 x 4")
         names += ("linear, 512 x 8", "softmax, 512 x 8")
