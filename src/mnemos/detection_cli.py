@@ -36,7 +36,8 @@ def detect(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     every: list[Annotation] = []
     done = unread = 0
     for photo, count in detector.detect(options.photos, options.score, out):
-        done, every = done + 1, every + photo.objects
+        done += 1
+        every += photo.objects
         if photo.problem:
             unread += 1
             print(f"mnemos: {photo.problem}", file=sys.stderr, flush=True)

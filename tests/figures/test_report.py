@@ -4,11 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from synthetic_runs import LAYERS, write_comparison, write_run
 
-from mnemos.figures import picture, report
+from mnemos.figures import detections, picture, report
 from mnemos.figures.summary_image import heading
 from mnemos.types import InputError
 
@@ -346,3 +347,12 @@ def test_browser_asks_for_nothing_and_reports_no_error(comparison, page, tmp_pat
     )
     assert "The caches" in done.stdout
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_classes_of_a_run_that_has_their_figures_as_text_are_left_to_its_examples():
+    rows = [{"class": "circle", "box AP": "12.3"}]
+    run = SimpleNamespace(detected=(), label="a", result={"by_class": rows, "examples": {"by_class": {}}})
+    comparison = SimpleNamespace(variants=["a"], runs={"a": [run]})
+    assert detections.section(comparison) == ""
+    run.result = {"by_class": [{"class": "circle", "box AP": 12.3}]}
+    assert "12.3" in detections.section(comparison)

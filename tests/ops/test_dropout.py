@@ -41,6 +41,12 @@ def test_the_seed_decides_and_the_next_call_differs():
     assert not torch.equal(first, second)
 
 
+def test_the_default_device_is_not_asked():
+    x = torch.ones(5)
+    with torch.device("meta"):
+        assert dropout(x, 0.5).device == x.device
+
+
 def test_nothing_is_dropped_in_evaluation_or_at_0_and_everything_at_1():
     x = torch.randn(33)
     layer = Dropout(0.5).eval()
@@ -75,3 +81,21 @@ def test_attention_with_dropout_is_its_equation_with_the_same_zeros(form):
     weights = torch.randn_like(expected)
     for one, other in zip(*(torch.autograd.grad(y, (q, k, v), weights) for y in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("form", [torch.bool, torch.float32])
+def test_a_query_that_sees_no_key_reads_nothing(form):
+    """As in the fused kernels, which other devices have: with dropout, and in short rows without gradient."""
+    q = torch.randn(2, 16, 3, 5, requires_grad=True)
+    visible = torch.ones(2, 1, 16, 16, dtype=torch.bool)
+    visible[0, :, 7] = False
+    if form == torch.float32:
+        visible = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf).requires_grad_()
+    with torch.no_grad():
+        short = attend(q, q, q, visible, False)
+    torch.testing.assert_close(short, attend(q, q, q, visible, False).detach())
+    found = attend(q, q, q, visible, False, 0.5)
+    assert not found[0, 7].any()
+    found.sum().backward()
+    assert q.grad.isfinite().all()
+    assert form == torch.bool or visible.grad.isfinite().all()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos._compat import transformed
 from mnemos.config import AttentionConfig
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
@@ -183,10 +184,25 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     scores = torch.bmm(q, k.mT).mul_(d**-0.5).unflatten(0, (b, h))
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    blind = None if visible is None or causal else _blind(visible)
+    if visible is not None and blind is not None:
+        # As in the fused kernels, a query that sees nothing reads zeros; its softmax would be 0/0.
+        visible = visible | blind if visible.dtype == torch.bool else visible.masked_fill(blind, 0.0)
     if visible is not None:
         scores = scores.masked_fill_(~visible, -torch.inf) if visible.dtype == torch.bool else scores.add_(visible)
     weights = drop(torch.softmax(scores, -1), dropout)
-    return torch.bmm(weights.flatten(0, 1), v).view(b, h, t, -1)
+    y = torch.bmm(weights.flatten(0, 1), v).view(b, h, t, -1)
+    return y if blind is None else y.masked_fill_(blind, 0.0)
+
+
+def _blind(visible: Tensor) -> Tensor | None:
+    """The queries that see no key, [B or 1, H or 1, T or 1, 1]; None if it is known that there are none."""
+    if visible.dtype == torch.bool:
+        found = ~visible.any(-1, keepdim=True)
+    else:
+        found = visible.detach().amax(-1, keepdim=True).isneginf()
+    fixed = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed(found)
+    return found if fixed or bool(found.any()) else None
 
 
 def some(mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mnemos.atomic import write_bytes, write_json
 from mnemos.data.detection.overlay import overlay
-from mnemos.data.detection.preprocessing import DetectionPreprocessing, read_photo
+from mnemos.data.detection.preprocessing import DetectionPreprocessing
 from mnemos.data.detection.reported import DETECTIONS, jpeg
 from mnemos.data.detection.scenes import Annotation
 from mnemos.data.folders import ENDINGS
@@ -71,11 +71,10 @@ class TrainedDetector:
         every: list[Annotation] = []
         for number, (file, image_id) in enumerate(zip(files, _image_ids(files), strict=True)):
             try:
-                pixels = read_photo(file)
+                pixels, found = self.about.objects_in(self.model, file, image_id, score)
             except InputError as error:
                 yield Photo(file, [], problem=str(error)), len(files)
                 continue
-            found = self.about.objects(self.model, pixels, image_id, score)
             found = [{**one, "file_name": file.name} for one in found]
             every += found
             if drawn is not None:

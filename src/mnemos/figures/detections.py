@@ -42,8 +42,11 @@ def _img(photo: bytes, label: str) -> str:
 
 
 def _classes(run: RunRecord) -> list[JSONObject]:
+    """The figures of each class. Runs before 2026-11-23 have them as text, and as examples, which show them."""
     found = (run.result or {}).get("by_class")
-    return [one for one in found if isinstance(one, dict) and "class" in one] if isinstance(found, list) else []
+    if not isinstance(found, list) or "by_class" in ((run.result or {}).get("examples") or {}):
+        return []
+    return [one for one in found if isinstance(one, dict) and "class" in one]
 
 
 def _by_class(name: str, run: RunRecord) -> str:

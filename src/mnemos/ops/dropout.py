@@ -23,14 +23,16 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     dropped = round(p * _STEPS)
     if not training or not 0 < dropped < _STEPS or not _draws(x):
         return F.dropout(x, p, training)
-    draws = torch.empty(-(-x.numel() // _PER_DRAW), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+    draws = torch.empty(-(-x.numel() // _PER_DRAW), dtype=torch.int64, device=x.device)
+    draws.random_(torch.iinfo(torch.int64).min, None)
     kept = draws.view(torch.int16)[: x.numel()] >= dropped - _STEPS // 2
     return x * kept.view(x.shape).to(x.dtype).mul_(_STEPS / (_STEPS - dropped))
 
 
 def _draws(x: Tensor) -> bool:
     plain = x.device.type == "cpu" and x.is_floating_point()
-    return plain and not torch.compiler.is_compiling() and not _compat.transformed(x)
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # a traced program has one number of draws
+    return plain and not in_graph and not _compat.transformed(x)
 
 
 class Dropout(nn.Dropout):

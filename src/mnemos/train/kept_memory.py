@@ -15,9 +15,10 @@ def keep_freed_memory() -> bool:
     By default glibc returns blocks above 32 MiB to the system, and each update's activations are mapped and cleared
     again, which is a fifth of an update's time on the CPU where activations are large. The process keeps the memory of
     its largest update. Nothing happens where the C library is not glibc, or where the environment has its own settings
-    (MALLOC_…, or another allocator in LD_PRELOAD). Source: mallopt(3).
+    (MALLOC_…, glibc.malloc.… in GLIBC_TUNABLES, or another allocator in LD_PRELOAD). Source: mallopt(3).
     """
     ours = sys.platform == "linux" and not any(name.startswith(_PREFIX) for name in os.environ)
+    ours = ours and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
     if not ours or os.environ.get("LD_PRELOAD"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

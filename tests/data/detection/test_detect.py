@@ -87,6 +87,20 @@ def test_photos_are_upright_and_large_ones_are_read_smaller(model, tmp_path, mon
     assert (corners[:, :2] + corners[:, 2:]).max(0) == pytest.approx([60, 90], abs=1), "boxes are in the photo's pixels"
 
 
+def test_a_photo_too_thin_for_the_detector_is_named_and_others_are_read(model, tmp_path):
+    thin, other = photo(tmp_path / "thin.png", (300, 2)), photo(tmp_path / "other.png")
+    found = mnemos.detect(model, [thin, other], score=0.0, out=tmp_path / "out")
+    assert "thin.png: expected a photo whose sides differ by less than a factor of 96" in found[0].problem
+    assert found[1].objects
+
+
+def test_the_least_score_belongs_to_what_is_found(model, tmp_path):
+    file = photo(tmp_path / "a.png")
+    (every,) = mnemos.detect(model, [file], score=0.0)
+    (some,) = mnemos.detect(model, [file], score=every.objects[2]["score"])
+    assert some.objects == every.objects[:3]
+
+
 def test_what_is_refused(model, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -120,4 +134,6 @@ def test_objects_are_drawn_where_they_are():
     assert not changed.any()
     assert overlay(grey, [one], {3: "cat"}, longest=40).shape == (25, 40, 3)
     assert (overlay(grey, [], {3: "cat"}, longest=80) == grey).all()
+    assert overlay(grey[:1, :1].repeat(900, 1), [], {}).shape == (4, 3600, 3), "enlarged no further"
+    assert overlay(grey[:1, :1].repeat(70_000, 1), [], {}).shape == (1, 65_500, 3), "no larger than a JPEG can be"
     assert np.array_equal(decode({**one["segmentation"], "counts": one["segmentation"]["counts"].encode()}), mask)

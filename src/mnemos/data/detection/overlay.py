@@ -13,6 +13,7 @@ from mnemos.data.pictures import pillow
 from .scenes import Annotation, decode, run_lengths
 
 READABLE = 400  # pixels: pictures whose shorter side is smaller are enlarged, so that names can be read
+_ENLARGED, _JPEG = 4_000, 65_500  # pixels: the most to which a picture is enlarged, and the most of a JPEG
 _OPACITY = 0.45  # of a mask
 _GOLDEN = 0.618034  # hues of successive numbers that are far apart
 
@@ -23,13 +24,14 @@ def overlay(
     """A picture [H, W, 3] with objects drawn on it: [h, w, 3], scaled so that max(h, w) is `longest`.
 
     longest: None leaves the size, or enlarges the picture by a whole number to a shorter side of at least 400, so that
-    names can be read. entries: annotations or detections in COCO's format, with bbox, category_id, and optionally
-    segmentation and score. names: of the categories; each category has a colour of its own. Objects of a greater score,
-    or later ones, are drawn above others, larger masks below smaller ones. Cost: h·w per mask.
+    names can be read, but to at most 4,000 pixels; above 65,500, which JPEG does not have, it is scaled to these.
+    entries: annotations or detections in COCO's format, with bbox, category_id, and optionally segmentation and score.
+    names: of the categories; each category has a colour of its own. Objects of a greater score, or later ones, are
+    drawn above others, larger masks below smaller ones. Cost: h·w per mask.
     """
     opener = pillow()
     height, width = picture.shape[:2]
-    scale = max(1, math.ceil(READABLE / min(height, width))) if longest is None else longest / max(height, width)
+    scale = _readable(height, width) if longest is None else longest / max(height, width)
     size = (max(1, round(scale * width)), max(1, round(scale * height)))
     canvas = np.array(opener.fromarray(picture).resize(size, opener.Resampling.BICUBIC), np.float32)
     colours = {category: _colour(number) for number, category in enumerate(names)}
@@ -39,6 +41,13 @@ def overlay(
         inside = np.array(mask.resize(size, opener.Resampling.NEAREST), np.bool_)
         canvas[inside] = (1 - _OPACITY) * canvas[inside] + _OPACITY * np.array(colours[one["category_id"]], np.float32)
     return _with_boxes(opener.fromarray(canvas.round().astype(np.uint8)), entries, names, colours, scale)
+
+
+def _readable(height: int, width: int) -> float:
+    longer = max(height, width)
+    if longer > _JPEG:
+        return _JPEG / longer
+    return max(1, min(math.ceil(READABLE / min(height, width)), _ENLARGED // longer))
 
 
 def _with_boxes(

@@ -20,6 +20,7 @@ from mnemos.types import InputError
 from .detector_outputs import as_results
 from .scenes import Annotation, decode, encode
 
+_BELOW = 1e-6  # detectors leave out a score that equals their threshold
 LONGEST = 1600  # pixels: a larger photo is read at this size, because masks of all its objects are held at once
 
 
@@ -46,23 +47,33 @@ class DetectionPreprocessing(Preprocessing):
         """The `top` most probable objects of each photo: {"objects": entries of COCO's result format}."""
         for path in files_below(files, ENDINGS, "photos"):
             try:
-                pixels = read_photo(path)
+                found = self.objects_in(model, path, 0, 0.0)[1][: options["top"]]
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue
-            found = self.objects(model, pixels, 0, 0.0)[: options["top"]]
             yield Predicted(str(path), self.said(found), {"objects": found})
 
     def said(self, found: Sequence[Annotation]) -> str:
         """The names and scores of objects on one line."""
         return "  ".join(f"{self.named[one['category_id']]} {one['score']:.2f}" for one in found) or "no object"
 
+    def objects_in(
+        self, model: Any, path: Path, image_id: int, score: float
+    ) -> tuple[NDArray[np.uint8], list[Annotation]]:
+        """The pixels of a photo (`read_photo`) and its `objects`. Raises InputError, with the file's name."""
+        pixels = read_photo(path)
+        try:
+            return pixels, self.objects(model, pixels, image_id, score)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
     @torch.no_grad()
     def objects(self, model: Any, pixels: NDArray[np.uint8], image_id: int, score: float) -> list[Annotation]:
         """The objects of a photo [H, W, 3] in COCO's result format, best first, with at least `score`.
 
         Boxes and masks are in the pixels of the photo. A photo of more than 1600 pixels is read at that size. model: a
-        detector, or a module with one as `host`, in eval mode. No cache is written.
+        detector, or a module with one as `host`, in eval mode. No cache is written. Raises InputError for a photo so
+        long and thin that less than a pixel of its shorter side is left at the detector's size.
         """
         opener, detector = pillow(), getattr(model, "host", model)
         height, width = pixels.shape[:2]
@@ -70,6 +81,7 @@ class DetectionPreprocessing(Preprocessing):
         if shrunk < 1.0:
             size = (max(1, round(width * shrunk)), max(1, round(height * shrunk)))
             pixels = np.array(opener.fromarray(pixels).resize(size, opener.Resampling.BICUBIC))
+        _check_proportions(detector, *pixels.shape[:2])
         parameter = next(p for p in detector.parameters() if p.is_floating_point())
         image = torch.from_numpy(pixels).permute(2, 0, 1).to(parameter.device, parameter.dtype) / 255
         with _scores_from(detector, score):
@@ -85,6 +97,18 @@ def read_photo(path: Path) -> NDArray[np.uint8]:
     return np.array(read_image(path))
 
 
+def _check_proportions(detector: Any, height: int, width: int) -> None:
+    transform = getattr(detector, "transform", None)
+    longest = getattr(transform, "max_size", None)
+    if longest is None or getattr(transform, "fixed_size", None) is not None:
+        return
+    if min(height, width) * longest < 1.001 * max(height, width):  # the detector scales in float32
+        raise InputError(
+            f"expected a photo whose sides differ by less than a factor of {longest}, because the detector scales the "
+            f"longer one to at most {longest} pixels, found {width} × {height} pixels; cut it into parts"
+        )
+
+
 @contextlib.contextmanager
 def _scores_from(detector: Any, score: float) -> Iterator[None]:
     """Inside, a detector leaves out objects of lower scores before it computes their masks."""
@@ -93,7 +117,7 @@ def _scores_from(detector: Any, score: float) -> Iterator[None]:
     if own is None:
         yield
         return
-    part.score_thresh = max(own, score)
+    part.score_thresh = max(own, score - _BELOW)
     try:
         yield
     finally:
