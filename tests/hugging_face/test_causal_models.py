@@ -109,6 +109,36 @@ def test_what_is_saved_is_loaded(pair, tmp_path):
             torch.testing.assert_close(carried, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["lstm-plain-causal", "transformer-plain-causal"])
+def test_padding_on_the_right_is_read_over(name):
+    """The first new token follows the last valid one."""
+    _, model = built(name)
+    mask = MASK.flip(1)
+    found = model.generate(IDS, attention_mask=mask, max_new_tokens=NEW, do_sample=False)[1, PROMPT:]
+    alone = model.generate(IDS[1:, :4], max_new_tokens=NEW, do_sample=False)[0, 4:]
+    assert found.tolist() == alone.tolist()
+    for carries in (False, True):
+        last = model(IDS, attention_mask=mask, use_cache=carries).logits[1, -1]
+        torch.testing.assert_close(last, model(IDS[1:, :4]).logits[0, -1])
+
+
+def test_auxiliary_losses_count_once_for_accumulated_calls():
+    """What Trainer does: the losses of two calls are added, each with the number of targets of both."""
+    torch.manual_seed(0)
+    model = MnemosForCausalLM.of(OTHERS["compressive"].build()).train()
+    ids = torch.randint(VOCABULARY, (2, 2, 12))
+    means = [model(part, labels=part).loss for part in ids]
+    added = [model(part, labels=part, num_items_in_batch=torch.tensor(44)).loss for part in ids]
+    torch.testing.assert_close(sum(added), sum(means) / 2)
+    model.eval()
+    assert all(abs(model(part, labels=part).loss - mean) > 1e-6 for part, mean in zip(ids, means, strict=True))
+
+
+def test_label_smoothing_of_trainer_shifts_the_labels_of_these_classes():
+    names = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    assert {"MnemosForCausalLM", "RememberingForCausalLM"} <= set(names)
+
+
 def test_sampling_draws_as_a_stream_does():
     ours, model = built("memformer-plain-causal")
     torch.manual_seed(3)

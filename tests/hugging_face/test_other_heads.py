@@ -82,5 +82,19 @@ def test_a_language_model_becomes_a_classifier(tmp_path):
     assert torch.equal(model.model.embedding.weight, language.model.embedding.weight)
     assert model.model.head.weight.shape == (4, 12)
     assert model.model.head.weight.std() > 0.05  # initialised, not left as it lay in memory
+    model.save_pretrained(tmp_path / "classes")
+    other = MnemosForSequenceClassification.from_pretrained(
+        tmp_path / "classes", num_labels=1, ignore_mismatched_sizes=True
+    )
+    assert torch.equal(other.model.embedding.weight, language.model.embedding.weight)
+    assert other(SOURCE, labels=torch.rand(3)).logits.shape == (3, 1)
+    assert other.config.of_model().head.classes == 1
+    with pytest.raises(InputError, match="expected a model with 2 classes, found 0"):
+        MnemosForSequenceClassification.of(language.model)
     with pytest.raises(InputError, match="head of classes"):
         MnemosForSequenceClassification(MnemosConfig(model=mnemos.LSTMConfig()))
+
+
+def test_trainer_divides_the_loss_of_a_classifier_by_its_accumulation_steps():
+    """It does so for models that do not take the number of targets in all calls of an update."""
+    assert not MnemosForSequenceClassification.accepts_loss_kwargs

@@ -49,7 +49,10 @@ def test_it_generates_over_segments_and_is_saved(network, tmp_path):
         for _ in range(NEW):
             row = torch.cat([row, in_segments(network.remembering, row)[:, -1:].argmax(-1)], 1)
         expected.append(row[0, -NEW:])
+    network.remembering.model.config.name_or_path = str(tmp_path)  # of a host that was loaded from there
+    network = RememberingForCausalLM.of(network.remembering, segment=SEGMENT)
     network.save_pretrained(tmp_path)
+    assert str(tmp_path) not in (tmp_path / "config.json").read_text()
     loaded = transformers().AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (loaded.config.tokens, loaded.config.segment) == (3, SEGMENT)
     found = loaded.generate(IDS, attention_mask=MASK, max_new_tokens=NEW, **OPTIONS)

@@ -23,7 +23,7 @@ from mnemos.data.vocabulary import Bytes
 from mnemos.data.word_vocabulary import Words
 from mnemos.evaluate.predict import predict
 from mnemos.libraries import transformers
-from mnemos.train.export import push
+from mnemos.train.export import export_run, push
 from mnemos.train.exported_tokenizer import exported_tokenizers
 from mnemos.train.session import run
 from mnemos.types import InputError
@@ -129,6 +129,18 @@ def test_without_the_library_the_shipped_file_says_what_to_install(exported, mon
         exec((exported[1] / "modeling_mnemos.py").read_text(), {})
 
 
+def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
+    def full(*given, **named):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("mnemos.train.export.model_card", full)
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(OSError, match="no space left"):
+            export_run(exported[0], tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
 @pytest.mark.slow
 def test_bad_input(exported, tmp_path, capsys):
     assert main(["export", str(exported[0])]) == 2  # the folder is there
@@ -142,6 +154,11 @@ def vocabularies():
     words = Words.count([("a", b"the cat sat\non the mat\n")])
     sub_words = SubWordTokens.train(["the cat sat on the mat .", "x y z </s> start"] * 3, 40)
     return {"bytes": Bytes(), "words": words, "sub-words": SubWords(sub_words.content)}
+
+
+def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():
+    tokenizer = exported_tokenizers(TextPreprocessing.of(8, "words", Words(["the", "cat", "<eos>"])))[""]
+    assert tokenizer.decode(tokenizer("the cat the")["input_ids"][1:], skip_special_tokens=True) == "the cat the"
 
 
 @pytest.mark.parametrize("name", ["bytes", "words", "sub-words"])

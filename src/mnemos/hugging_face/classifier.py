@@ -25,16 +25,31 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         model = MnemosForSequenceClassification(MnemosConfig(model=config))
 
     A language model's configuration gets a new head of `num_labels` classes, which reads the last token; from its
-    checkpoint, `from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)` takes the other weights.
+    checkpoint, and from that of a classifier with other classes, `from_pretrained(folder, num_labels=3,
+    ignore_mismatched_sizes=True)` takes the other weights.
     attention_mask [B, T], 1 = valid, padding anywhere. labels: as in Transformers, [B] classes, or by `problem_type`.
     Auxiliary losses of layers are added in training. Raises InputError for a model without a head of classes.
     """
 
     auto_class = "AutoModelForSequenceClassification"
+    accepts_loss_kwargs = False  # the loss is a mean over rows, which Trainer divides by its accumulation steps
 
     def _build(self, config: ModelConfig) -> nn.Module:
         model: nn.Module = with_classes(config, self.config.num_labels or 2).build()
         return model
+
+    @classmethod
+    def of(cls, model: nn.Module, **named: Any) -> Any:
+        """As of the base class. Raises InputError for a model without classes, or with another number of them."""
+        found = super().of(model, **named)
+        given = getattr(getattr(model.config, "head", None), "classes", 0)
+        if given != found.config.num_labels:
+            raise InputError(
+                f"MnemosForSequenceClassification.of: expected a model with {found.config.num_labels} classes, found "
+                f"{given}; load its checkpoint with from_pretrained(folder, num_labels="
+                f"{found.config.num_labels}, ignore_mismatched_sizes=True)"
+            )
+        return found
 
     def forward(
         self,
@@ -75,7 +90,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
 
 
 def with_classes(config: ModelConfig, classes: int) -> ModelConfig:
-    """The configuration of a classifier: that of a language model with a new head of classes, any other as it is.
+    """The configuration with that number of classes: a language model's gets a head that reads the last token.
 
     Raises InputError for a model that has no head of classes.
     """
@@ -85,9 +100,7 @@ def with_classes(config: ModelConfig, classes: int) -> ModelConfig:
             f"MnemosForSequenceClassification: expected a model with a head of classes (transformer), found "
             f"{config.name!r}; use another class"
         )
-    if head.classes:
-        return config
-    plain = {"tied": False, "cutoffs": (), "div_value": 1.0, "mixture": 0}
-    new = dataclasses.replace(head, classes=classes, pool="last", **plain)
+    plain = {"tied": False, "cutoffs": (), "div_value": 1.0, "mixture": 0, "pool": "last"}
+    new = dataclasses.replace(head, classes=classes, **({} if head.classes else plain))
     found: ModelConfig = dataclasses.replace(config, **{"head": new})
     return found

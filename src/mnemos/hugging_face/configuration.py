@@ -68,7 +68,7 @@ class MnemosConfig(PreTrainedConfig):
             self.max_position_embeddings = found.max_length
         classes = getattr(getattr(found, "head", None), "classes", 0)
         if classes and named.get("id2label") is None:
-            named["num_labels"] = classes
+            named.setdefault("num_labels", classes)
         super().__init__(**named)
 
     @classmethod

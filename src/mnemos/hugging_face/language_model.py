@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -161,8 +161,9 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
             targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
             if mask is not None:
                 targets = targets.masked_fill(~mask, -100)  # what stands before is no context
-            loss = mean_loss(outputs, targets, likelihood, loss_kwargs.get("num_items_in_batch"))
-            loss = loss + sum(auxiliary) if self.training and len(auxiliary) else loss
+            count = loss_kwargs.get("num_items_in_batch")
+            loss = mean_loss(outputs, targets, likelihood, count)
+            loss = with_auxiliary(loss, auxiliary, targets, count) if self.training else loss
         logits = None
         if likelihood is None or not (self.training and labels is not None):
             logits = as_logits(kept(outputs, logits_to_keep), likelihood)
@@ -214,6 +215,17 @@ def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, c
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).flatten(0, -2)
         total = F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=-100)
     return total / ((targets >= 0).sum().clamp(min=1) if count is None else count)
+
+
+def with_auxiliary(loss: Tensor, auxiliary: Sequence[Tensor], targets: Tensor, count: Any = None) -> Tensor:
+    """The loss and the auxiliary losses of one call.
+
+    count: as of `mean_loss`. Trainer gives the targets of all calls that it accumulates into an update, and adds their
+    losses: a call's auxiliary losses then count by its share of the targets, so that their mean is what an update sees.
+    """
+    if not len(auxiliary):
+        return loss
+    return loss + sum(auxiliary) * (1.0 if count is None else (targets >= 0).sum() / count)
 
 
 def as_logits(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:

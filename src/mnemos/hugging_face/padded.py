@@ -17,7 +17,8 @@ def read_padded(
     """(outputs [B, n, ·] of the last n = `last` tokens (0: all), state) of tokens x [B, T].
 
     before: the state (None: new rows), and mask [B, T] bool, True = valid (None: all are). Padding may be on the left,
-    on the right or between tokens. It has no position and leaves the state of its row alone; its outputs are 0.
+    on the right or between tokens. It has no position and leaves the state of its row alone; its outputs are those of
+    the last token before it, so that the last column is what `generate` goes on from, and 0 before the first token.
     call: reads rows without padding; it may give the outputs of the last n tokens only. carries: whether the state is
     wanted.
     Cost: one call without padding. With padding one call as well, if the state is not wanted; otherwise one for each
@@ -51,9 +52,10 @@ def hides_padding(model: nn.Module) -> bool:
 
 def _placed(outputs: Tensor, mask: Tensor, first: Tensor | int, last: int) -> Tensor:
     """Outputs [R, m, ·] of valid tokens, from the `first`-th of each row on, at the last places of its row."""
-    place = (mask.cumsum(1) - 1 - first)[:, -last:].clamp(0, outputs.shape[1] - 1)
+    read = mask.cumsum(1)[:, -last:]
+    place = (read - 1 - first).clamp(0, outputs.shape[1] - 1)
     found = outputs.gather(1, place[..., None].expand(-1, -1, outputs.shape[2]))
-    return torch.where(mask[:, -last:, None], found, 0)
+    return torch.where((read > 0)[..., None], found, 0)
 
 
 def _by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:

@@ -35,7 +35,11 @@ def register() -> None:
     library.AutoConfig.register(MODEL_TYPE, MnemosConfig, exist_ok=True)
     library.AutoConfig.register(REMEMBERING_TYPE, RememberingConfig, exist_ok=True)
     models = (MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification, RememberingForCausalLM)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     for model in models:
+        if model.auto_class == "AutoModelForCausalLM":  # Trainer shifts labels for these names in label smoothing
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model.config_class.model_type] = model.__name__
         getattr(library, model.auto_class).register(model.config_class, model, exist_ok=True)
         for package in _packages(library):
             vars(package).setdefault(model.__name__, model)

@@ -31,7 +31,8 @@ class RememberingConfig(PreTrainedConfig):
 
     def __init__(self, host: dict[str, Any] | None = None, tokens: int = 16, segment: int = 128, **named: Any) -> None:
         # Transformers makes empty ones, to see which settings differ from the default ones.
-        self.host = host or {"model_type": "gpt2"}
+        self.host = dict(host or {"model_type": "gpt2"})
+        self.host.pop("_name_or_path", None)  # where this machine had it
         self.tokens, self.segment = tokens, segment
         found = self.of_host()
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):

@@ -10,7 +10,7 @@ from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.types import InputError
 
-from .language_model import Generates, kept, last_of_mask, mean_loss
+from .language_model import Generates, kept, last_of_mask, mean_loss, with_auxiliary
 from .padded import packed_right
 from .pretrained_model import MnemosPreTrainedModel
 from .state_cache import StateCache, checked_cache
@@ -120,8 +120,9 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
             outputs, _ = self._read(cache, decoder_input_ids, mask, keep)
         loss = None
         if labels is not None:
-            loss = mean_loss(outputs, labels, None, named.get("num_items_in_batch"))
-            loss = loss + sum(auxiliary) if self.training and len(auxiliary) else loss
+            count = named.get("num_items_in_batch")
+            loss = mean_loss(outputs, labels, None, count)
+            loss = with_auxiliary(loss, auxiliary, labels, count) if self.training else loss
         carried: Any = cache if carries else None
         found = Seq2SeqLMOutput(
             loss=loss,

@@ -1,7 +1,9 @@
 """`mnemos export RUN --to hf`: a run's model as a checkpoint of Transformers, with its tokenizer and a model card."""
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +63,30 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     exported = cls.of(model, **named)
     if isinstance(about, TranslationPreprocessing):
         _search(exported.generation_config, about)
-    exported.save_pretrained(out)
-    for folder, tokenizer in tokenizers.items():
-        tokenizer.model_max_length = getattr(exported.config, "max_position_embeddings", 10**30)
-        tokenizer.save_pretrained(out / folder)
     recipe = _found(lambda: to_dict(recipe_of_model(run)))
     found = {"recipe": recipe, "result": _found(lambda: read_result(run)), "run": _found(lambda: read_about(run))}
     name = run.resolve().name
-    write_text(out / "README.md", model_card(name, model.config, cls.__name__, found, bool(tokenizers)))
+    with _whole_or_none(out):
+        exported.save_pretrained(out)
+        for folder, tokenizer in tokenizers.items():
+            tokenizer.model_max_length = getattr(exported.config, "max_position_embeddings", 10**30)
+            tokenizer.save_pretrained(out / folder)
+        write_text(out / "README.md", model_card(name, model.config, cls.__name__, found, bool(tokenizers)))
     return out
+
+
+@contextlib.contextmanager
+def _whole_or_none(folder: Path) -> Iterator[None]:
+    """If the block raises, what it wrote to a new or empty folder is removed, so that it can be written again."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not existed and folder.is_dir():
+            folder.rmdir()
+        raise
 
 
 def push(folder: str | Path, repository: str, **named: Any) -> str:

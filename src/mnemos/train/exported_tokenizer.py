@@ -36,9 +36,10 @@ def _of_text(vocabulary: Vocabulary) -> Any:
     library: Any = libraries.tokenizers()
     named: dict[str, Any]
     if isinstance(vocabulary, Words):
-        made, named = _words(library, vocabulary), {"unk_token": vocabulary.list[vocabulary.unknown or 0]}
-        named["pad_token"] = named["unk_token"]  # not <eos>, which is a line feed in the text
-        start = LINE_END
+        made, start, named = _words(library, vocabulary), LINE_END, {}
+        if vocabulary.unknown is not None:  # else no word is special: decoding leaves such words out
+            # Padding is not <eos>, which is a line feed in the text.
+            named = dict.fromkeys(("unk_token", "pad_token"), vocabulary.list[vocabulary.unknown])
     elif isinstance(vocabulary, SubWords):
         made, start = library.Tokenizer.from_str(vocabulary.content), BEGIN
         made.no_truncation()
