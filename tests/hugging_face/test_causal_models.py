@@ -179,6 +179,12 @@ def test_crop_returns_to_any_length():
         new = model(ids[:, place : place + 2], attention_mask=mask[:, : place + 2].flip(0), past_key_values=cache)
         text = torch.cat([ids[:, :place].flip(0), ids[:, place : place + 2]], 1)
         whole = model(text, mask[:, : place + 2].flip(0))
+        early = StateCache()
+        early.activate_past_recording()
+        model(ids, past_key_values=early)
+        early.crop(-30)  # to before the state of any call
+        early.batch_repeat_interleave(2)
+        assert model(ids[:, 10:12].repeat_interleave(2, 0), past_key_values=early).logits.shape[:2] == (4, 2)
     torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)
     with pytest.raises(InputError, match="crop"):
         model(ids, use_cache=True).past_key_values.crop(-1)

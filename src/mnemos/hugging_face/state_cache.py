@@ -158,7 +158,7 @@ class StateCache(Cache):
     @property
     def batch_size(self) -> int:
         """The number of rows; -1 before the first call."""
-        found = leaves(self.state)
+        found = leaves(self.state) or leaves(self.pending)  # the state before the first call is None
         return len(found[0]) if found else -1
 
     @property
