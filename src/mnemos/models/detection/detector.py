@@ -49,8 +49,9 @@ class DetectorConfig(ModelConfig):
     sides: pictures are scaled so that their shorter side is one of these in training, chosen at random, and the last
     one in evaluation; longest: but their longer side at most this. anchor: side of the smallest anchor boxes, twice as
     large at each coarser level. frozen_stages: the first stages of the backbone, whose parameters are not trained.
-    group_norm: normalise after the convolutions of the pyramid and of the heads, in groups of 8 channels (Wu and He
-    2018), for training without a pretrained backbone: RetinaNet's heads begin with weights of 0.01, through four layers
+    group_norm: normalise after the convolutions of the pyramid's levels and within RetinaNet's heads and the mask
+    branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and the region proposals have no
+    normalisation. For training without a pretrained backbone: RetinaNet's heads begin with weights of 0.01, through four layers
     of which almost nothing comes if they are narrow. False, as in the paper, is torchvision's default.
     """
 
