@@ -51,8 +51,8 @@ class DetectorConfig(ModelConfig):
     large at each coarser level. frozen_stages: the first stages of the backbone, whose parameters are not trained.
     group_norm: normalise after the convolutions of the pyramid's levels and within RetinaNet's heads and the mask
     branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and the region proposals have no
-    normalisation. For training without a pretrained backbone: RetinaNet's heads begin with weights of 0.01, through four layers
-    of which almost nothing comes if they are narrow. False, as in the paper, is torchvision's default.
+    normalisation. For training without a pretrained backbone: RetinaNet's heads begin with weights of 0.01, through
+    four layers of which almost nothing comes if they are narrow. False, as in the paper, is torchvision's default.
     """
 
     name: ClassVar[str] = "detector"
