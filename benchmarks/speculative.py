@@ -32,7 +32,7 @@ from mnemos.generate.packed import packed
 from mnemos.train.run import provenance
 
 ROWS, SEGMENT, PROMPT = 8, 256, 64  # prompt and generated tokens are no longer than the rows of training
-TARGET = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512, "max_length": 1024}
+TARGET: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512, "max_length": 1024}
 DRAFT = TARGET | {"layers": 2}
 LARGE = TARGET | {"dim": 512, "layers": 8, "num_heads": 8, "mlp": 2048}
 STEPS = (900, 1000)  # updates of the target and of the draft
