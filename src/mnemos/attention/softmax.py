@@ -164,10 +164,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
-    # An exported program has one form for all lengths.
+    # An exported program has one form for all lengths, so its lengths are not compared.
     chooses = on_cpu and not torch.compiler.is_exporting()
-    short = not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64
-    if chooses and (dropout or short):
+    if chooses and (dropout or (not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64)):
         # There is no fused kernel for dropout on the CPU. For short rows, without gradient, the plain products are up
         # to twice as fast as the fused kernel.
         return _plain(q, k, v, visible, causal, dropout).transpose(1, 2)
