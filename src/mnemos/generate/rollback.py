@@ -22,7 +22,7 @@ def check_cuts(model: nn.Module, verb: str) -> None:
 
 
 class Rollback:
-    """A model and its state for R rows, of which the last call can be kept in part.
+    """A model and the state of R rows, which can go back to any token of the last call, in each row to its own.
 
         reading = Rollback(stream.model, stream.step, stream.state, limit=8)
         outputs = reading.read(x)                 # x [R, T]: outputs [R, T, ·]

@@ -76,7 +76,8 @@ def _words(library: Any, vocabulary: Words) -> Any:
     made = library.Tokenizer(library.models.WordLevel(words, **({"unk_token": unknown} if unknown else {})))
     made.normalizer = library.normalizers.Replace("\n", f" {LINE_END} ")
     made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
-    # A space before each word but the first; the prefix, of which no word begins, would leave it out.
+    # The WordPiece decoder puts a space before each word but the first, and none before words with the prefix. No word
+    # begins with this one.
     spaced = library.decoders.WordPiece(prefix="\0", cleanup=False)
     ends = [library.decoders.Replace(end, "\n") for end in (f" {LINE_END}", LINE_END)]
     made.decoder = library.decoders.Sequence([spaced, *ends])
