@@ -52,7 +52,9 @@ ROOMS += [
     "benchmarks",
     "command_parsers",
     "detection_cli",
+    "listing_cli",
     "translation_cli",
+    "usage",
     "cli",
     "__main__",
 ]

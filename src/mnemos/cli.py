@@ -19,50 +19,10 @@ from . import registry
 from .command_parsers import CommandParser, RecipeParser
 from .errors import InputError, SkippedFile, one_line
 from .interrupts import end_at_once
+from .usage import USAGE
 
 if TYPE_CHECKING:
     from .train.recipe import Recipe
-
-USAGE = """mnemos: memory for transformers
-
-  mnemos list                                  list the recipes, models, attentions and tasks
-  mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
-  mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR] [--from RUN]
-  mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
-                                               [--train.steps N: train it for longer] [--accept-changed-data]
-  mnemos eval RUN                              evaluate a run's model, with and without its memory
-                                               [--split valid|test] [--rows N] [--data.FIELD value ...: on other data]
-                                               [--model.FIELD value ...: settings of how far it reads]
-  mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
-                                               continue (- reads the standard input)    [--top N] [--length N]
-  mnemos translate RUN < FILE                  translate text, line by line    [--beams N] [--n-best N]
-                                               [--length-penalty X]
-  mnemos detect RUN PHOTO ...                  draw boxes and masks of objects on photos    [--out DIR] [--score S]
-                                               [--json: print them in COCO's result format]
-  mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
-                                               [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
-                                               [--draft RUN|lookup] [--drafted N]
-  mnemos compare RECIPE RECIPE ... [--field value ...]
-                                               train several recipes and compare them    [--seeds N] [--out DIR]
-                                               [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
-                                               [--equal updates|samples|parameters|flops|time] [--minutes M]
-                                               [--rates R1,R2: the best for each recipe] [--against NAME]
-  mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
-  mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
-  mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
-  mnemos export RUN                            write a checkpoint of Hugging Face Transformers    [--to hf] [--out DIR]
-                                               [--push REPOSITORY]
-  mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
-  mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
-                                               [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
-                                               [--books PATH] [--jobs N] [--out DIR]
-  mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
-                                               [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
-
-Fields are settings of the recipe, for example --model.dim 128 --model.attention linear --model.cache none.
-RECIPE is a name, or a JSON file that `mnemos show` printed.
-`mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,29 +108,11 @@ def _limit_spinning() -> None:
         os.environ["GOMP_SPINCOUNT"] = "30000"  # a tenth of the default
 
 
-_TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
-
-
 def _list(arguments: list[str]) -> int:
-    from .recipe_tasks import recipe_tasks
+    from .listing_cli import ABOUT, show_names
 
-    CommandParser("list", "List the recipes, models, attentions and tasks.").parse_args(arguments)
-    for failure in registry.load_plugins():
-        print(f"mnemos: warning: {failure}", file=sys.stderr)
-    for kind in registry.KINDS:
-        print(_TITLES.get(kind, f"{kind}s"))
-        places = registry.places(kind)
-        width = max(map(len, places))
-        if kind != "recipe":
-            for name, place in places.items():
-                print(f"  {name:{width}}  {place.about}")
-            continue
-        tasks = recipe_tasks()
-        for task in dict.fromkeys(tasks.values()):
-            print(f"  {task or 'other tasks'}")
-            for name in (name for name in places if tasks[name] == task):
-                print(f"    {name:{width}}  {places[name].about}")
-    print("\nStart with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings.")
+    CommandParser("list", ABOUT).parse_args(arguments)
+    show_names()
     return 0
 
 
@@ -294,12 +236,8 @@ def _sample(arguments: list[str]) -> int:
         "--temperature", type=float, default=default.temperature, help="0: the most probable token (%(default)s)"
     )
     parser.add_argument("--top-k", type=int, default=default.top_k, help="sample from the k most probable (0: all)")
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=default.top_p,
-        help="sample from the most probable tokens of this total probability",
-    )
+    about = "sample from the most probable tokens of this total probability"
+    parser.add_argument("--top-p", type=float, default=default.top_p, help=about)
     parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
     parser.add_argument("--draft", metavar="RUN|lookup", help="draft text with a smaller run, or with the text so far")
     parser.add_argument("--drafted", type=int, default=default.drafted, help="tokens of a draft (%(default)s)")
