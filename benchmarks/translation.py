@@ -8,12 +8,15 @@ both in float32. train: forward, backward and AdamW of 32 pairs, with dropout .1
 give the same tokens and scores, and the same loss and gradients. Then each is measured once per round, right after the
 other, in an order that rotates. A ratio is their time divided by ours in the same round: median, smallest and largest.
 
+"mnemos bfloat16" and "mnemos int8" search with a copy of the decoder's matrices in fewer bits (`mnemos.fused_step`).
+
 clock: "cpu", the CPU time of the process, which other programs disturb less than the wall clock; with one thread the
 two mean the same. CTranslate2 is measured too if it is installed (float32, and int8 beside it); it is no dependency.
 """
 
 import argparse
 import copy
+import functools
 import importlib.util
 import json
 import statistics
@@ -27,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, libraries
+from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, fused_step, libraries
 from mnemos.models import from_marian
 from mnemos.train.run import provenance
 
@@ -83,9 +86,9 @@ def decoders(theirs: Any, ours: EncoderDecoder, rows: int) -> dict[str, Run]:
                 **settings,
             )
 
-    def mnemos() -> Any:
+    def mnemos(step: Any = None) -> Any:
         with torch.no_grad():
-            return beam_search(ours, ours.encode(source, mask), start, config)
+            return beam_search(ours, ours.encode(source, mask), start, config, step=step)
 
     expected, found = transformers(), mnemos()
     for row, tokens, score in zip(found, expected.sequences, expected.sequences_scores, strict=True):
@@ -95,6 +98,7 @@ def decoders(theirs: Any, ours: EncoderDecoder, rows: int) -> dict[str, Run]:
     return {
         "mnemos": mnemos,
         "transformers": transformers,
+        **{f"mnemos {kind}": functools.partial(mnemos, fused_step(ours, kind)) for kind in ("bfloat16", "int8")},
         **ctranslate2(theirs, source, mask, found[0][0].tokens.tolist()),
     }
 
