@@ -39,10 +39,10 @@ def test_models_without_a_causal_state_that_is_known(kind, sizes, words):
     refused(lambda: mnemos.functional(model(model.config_class(**{**SMALL, **sizes}))), "expected", words)
 
 
-def test_gated_caches_per_stream():
+def test_gated_caches_that_rows_share():
     model = build("GPT2")
-    mnemos.cache(model, mnemos.GRC(length=4, block=3, scope="stream"))
-    refused(lambda: mnemos.functional(model), 'scope="stream"', "DynamicCache")
+    mnemos.cache(model, mnemos.GRC(length=4, block=3))
+    refused(lambda: mnemos.functional(model), 'scope="stream"', "shared")
 
 
 def test_other_modules():

@@ -85,7 +85,9 @@ def mix_decoder(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     x, mask, past = branch.host.read(module, args, kwargs)
     y = output[0] if isinstance(output, tuple) else output
     carried = valid = None
-    if branch.moves:
+    if branch.moves and hasattr(past, "gated"):  # the call of `mnemos.functional`, whose state is a value
+        carried, valid = past.gated(branch.grc), past.valid
+    elif branch.moves:
         if past is not None:
             carried = carried_by(past, reach(module, branch.host.layer), *x.shape[:2])
         valid = own_tokens(mask, x, 0 if carried is None else carried.length)

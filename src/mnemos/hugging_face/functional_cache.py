@@ -6,12 +6,14 @@ convolution windows of a row stay next to each other. So padding takes no place 
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemos import libraries
+from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
 
@@ -39,7 +41,7 @@ class FunctionalState(NamedTuple):
     """The state of a model of Transformers. seen [B] int64: the valid tokens that each row has read.
 
     parts: the states of its layers, in the order in which the model calls them: `KeyValues` of attentions, named tuples
-    of recurrent layers.
+    of recurrent layers, and after an attention with a gated cache (`mnemos.cache`) the cache of each row.
     """
 
     seen: Tensor
@@ -148,6 +150,25 @@ def _of_decoder(config: Any) -> Any:
     return config
 
 
+class GatedPart:
+    """The state of one gated cache in one call: the given one, and the place [..] for the next one."""
+
+    def __init__(self, state: Any, new: list[State]) -> None:
+        self._state, self._new = state, new
+
+    def current(self, repeat: object) -> Any:
+        """The given state, a `BlockState`; None in a first call. A row of zeros is a new row."""
+        return self._state
+
+    def extend(self, source: Tensor, valid: Tensor | None, blocks: Any, gradient: bool) -> None:
+        """Note the state after a call's tokens."""
+        self._new.append(blocks.after())
+
+    def projected(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """compute(cache): nothing is kept from call to call."""
+        return compute(cache)
+
+
 class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     """The state of one call. Layers take their parts of it in the order in which the model calls them.
 
@@ -218,6 +239,15 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             kept = kept.last(self._most)
         self.new.append(kept)
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
+
+    def gated(self, grc: GRC) -> "GatedPart":
+        """What the next gated cache reads and writes; its branch asks for it (`mnemos.adapt.decoder_branch`)."""
+        if grc.scope != "stream":
+            raise InputError(
+                f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '
+                'to the model and not to a row; call mnemos.cache with GRC(scope="stream")'
+            )
+        return GatedPart(self.take(), self.new)
 
     # What the masks of Transformers read. Every layer begins at the same token, that of the longest past.
     def get_seq_length(self, layer_idx: int = 0) -> int:

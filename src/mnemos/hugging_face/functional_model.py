@@ -355,9 +355,4 @@ def _checked_model(model: nn.Module) -> tuple[Any, str]:
             f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "
             "or a decoder without cross-attention"
         )
-    if any(getattr(getattr(part, "grc", None), "scope", None) == "stream" for part in base.modules()):
-        raise InputError(
-            f'functional: expected no gated caches of scope="stream", whose state is in a cache of transformers, found '
-            f'some in {name}; call it with past_key_values=DynamicCache(), or use scope="shared"'
-        )
     return base, cache
