@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 libraries.transformers()
 libraries.timm()
 MODULES = "mnemos.cli mnemos.train.session mnemos.train.compare mnemos.figures processes train_standins "
-MODULES += "lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp "
+MODULES += "mnemos.trainers.transformers_trainer lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp "
 MODULES += "pytest hypothesis"  # which the tests' own modules import
 for module in MODULES.split():
     importlib.import_module(module)

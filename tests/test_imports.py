@@ -46,6 +46,7 @@ ROOMS += [
     "measure",
     "evaluate",
     "train",
+    "trainers",
     "recipes",
     "figures",
     "papers",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import recipes as recipes
     from . import registry as registry
     from . import train as train
+    from . import trainers as trainers
     from . import types as types
     from .adapt.attach import cache as cache
     from .adapt.attach import uncache as uncache
@@ -182,6 +183,7 @@ _ROOMS = {
     "recipes",
     "registry",
     "train",
+    "trainers",
     "types",
 }
 

@@ -46,6 +46,11 @@ def transformers() -> ModuleType:
     return _imported("transformers", "hf")
 
 
+def accelerate() -> ModuleType:
+    """The module `accelerate`, which Trainer needs. Raises InputError with the install command if it is missing."""
+    return _imported("accelerate", "trainer")
+
+
 def tokenizers() -> ModuleType:
     """The module `tokenizers`. Raises InputError with the install command if it is missing."""
     return _imported("tokenizers", "text")

@@ -1,0 +1,26 @@
+"""Rollouts in the trainers of other libraries: states across updates in Transformers' Trainer.
+
+`RolloutTrainer` is imported when it is first used, with the library transformers.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .batches import RolloutBatches
+from .reading import Segment
+
+if TYPE_CHECKING:
+    from .transformers_trainer import RolloutTrainer as RolloutTrainer
+
+__all__ = ["RolloutBatches", "RolloutTrainer", "Segment"]
+
+
+def _imported(name: str) -> Any:
+    if name != "RolloutTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .transformers_trainer import RolloutTrainer
+
+    return RolloutTrainer
+
+
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
+    __getattr__ = _imported

@@ -1,0 +1,168 @@
+"""Documents as rows of segments: batch i holds the next rollout of every row, as a pure function of i."""
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemos.data.batch import IGNORE
+from mnemos.data.segments import Schedule
+from mnemos.types import InputError, JSONObject
+
+Rollout = dict[str, Any]  # "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
+
+
+class RolloutBatches:
+    """Documents of token ids, read by `rows` rows at a time in rollouts of S = `rollout` segments of L = `segment`.
+
+        batches = RolloutBatches(documents, rows=8, segment=128, rollout=4)
+        batches[0]["input_ids"]                      # [8, 512]; batch 1 goes on where batch 0 ends, row by row
+
+    documents: a sequence of token ids [n], or of mappings with "input_ids" and, where not every token counts, "labels"
+    (aligned with the ids as elsewhere, −100 = not counted). Each row reads whole documents, one after the other; a
+    document begins at the start of a segment, where "resets" [B, S] is True. Its last segment is padded (mask False).
+    "targets" [B, S·L] are the next tokens, shifted already, −100 in padding; the first token of a document is read and
+    not predicted, and a document of fewer than two tokens is left out.
+    With a seed the documents are shuffled in every epoch, and epochs follow each other without end; None: every
+    document once, the longest first. sets > 1: batches i, i + sets, … are of the same rows, which makes `sets` batches
+    as good as one of sets·rows rows (gradient accumulation). In several processes each has rows of its own.
+
+    `batches[i]` costs O(rows·S·L). An iteration gives one epoch, from where the last one ended; a `state_dict` holds
+    the place. Raises InputError for settings below 1, and for documents that are none.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Any],
+        rows: int,
+        segment: int,
+        rollout: int = 1,
+        seed: int | None = 0,
+        sets: int = 1,
+    ) -> None:
+        for name, value in {"rows": rows, "segment": segment, "rollout": rollout, "sets": sets}.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name}: expected a whole number of at least 1, found {value!r}; change it")
+        if not (hasattr(documents, "__len__") and hasattr(documents, "__getitem__")):
+            raise InputError(
+                f"documents: expected a sequence with a length, found {type(documents).__name__}; give a list, or a "
+                "data set that is read by index"
+            )
+        self.documents, self.rows, self.segment, self.rollout = documents, rows, segment, rollout
+        self.seed, self.sets = seed, sets
+        lengths = [len(_field(documents[i], "input_ids", i)) for i in range(len(documents))]
+        self._usable = [i for i, n in enumerate(lengths) if n > 1]
+        if not self._usable:
+            raise InputError(f"documents: expected one of at least two tokens, found none among {len(lengths)}")
+        self._lengths = zlib.crc32(torch.tensor(lengths).numpy().tobytes())
+        self._segments = [math.ceil((lengths[i] - 1) / segment) for i in self._usable]
+        self._place = 0
+        self._process: tuple[int, int] | None = None
+        self._schedule: Schedule | None = None
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """(rank, number) of the processes; found out at the first use, when all of them have been started."""
+        if self._process is None:
+            several = torch.distributed.is_available() and torch.distributed.is_initialized()
+            self._process = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if several else (0, 1)
+        return self._process
+
+    def described(self) -> JSONObject:
+        """What the order of the tokens depends on: a saved place is one in data that are described alike."""
+        names = ("rows", "segment", "rollout", "seed", "sets")
+        about = {name: getattr(self, name) for name in names}
+        return about | {"processes": self.process[1], "lengths of documents": self._lengths}
+
+    def __len__(self) -> int:
+        """The batches of an epoch: so many that about every segment is read once; without a seed, all there are."""
+        rows = self.rows * self.sets * self.process[1]
+        if self.seed is not None:
+            return self.sets * math.ceil(sum(self._segments) / (rows * self.rollout))
+        schedule, last = Schedule(self._segments, rows, None), 0
+        while any(schedule.at(last)):
+            last += 1
+        return self.sets * math.ceil(last / self.rollout)
+
+    def __getitem__(self, index: int) -> Rollout:
+        """Batch number `index`, from 0; with a seed there is no last one."""
+        rank, processes = self.process
+        if self._schedule is None:
+            self._schedule = Schedule(self._segments, self.rows * self.sets * processes, self.seed)
+        first = (rank * self.sets + index % self.sets) * self.rows
+        shape = self.rows, self.rollout * self.segment
+        ids, targets = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORE)
+        mask, resets = torch.zeros(shape, dtype=torch.bool), torch.zeros(self.rows, self.rollout, dtype=torch.bool)
+        for t in range(self.rollout):
+            of_rows = self._schedule.at(index // self.sets * self.rollout + t)[first : first + self.rows]
+            for row, found in enumerate(of_rows):
+                resets[row, t] = found is None or found[1] == 0
+                if found is not None:
+                    x, y = self._piece(*found)
+                    place = row, slice(t * self.segment, t * self.segment + len(x))
+                    ids[place], targets[place], mask[place] = x, y, True
+        batch = {"input_ids": ids, "targets": targets, "resets": resets, "index": index}
+        return batch if bool(mask.all()) else batch | {"mask": mask}
+
+    def _piece(self, document: int, number: int) -> tuple[Tensor, Tensor]:
+        """The token ids and targets of one segment of a document."""
+        place = self._usable[document]
+        found = self.documents[place]
+        first = number * self.segment
+        ids = _checked(_field(found, "input_ids", place)[first : first + self.segment + 1], place)
+        labels = ids
+        if isinstance(found, Mapping) and "labels" in found:
+            labels = _checked(found["labels"][first : first + self.segment + 1], place)
+            if len(labels) != len(ids):
+                raise InputError(f"document {place}: expected as many labels as input_ids, found fewer or more")
+        return ids[:-1], labels[1:]
+
+    def __iter__(self) -> Iterator[Rollout]:
+        end = (self._place // len(self) + 1) * len(self)
+        while self._place < end:
+            self._place += 1  # before the batch is used: a state that is saved meanwhile goes on after it
+            yield self[self._place - 1]
+
+    def state_dict(self) -> JSONObject:
+        """The place of an iteration, and the data that it is one of."""
+        return {"place": self._place, "data": self.described()}
+
+    def load_state_dict(self, saved: JSONObject) -> None:
+        """Go on from a saved place. Raises InputError if it is one of other data, or of other rows."""
+        check_described(self, saved["data"])
+        self._place = int(saved["place"])
+
+
+def check_described(batches: RolloutBatches, saved: JSONObject) -> None:
+    """Raise InputError unless a place was saved in the same data, cut in the same way."""
+    for name, found in batches.described().items():
+        if saved.get(name) != found:
+            raise InputError(
+                f"{name}: expected {saved.get(name)!r}, with which the checkpoint was written, found {found!r}; resume "
+                "with the same data and settings"
+            )
+
+
+def _field(document: Any, name: str, place: int) -> Any:
+    """The token ids of a document."""
+    if isinstance(document, Mapping):
+        if name not in document:
+            raise InputError(f"document {place}: expected {name!r}, found {', '.join(map(str, document))}; tokenise it")
+        document = document[name]
+    if isinstance(document, str) or not hasattr(document, "__len__"):
+        raise InputError(
+            f"document {place}: expected token ids [n], found {type(document).__name__}; tokenise the text first"
+        )
+    return document
+
+
+def _checked(values: Any, place: int) -> Tensor:
+    found = torch.as_tensor(values)
+    if found.dim() != 1 or found.is_floating_point():
+        raise InputError(
+            f"document {place}: expected token ids [n] of integers, found {found.dtype} {tuple(found.shape)}"
+        )
+    return found.to(torch.int64)

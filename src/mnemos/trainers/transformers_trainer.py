@@ -1,0 +1,250 @@
+"""`RolloutTrainer`: Transformers' Trainer with states across updates and gradients through rollouts of segments."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mnemos import libraries
+from mnemos.errors import InputError
+from mnemos.train import checkpoint
+
+from .batches import RolloutBatches
+from .reading import Reader
+from .rows import RowStates, average_gradients
+
+libraries.transformers()
+libraries.accelerate()
+from transformers import Trainer  # noqa: E402
+from transformers.trainer_utils import EvalLoopOutput  # noqa: E402
+
+_REFUSED_ARGUMENTS = {
+    "auto_find_batch_size": "the rows of a state cannot change in number",
+    "torch_compile": "replay runs the model eagerly",
+    "activation_checkpointing": "replay keeps the activations of one segment alone",
+    "fsdp": "gradients are reduced once per rollout, by all processes alike; use torchrun without it",
+    "deepspeed": "gradients are reduced once per rollout, by all processes alike; use torchrun without it",
+}
+
+
+class RolloutTrainer(Trainer):
+    """Train a recurrent, cached or remembering language model on documents of any length, in `transformers.Trainer`.
+
+        trainer = RolloutTrainer(model=model, args=TrainingArguments("runs/there", per_device_train_batch_size=8),
+                                 train_dataset=documents, segment=128, rollout=4)
+        trainer.train()                                   # later: trainer.train(resume_from_checkpoint=True)
+
+    Each of the 8 rows reads whole documents, one after the other (see `RolloutBatches`). An update reads the next
+    rollout = S segments of L = segment tokens of every row, with gradient through all S by `mnemos.replay`, at the
+    memory of one segment's activations. The rows' states go on to the next update, without gradient, and begin anew
+    with each document. rollout=1 is back-propagation truncated at each segment. The loss is the mean of −log p in nats
+    over all targets of the update, as in Trainer; an evaluation reads documents in the same way, with states, and gives
+    the mean over all their targets.
+
+    model: a `MnemosForCausalLM` or `RememberingForCausalLM`, a causal model of Transformers with a cache or a recurrent
+    state (what `mnemos.functional` takes), also with gated caches of scope="stream", and any of these inside a
+    `PeftModel`. train_dataset, eval_dataset: documents, mappings with "input_ids" (and "labels"). With
+    gradient_accumulation_steps=k there are k times as many rows, and one update reads a rollout of all. In several
+    processes (torchrun) each has rows of its own, and gradients are averaged by one all-reduce per update.
+
+    A checkpoint holds the states and the place in the data, and training that is killed and resumed continues bit for
+    bit. `resume_from_checkpoint=True` takes the newest checkpoint that is whole. named: the other arguments of Trainer.
+    Raises InputError for a model without a causal state, for arguments that do not apply to rollouts, and where a
+    checkpoint is of another model, of other data or of other settings.
+    """
+
+    model: Any
+    train_dataset: Any
+    eval_dataset: Any
+    optimizer: Any
+
+    def __init__(self, *given: Any, segment: int, rollout: int, **named: Any) -> None:
+        for name in ("data_collator", "compute_loss_func", "compute_metrics"):
+            if named.get(name) is not None:
+                raise InputError(
+                    f"RolloutTrainer: expected no {name}, because documents are cut into segments; omit it"
+                )
+        model = given[0] if given else named.get("model")
+        self._found = None if model is None else Reader(model)  # before Trainer changes the model's configuration
+        super().__init__(*given, **named)
+        for name, why in _REFUSED_ARGUMENTS.items():
+            if getattr(self.args, name, None):
+                raise InputError(f"RolloutTrainer: expected args without {name}, because {why}")
+        if self.args.n_gpu > 1:
+            raise InputError(
+                f"RolloutTrainer: expected one GPU per process, found {self.args.n_gpu}; start it with torchrun"
+            )
+        self.segment, self.rollout = segment, rollout
+        self._resumed: Path | None = None
+        if self._found is not None:
+            self._found.smooth(self.args.label_smoothing_factor)
+
+    def _reader(self) -> Reader:
+        """How the present model is read; `model_init` may have made another one."""
+        if self._found is None or self._found.model is not self.model:
+            self._found = Reader(self.model)
+            self._found.smooth(self.args.label_smoothing_factor)
+        return self._found
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The rollouts of the training documents, for this process."""
+        if self.train_dataset is None:
+            raise InputError("RolloutTrainer: expected train_dataset, a sequence of documents, found none")
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        batches = RolloutBatches(
+            self.train_dataset,
+            self._train_batch_size,
+            self.segment,
+            self.rollout,
+            seed,
+            self.args.gradient_accumulation_steps,
+        )
+        self._rows = RowStates(batches)
+        if self._resumed is not None:
+            saved = checkpoint.read(self._resumed / self._file())
+            rows = self._train_batch_size
+            self._rows.restore(saved, lambda: self._reader().fresh(rows, self.args.device), self.args.device)
+        return self._loader(batches)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """The segments of the evaluation documents, each of them once, for this process."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        found = self.eval_dataset[found] if isinstance(found, str) else found
+        if found is None:
+            raise InputError("RolloutTrainer: expected eval_dataset, a sequence of documents, found none")
+        return self._loader(RolloutBatches(found, self.args.eval_batch_size, self.segment, 1, None))
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """Refused: `evaluate` gives the loss of documents, `generate` of the model continues them."""
+        raise InputError(
+            "predict: expected evaluate(documents), whose result is the loss; predictions are not collected"
+        )
+
+    def _loader(self, batches: Any) -> DataLoader:
+        return _Loader(
+            batches,
+            batch_sampler=_InOrder(len(batches)),
+            collate_fn=_only,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
+        )
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
+        """As in Trainer. True: resume from the newest checkpoint of `output_dir` that is whole."""
+        found: Any = resume_from_checkpoint
+        if found is True:
+            found = newest_whole(Path(str(self.args.output_dir)), self._file()) or True
+        elif found and not is_whole(Path(found), self._file()):
+            raise InputError(f"{found}: expected a whole checkpoint of RolloutTrainer, found none; resume from another")
+        self._resumed = Path(found) if isinstance(found, str | Path) else None
+        return super().train(str(found) if self._resumed else found, *given, **named)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """As in Trainer; the targets of the update are counted here, because they are shifted already."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        count = sum(((batch["targets"] >= 0).sum() for batch in batches), torch.zeros((), dtype=torch.int64)).to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum()
+        return batches, count
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """The gradients of one rollout; see the class. Returns the loss that counts for this process."""
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        reader, batch = self._reader(), self._prepare_inputs(inputs)
+        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        count = num_items_in_batch.clamp(min=1) / scale
+        with self.accelerator.no_sync(model=model), self.accelerator.autocast():
+            loss = self._rows.backward(
+                lambda segment, state: reader(segment, state, count),
+                batch,
+                self.model,
+                self.accelerator.backward,
+                reader.advance if reader.advances else None,
+            )
+        if self.accelerator.sync_gradients:
+            average_gradients(self.model.parameters())
+        return loss.detach()
+
+    @torch.no_grad()
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The mean loss over all targets of all processes, in nats."""
+        self.model.eval()
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
+        batches: Any = dataloader.dataset
+        reader, rows = self._reader(), RowStates(batches)
+        total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        for batch in dataloader:
+            with self.accelerator.autocast():
+                loss = rows.read(lambda segment, state: reader(segment, state, 1.0), self._prepare_inputs(batch))
+            total += torch.stack([loss.double(), (batch["targets"] >= 0).sum().double().to(loss.device)])
+        total = self.accelerator.gather(total[None]).sum(0)
+        nothing: Any = None  # predictions
+        metrics = {f"{metric_key_prefix}_loss": float(total[0] / total[1].clamp(min=1))}
+        return EvalLoopOutput(nothing, None, metrics, len(batches.documents))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer; a checkpoint of the training also gets the states of this process's rows."""
+        super().save_model(output_dir, _internal_call)
+        if _internal_call and output_dir is not None and not self.args.save_only_model:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            checkpoint.write(Path(output_dir) / self._file(), self._rows.saved())
+
+    def _file(self) -> str:
+        return f"rows-{self.args.process_index}.safetensors"
+
+
+class _InOrder:
+    """The numbers of the batches of one epoch, each in a list of one."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._epoch = count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([i] for i in range(self._epoch * self._count, (self._epoch + 1) * self._count))
+
+
+class _Loader(DataLoader):
+    def set_epoch(self, epoch: int) -> None:
+        """Trainer calls it before each epoch; after a resumption, it finds the sampler by itself."""
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def _only(batches: list[Any]) -> Any:
+    (batch,) = batches
+    return batch
+
+
+def is_whole(folder: Path, file: str) -> bool:
+    """Whether a checkpoint was written to its end: Trainer writes trainer_state.json last."""
+    try:
+        json.loads((folder / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return (folder / file).is_file()
+
+
+def newest_whole(folder: Path, file: str) -> Path | None:
+    """The newest checkpoint of a folder that is whole: a killed process may leave half of one."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+    found.sort(key=lambda path: int(path.name.partition("-")[2]))
+    return next((path for path in reversed(found) if is_whole(path, file)), None)

@@ -1,0 +1,236 @@
+"""RolloutTrainer beside plain back-propagation through time; killed, resumed, accumulated and refused."""
+
+import re
+import signal
+
+import processes
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+from torch.nn import functional as F
+from trainer_standins import (
+    MODELS,
+    SEGMENT,
+    accumulated,
+    arguments,
+    distributed,
+    documents,
+    killed,
+    made,
+    of_two_rows,
+    own_step,
+    through_time,
+)
+
+import mnemos
+from mnemos.libraries import transformers
+from mnemos.trainers import RolloutBatches, RolloutTrainer
+from mnemos.trainers.reading import Reader
+from mnemos.trainers.rows import RowStates
+from mnemos.types import InputError, detach
+
+ROLLOUT = 3
+
+
+def trainer_of(model, folder, data=None, **named):
+    args = arguments(folder, **named)
+    data = documents() if data is None else data
+    return RolloutTrainer(model=model, args=args, train_dataset=data, segment=SEGMENT, rollout=ROLLOUT)
+
+
+class Recorded(transformers().TrainerCallback):
+    """The gradients of every update."""
+
+    def __init__(self):
+        self.updates = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **named):
+        self.updates.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_back_propagation_through_time(name, tmp_path):
+    model, recorded = made(name).double(), Recorded()
+    other = made(name).double()
+    if name == "linear":  # dropout draws in another order
+        for part in (*model.modules(), *other.modules()):
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+    trainer = trainer_of(model, tmp_path, max_steps=3, max_grad_norm=0.0, learning_rate=0.0, weight_decay=0.0)
+    trainer.add_callback(recorded)
+    trainer.train()
+    step, state = own_step(other), None
+    batches = RolloutBatches(documents(), 2, SEGMENT, ROLLOUT, seed=42)
+    for index, found in enumerate(recorded.updates):
+        other.zero_grad()
+        total, state = through_time(step, batches[index], detach(state) if state is not None else None)
+        (total / (batches[index]["targets"] >= 0).sum()).backward()
+        for grad, expected in zip(found, other.parameters(), strict=True):
+            if expected.grad is not None:
+                assert grad is not None
+                torch.testing.assert_close(grad, expected.grad, rtol=1e-6, atol=1e-9)
+    assert len(recorded.updates) == 3
+
+
+def weights(trainer):
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_bit_identical(tmp_path):
+    """After a kill in the middle of an epoch, and at the end of one; a checkpoint that is not whole is passed over."""
+    whole = accumulated(tmp_path / "whole")
+    whole.train()
+    ended = processes.run(killed, tmp_path / "killed")
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert not (tmp_path / "killed" / "checkpoint-6").exists()
+    half = tmp_path / "killed" / "checkpoint-6"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    for place in (True, str(tmp_path / "whole" / "checkpoint-6")):
+        torch.manual_seed(9)  # what a checkpoint does not restore would differ
+        resumed = accumulated(tmp_path / "killed")
+        resumed.train(resume_from_checkpoint=place)
+        assert all(map(torch.equal, weights(resumed), weights(whole)))
+
+
+@pytest.mark.slow
+def test_sets_of_rows_and_processes_are_rows_of_one_batch(tmp_path):
+    one, two = of_two_rows(tmp_path / "one", 2, 1), of_two_rows(tmp_path / "two", 1, 2)
+    one.train()
+    two.train()
+    (tmp_path / "processes").mkdir()
+    for ended in processes.launched(distributed, tmp_path / "processes"):
+        assert ended.returncode == 0, ended.stderr
+    several = torch.load(tmp_path / "processes" / "weights.pt")
+    for a, b, c in zip(weights(one), weights(two), several, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(c, a, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_an_evaluation_reads_each_document_alone(name, tmp_path):
+    model = made(name)
+    args = arguments(tmp_path, max_steps=1, per_device_eval_batch_size=3, eval_strategy="steps", eval_steps=1)
+    data = {"train_dataset": documents(), "eval_dataset": documents(1)}
+    trainer = RolloutTrainer(model=model, args=args, segment=SEGMENT, rollout=ROLLOUT, **data)
+    trainer.train()
+    step, total, count = own_step(model.eval()), 0.0, 0
+    with torch.no_grad():
+        for document in documents(1):
+            ids = torch.tensor([document["input_ids"]])
+            if ids.shape[1] > 1:
+                state, targets = None, ids[:, 1:]
+                for x, y in zip(ids[:, :-1].split(SEGMENT, 1), targets.split(SEGMENT, 1), strict=True):
+                    outputs, state = step(x, state)
+                    total += float(F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="sum"))
+                count += targets.numel()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert trainer.state.log_history[0]["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cached", "remembering"])
+def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
+    trainer = trainer_of(made(name), tmp_path, max_steps=2)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    library = transformers()
+    if name == "cached":
+        loaded = mnemos.adapt.from_pretrained(library.AutoModelForCausalLM, tmp_path / "saved")
+        branches = [
+            [m.grc for m in model.modules() if isinstance(m, mnemos.adapt.HostBranch)]
+            for model in (loaded, trainer.model)
+        ]
+        assert branches[0] == branches[1] != []
+    else:
+        loaded = library.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        assert (loaded.config.tokens, loaded.config.segment) == (2, SEGMENT)
+    ids = torch.tensor([documents()[1]["input_ids"]])
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model = trainer.model.eval()
+    assert torch.equal(loaded.generate(ids, num_beams=2, **options), model.generate(ids, num_beams=2, **options))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_labels_that_do_not_count(tmp_path):
+    """As documents whose prompt is read and not predicted."""
+    data = documents()[:2]
+    data[1]["labels"] = [-100] * 20 + data[1]["input_ids"][20:]
+    batches = RolloutBatches(data, 1, SEGMENT, 12, seed=None)
+    assert [int((batches[0]["targets"] >= 0).sum()), int(batches[0]["mask"].sum())] == [6 + 8, 25 + 8]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: transformers().BertForMaskedLM(transformers().BertConfig(**BERT)), "causal"),
+        (lambda: made("remembering").remembering, "RememberingForCausalLM.of"),
+        (lambda: made("linear").model, "MnemosForCausalLM.of"),
+        (lambda: stateless(), "keeps a state"),
+        (lambda: shared(), 'scope="stream"'),
+    ],
+)
+def test_models_without_a_causal_state_are_refused(model, said, tmp_path):
+    with pytest.raises(InputError, match=re.escape(said)):
+        trainer_of(model(), tmp_path)
+
+
+BERT = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+
+
+def stateless():
+    model = made("memformer")
+    model.model.state_kind = "none"  # as a model of another package may say
+    return model
+
+
+def shared():
+    model = made("remembering").remembering.model
+    mnemos.cache(model, mnemos.GRC(length=4))
+    return model
+
+
+def test_what_does_not_apply_is_refused(tmp_path):
+    args = arguments(tmp_path)
+    with pytest.raises(InputError, match="data_collator"):
+        RolloutTrainer(model=made("linear"), args=args, data_collator=dict, segment=4, rollout=1)
+    with pytest.raises(InputError, match="activation_checkpointing"):
+        trainer_of(made("linear"), tmp_path, activation_checkpointing=True)
+    for data, said in [
+        ([{"text": "a b"}], "input_ids"),
+        (["a b"], "tokenise"),
+        ([[5]], "two tokens"),
+        (iter([]), "length"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            trainer_of(made("linear"), tmp_path, data=data, max_steps=1).train()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path):
+    options = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer_of(made("linear"), tmp_path, **options).train()
+    folder = str(tmp_path / "checkpoint-1")
+    with pytest.raises(InputError, match="lengths"):
+        trainer_of(made("linear"), tmp_path, [*documents()[1:], [1] * 9], **options).train(folder)
+    with pytest.raises(InputError, match="rows"):
+        trainer_of(made("linear"), tmp_path, per_device_train_batch_size=1, **options).train(folder)
+    (tmp_path / "checkpoint-1" / "trainer_state.json").unlink()
+    with pytest.raises(InputError, match="whole"):
+        trainer_of(made("linear"), tmp_path, **options).train(folder)
+
+
+def test_a_state_of_another_model_is_refused():
+    states = {name: RowStates(RolloutBatches(documents(), 1, SEGMENT)) for name in ("mamba", "linear")}
+    for name, rows in states.items():
+        reader = Reader(made(name))
+        rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), RolloutBatches(documents(), 1, SEGMENT)[0])
+    other, device = Reader(made("mamba")), torch.device("cpu")
+    with pytest.raises(InputError, match="state of this model"):
+        states["mamba"].restore(states["linear"].saved(), lambda: other.fresh(1, device), device)

@@ -1,0 +1,168 @@
+"""Small models of every kind that a RolloutTrainer takes, documents, and plain back-propagation through time."""
+
+import os
+import signal
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import mnemos
+from mnemos.hugging_face import MnemosForCausalLM, RememberingForCausalLM
+from mnemos.libraries import transformers
+from mnemos.trainers import RolloutTrainer
+
+VOCABULARY, SEGMENT = 30, 4
+LENGTHS = (9, 26, 2, 14, 21, 5, 1, 33)
+
+
+def documents(seed: int = 0) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [{"input_ids": torch.randint(VOCABULARY, (n,), generator=generator).tolist()} for n in LENGTHS]
+
+
+def _llama(**options: Any) -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    library = transformers()
+    config = library.MistralConfig if "sliding_window" in options else library.LlamaConfig
+    return getattr(library, config.__name__.replace("Config", "ForCausalLM"))(
+        config(vocab_size=VOCABULARY, num_key_value_heads=1, max_position_embeddings=64, **sizes, **options)
+    )
+
+
+def mamba() -> Any:
+    library = transformers()
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "state_size": 4}
+    return library.MambaForCausalLM(library.MambaConfig(vocab_size=VOCABULARY, **sizes))
+
+
+def cached() -> Any:
+    model = _llama(sliding_window=5)
+    mnemos.cache(model, mnemos.GRC(scope="stream", length=4, block=3))
+    return model
+
+
+def remembering() -> Any:
+    return RememberingForCausalLM.of(mnemos.remember(_llama(), 2), segment=SEGMENT)
+
+
+def memformer() -> Any:
+    sizes = {"dim": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "mlp": 20}
+    return MnemosForCausalLM.of(mnemos.Memformer(vocab_size=VOCABULARY, segment=SEGMENT, **sizes))
+
+
+def linear() -> Any:
+    sizes = {"dim": 16, "layers": 2, "num_heads": 2, "mlp": 20, "dropout": 0.2}
+    return MnemosForCausalLM.of(mnemos.Transformer(vocab_size=VOCABULARY, attention=mnemos.LinearConfig(), **sizes))
+
+
+MODELS = {f.__name__: f for f in (mamba, cached, remembering, memformer, linear)}
+
+
+def made(name: str, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    model = MODELS[name]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.train()
+
+
+def arguments(folder: Any, **named: Any) -> Any:
+    """Those of Trainer, for two rows on the CPU."""
+    options: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+    }
+    return transformers().TrainingArguments(str(folder), **{**options, **named})
+
+
+def own_step(model: Any) -> Any:
+    """`outputs, state = step(ids, state)`, without the trainer."""
+    if hasattr(model, "remembering"):
+        return lambda ids, state: model.model(ids, state)
+    return model.model if isinstance(model, MnemosForCausalLM) else mnemos.functional(model)
+
+
+def through_time(step: Any, batch: dict[str, Any], state: Any) -> tuple[Tensor, Any]:
+    """Σ −log p of a rollout with its whole graph, one segment at a time; rows of new documents read alone."""
+    total: Any = 0
+    ids, targets = batch["input_ids"].split(SEGMENT, 1), batch["targets"].split(SEGMENT, 1)
+    for t, (x, y) in enumerate(zip(ids, targets, strict=True)):
+        if state is not None and batch["resets"][:, t].any():
+            state = mnemos.reset(state, batch["resets"][:, t])
+        outputs, state = step(x, state)
+        total = total + F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="sum", ignore_index=-100)
+    return total, state
+
+
+class _Kill(transformers().TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def accumulated(folder: Any) -> Any:
+    """A trainer with two sets of rows and dropout, whose epochs are of three updates."""
+    options: dict[str, Any] = {
+        "max_steps": 7,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "gradient_accumulation_steps": 2,
+    }
+    args = arguments(folder, **options)
+    return RolloutTrainer(model=made("linear"), args=args, train_dataset=documents(), segment=SEGMENT, rollout=3)
+
+
+def killed(folder: Any) -> None:
+    """Train until the process is killed, between two checkpoints."""
+    trainer = accumulated(folder)
+    trainer.add_callback(_Kill(5))
+    trainer.train()
+
+
+def of_two_rows(folder: Any, rows: int, sets: int, **named: Any) -> Any:
+    """Four updates of two rows in double precision, as one batch, as two sets of rows or of one in each process."""
+    args = arguments(
+        folder,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=sets,
+        max_steps=4,
+        save_strategy="steps",
+        save_steps=2,
+        weight_decay=0.01,
+        **named,
+    )
+    model = made("cached").double()
+    return RolloutTrainer(model=model, args=args, train_dataset=documents(), segment=SEGMENT, rollout=3)
+
+
+def distributed(folder: Any) -> None:
+    """One of two processes: train, count the reductions of its updates, and train again from the checkpoint."""
+    trainer = of_two_rows(folder, 1, 1)
+    reduced, plain = [], torch.distributed.all_reduce
+
+    def counted(tensor: Tensor, *given: Any, **named: Any) -> Any:
+        reduced.append(tensor.numel())
+        return plain(tensor, *given, **named)
+
+    torch.distributed.all_reduce = counted
+    trainer.train()
+    torch.distributed.all_reduce = plain
+    parameters = sum(p.numel() for p in trainer.model.parameters()) + len(list(trainer.model.parameters()))
+    assert [n for n in reduced if n >= parameters] == [parameters] * 4, reduced
+    resumed = of_two_rows(folder, 1, 1)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert all(map(torch.equal, resumed.model.parameters(), trainer.model.parameters()))
+    if os.environ["RANK"] == "0":
+        torch.save([p.detach() for p in trainer.model.parameters()], folder / "weights.pt")
