@@ -10,8 +10,8 @@ torch.set_num_threads(1)
 libraries.transformers()
 libraries.timm()
 MODULES = "mnemos.cli mnemos.train.session mnemos.train.compare mnemos.figures processes train_standins "
-MODULES += "mnemos.trainers.transformers_trainer lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp "
-MODULES += "pytest hypothesis"  # which the tests' own modules import
+MODULES += "lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp "
+MODULES += "mnemos.trainers.transformers_trainer pytest hypothesis"  # which the tests' own modules import
 for module in MODULES.split():
     importlib.import_module(module)
 for host in ("bert", "gpt2", "mamba", "rwkv", "vit"):

@@ -6,12 +6,20 @@ import signal
 import processes
 import pytest
 import torch
+from torch.nn import functional as F
+
+import mnemos
+from mnemos.libraries import transformers
+from mnemos.trainers import RolloutBatches
+from mnemos.trainers.reading import Reader
+from mnemos.trainers.rows import RowStates
+from mnemos.types import InputError, detach
 
 pytest.importorskip("accelerate")
-from torch.nn import functional as F
 from trainer_standins import (
     MODELS,
     SEGMENT,
+    RolloutTrainer,
     accumulated,
     arguments,
     distributed,
@@ -22,13 +30,6 @@ from trainer_standins import (
     own_step,
     through_time,
 )
-
-import mnemos
-from mnemos.libraries import transformers
-from mnemos.trainers import RolloutBatches, RolloutTrainer
-from mnemos.trainers.reading import Reader
-from mnemos.trainers.rows import RowStates
-from mnemos.types import InputError, detach
 
 ROLLOUT = 3
 

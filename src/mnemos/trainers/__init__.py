@@ -1,4 +1,4 @@
-"""Rollouts in the trainers of other libraries: states across updates in Transformers' Trainer.
+"""Rollouts in the trainers of other libraries: states across updates in Transformers' Trainer and in Lightning.
 
 `RolloutTrainer` is imported when it is first used, with the library transformers.
 """
@@ -6,12 +6,13 @@
 from typing import TYPE_CHECKING, Any
 
 from .batches import RolloutBatches
+from .lightning_module import RolloutModule
 from .reading import Segment
 
 if TYPE_CHECKING:
     from .transformers_trainer import RolloutTrainer as RolloutTrainer
 
-__all__ = ["RolloutBatches", "RolloutTrainer", "Segment"]
+__all__ = ["RolloutBatches", "RolloutModule", "RolloutTrainer", "Segment"]
 
 
 def _imported(name: str) -> Any:

@@ -30,8 +30,8 @@ class RolloutBatches:
     document once, the longest first. sets > 1: batches i, i + sets, … are of the same rows, which makes `sets` batches
     as good as one of sets·rows rows (gradient accumulation). In several processes each has rows of its own.
 
-    `batches[i]` costs O(rows·S·L). An iteration gives one epoch, from where the last one ended; a `state_dict` holds
-    the place. Raises InputError for settings below 1, and for documents that are none.
+    `batches[i]` costs O(rows·S·L). An iteration gives one epoch, with a seed from where the last one ended; a
+    `state_dict` holds the place. Raises InputError for settings below 1, and for documents that are none.
     """
 
     def __init__(
@@ -121,6 +121,8 @@ class RolloutBatches:
         return ids[:-1], labels[1:]
 
     def __iter__(self) -> Iterator[Rollout]:
+        if self.seed is None:
+            self._place = 0
         end = (self._place // len(self) + 1) * len(self)
         while self._place < end:
             self._place += 1  # before the batch is used: a state that is saved meanwhile goes on after it

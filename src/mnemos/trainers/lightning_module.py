@@ -1,0 +1,171 @@
+"""`RolloutModule`: rollouts of segments in Lightning, as a base class beside LightningModule."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos import generators
+from mnemos.types import InputError, JSONObject, State
+
+from .batches import Rollout, RolloutBatches
+from .reading import Reader, Segment
+from .rows import RowStates, average_gradients
+
+_SAVED = "mnemos_rollouts"  # the entry of a checkpoint
+
+
+class RolloutModule:
+    """Truncated back-propagation through time in Lightning: states across updates, gradients through rollouts.
+
+        class Language(mnemos.trainers.RolloutModule, lightning.LightningModule):     # in this order
+            def __init__(self):
+                super().__init__()
+                self.model = MambaForCausalLM(config)
+
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters(), 1e-3)
+
+        trainer.fit(Language(), RolloutBatches(documents, rows=8, segment=128, rollout=4))
+
+    Every batch of `RolloutBatches` is one update: its segments are read by `segment_loss`, by default those of
+    `self.model` (see `RolloutTrainer` for which models), with gradient through all of them by `mnemos.replay` at the
+    memory of one segment. The states go on to the next batch, without gradient. The loss, logged as `train_loss`, is
+    the mean over the targets of all processes. Gradients are averaged by one all-reduce per update. Optimisation is
+    manual: clip in `on_before_optimizer_step`, as in `self.clip_gradients(optimizer, 1.0)`; schedulers of
+    `configure_optimizers` step by their intervals. Validation by `RolloutBatches(documents, rows, segment, seed=None)`
+    logs `val_loss`, the mean over all targets.
+
+    A checkpoint also holds the states and the place of every process's rows, and all random generators, which Lightning
+    leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. One optimiser; one device, or
+    several with the strategy "ddp". It works with `lightning` and with `pytorch_lightning`.
+    Raises InputError for other loaders and strategies, and for a checkpoint of other data or another model.
+    """
+
+    trainer: Any
+    model: nn.Module
+    optimizers: Callable[[], Any]
+    manual_backward: Callable[[Tensor], object]
+    log: Callable[..., object]
+    device: torch.device
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.automatic_optimization = False
+        self._reader: Reader | None = None
+        self._rows: RowStates | None = None
+        self._validated: RowStates | None = None
+        self._restored: JSONObject | None = None
+
+    def segment_loss(self, segment: Segment, state: State, count: Tensor) -> tuple[Tensor, State]:
+        """(the losses of a segment's targets, summed and divided by `count`; the new state). Override it at will."""
+        return self._read_by()(segment, state, count)
+
+    def _read_by(self) -> Reader:
+        if self._reader is None or self._reader.model is not self.model:
+            self._reader = Reader(self.model)
+        return self._reader
+
+    def on_train_start(self) -> None:
+        """Find the rows, or those of the checkpoint."""
+        batches, strategy = self.trainer.train_dataloader, self.trainer.strategy
+        if not isinstance(batches, RolloutBatches):
+            raise InputError(
+                f"RolloutModule: expected RolloutBatches to train on, found {type(batches).__name__}; give fit "
+                "mnemos.trainers.RolloutBatches(documents, rows, segment, rollout)"
+            )
+        if batches.sets != 1:
+            raise InputError(f"RolloutModule: expected batches of one set of rows, found {batches.sets}; use sets=1")
+        if self.trainer.world_size > 1 and not isinstance(strategy.model, nn.parallel.DistributedDataParallel):
+            raise InputError(f'RolloutModule: expected the strategy "ddp", found {type(strategy).__name__}')
+        self._rows = RowStates(batches)
+        if self._restored is not None:
+            own = self._restored["rows"]
+            if len(own) != self.trainer.world_size:
+                raise InputError(
+                    f"RolloutModule: expected {len(own)} processes, with which the checkpoint was written, found "
+                    f"{self.trainer.world_size}; resume with as many"
+                )
+            fresh = lambda: self._fresh(batches)  # noqa: E731
+            self._rows.restore(own[self.trainer.global_rank], fresh, self.device)
+
+    def _fresh(self, batches: RolloutBatches) -> State:
+        """A state with the structure of those that `segment_loss` returns."""
+        ids = torch.zeros(batches.rows, batches.segment, dtype=torch.int64, device=self.device)
+        with torch.no_grad(), generators.kept():
+            return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
+
+    def training_step(self, batch: Rollout, batch_idx: int) -> None:
+        """One update from one rollout."""
+        assert self._rows is not None
+        if self._restored is not None:  # now, so that nothing since the start has drawn from them
+            generators.put(self._restored["generators"][self.trainer.global_rank])
+            self._restored = None
+        optimizer, wrapped = self.optimizers(), self.trainer.strategy.model
+        if isinstance(optimizer, list):
+            raise InputError(f"RolloutModule: expected one optimiser, found {len(optimizer)}")
+        own = (batch["targets"] >= 0).sum()
+        count = self._summed(own).clamp(min=1) / self.trainer.world_size
+        optimizer.zero_grad()
+        apart = wrapped.no_sync() if hasattr(wrapped, "no_sync") else contextlib.nullcontext()
+        module: Any = self
+        with apart:
+            loss = self._rows.backward(
+                lambda segment, state: self.segment_loss(segment, state, count), batch, module, self.manual_backward
+            )
+        average_gradients(module.parameters())
+        optimizer.step()
+        self._step_schedulers("step")
+        self.log("train_loss", loss * count / own.clamp(min=1), batch_size=int(own), prog_bar=True)
+
+    def on_train_epoch_end(self) -> None:
+        """Step the schedulers whose interval is an epoch."""
+        self._step_schedulers("epoch")
+
+    def _step_schedulers(self, interval: str) -> None:
+        for found in self.trainer.lr_scheduler_configs:
+            if found.interval == interval and not found.reduce_on_plateau:
+                found.scheduler.step()
+
+    def on_validation_epoch_start(self) -> None:
+        """New rows for the validation."""
+        batches = self.trainer.val_dataloaders
+        if not isinstance(batches, RolloutBatches) or batches.seed is not None:
+            raise InputError(
+                f"RolloutModule: expected RolloutBatches(..., seed=None) to validate on, found "
+                f"{type(batches).__name__}{'' if not isinstance(batches, RolloutBatches) else ' with a seed'}"
+            )
+        self._validated = RowStates(batches)
+
+    def validation_step(self, batch: Rollout, batch_idx: int) -> None:
+        """Log the loss of a batch; Lightning takes the mean, weighted by the targets."""
+        assert self._validated is not None
+        count = (batch["targets"] >= 0).sum()
+        loss = self._validated.read(lambda segment, state: self.segment_loss(segment, state, count.clamp(min=1)), batch)
+        self.log("val_loss", loss, batch_size=int(count), on_epoch=True, sync_dist=True, prog_bar=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the rows and the generators of all processes."""
+        if self._rows is not None:
+            own = (self._rows.saved(), generators.take())
+            every = self._gathered(own)
+            checkpoint[_SAVED] = {"rows": [one[0] for one in every], "generators": [one[1] for one in every]}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep them until the training starts."""
+        self._restored = checkpoint.get(_SAVED)
+
+    def _summed(self, x: Tensor) -> Tensor:
+        """The sum over the processes."""
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(x := x.clone())
+        return x
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """One value of each process."""
+        found = [own] * self.trainer.world_size
+        if self.trainer.world_size > 1:
+            torch.distributed.all_gather_object(found, own)
+        return found

@@ -1,0 +1,108 @@
+"""RolloutModule in Lightning, beside plain back-propagation through time; resumed, in processes and refused."""
+
+import processes
+import pytest
+import torch
+
+from mnemos import libraries
+from mnemos.trainers import RolloutBatches, RolloutModule
+from mnemos.types import InputError, detach
+
+libraries.torchvision()  # torchmetrics imports it
+pytest.importorskip("pytorch_lightning")
+from lightning_standins import Language, batches, distributed, lightning, trainer  # noqa: E402
+from trainer_standins import SEGMENT, documents, made, own_step, through_time  # noqa: E402
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_back_propagation_through_time(tmp_path):
+    module, other = Language("cached").double(), made("cached").double()
+    trainer(tmp_path, max_steps=3).fit(module, batches())
+    step, state, optimizer = own_step(other), None, torch.optim.AdamW(other.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for index, found in enumerate(module.gradients):
+        optimizer.zero_grad()
+        total, state = through_time(step, batches()[index], detach(state) if state is not None else None)
+        (total / (batches()[index]["targets"] >= 0).sum()).backward()
+        for grad, expected in zip(found, other.parameters(), strict=True):
+            torch.testing.assert_close(grad, expected.grad, rtol=1e-6, atol=1e-9)
+        optimizer.step()
+        schedule.step()
+    assert len(module.gradients) == 3
+    for own, expected in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_resumed_it_is_bit_identical(tmp_path):
+    """With dropout; in the middle of an epoch of five updates, and in the second one."""
+    whole = Language()
+    trainer(tmp_path / "whole", max_steps=7).fit(whole, batches())
+    for name in ("epoch=0-step=2", "epoch=1-step=6"):
+        torch.manual_seed(9)
+        resumed = Language()
+        trainer(tmp_path / name, max_steps=7).fit(resumed, batches(), ckpt_path=tmp_path / "whole" / f"{name}.ckpt")
+        assert all(map(torch.equal, resumed.parameters(), whole.parameters()))
+    first = tmp_path / "whole" / "epoch=0-step=2.ckpt"
+    with pytest.raises(InputError, match="rows"):
+        trainer(tmp_path, max_steps=7).fit(Language(), batches(1), ckpt_path=first)
+
+
+@pytest.mark.slow
+def test_a_validation_reads_each_document_alone(tmp_path):
+    module = Language("memformer")
+    fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)
+    fitted.fit(module, batches(), RolloutBatches(documents(1), 3, SEGMENT, seed=None))
+    total = count = 0
+    with torch.no_grad():
+        for document in (d["input_ids"] for d in documents(1) if len(d["input_ids"]) > 1):
+            one = RolloutBatches([document], 1, SEGMENT, -(-(len(document) - 1) // SEGMENT), seed=None)[0]
+            total = total + through_time(own_step(module.model.eval()), one, None)[0]
+            count += len(document) - 1
+    assert float(fitted.callback_metrics["val_loss"]) == pytest.approx(float(total / count), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_two_processes_are_two_rows(tmp_path):
+    one = Language("cached").double()
+    trainer(tmp_path / "one", max_steps=4).fit(one, batches())
+    (tmp_path / "two").mkdir()
+    for ended in processes.launched(distributed, tmp_path / "two"):
+        assert ended.returncode == 0, ended.stderr
+    for a, b in zip(one.parameters(), torch.load(tmp_path / "two" / "weights.pt"), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_loss_of_ones_own(tmp_path):
+    """Any recurrent model, by `segment_loss`."""
+
+    class Sums(RolloutModule, lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.cell = torch.nn.Embedding(30, 4), torch.nn.GRU(4, 4, batch_first=True)
+            self.head, self.seen = torch.nn.Linear(4, 30), []
+
+        def segment_loss(self, segment, state, count):
+            state = segment.input_ids.new_zeros(len(segment.input_ids), 4).float() if state is None else state
+            self.seen.append(state.detach())
+            y, state = self.cell(self.embedding(segment.input_ids), state[None])
+            loss = torch.nn.functional.cross_entropy(self.head(y).transpose(1, 2), segment.targets, reduction="sum")
+            return loss / count, state[0]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Sums()
+    trainer(tmp_path, max_steps=2).fit(module, batches())
+    assert module.cell.weight_hh_l0.grad.abs().sum() > 0
+    assert module.seen[-1].abs().sum() > 0
+
+
+@pytest.mark.slow
+def test_other_loaders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="RolloutBatches"):
+        trainer(tmp_path, max_steps=1).fit(Language(), torch.utils.data.DataLoader([1, 2]))
+    with pytest.raises(InputError, match="seed=None"):
+        trainer(tmp_path, max_steps=1).fit(Language(), batches(), batches())
