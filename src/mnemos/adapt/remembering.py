@@ -87,8 +87,8 @@ class Remembering(nn.Module):
     def __init__(self, model: nn.Module, tokens: int, embedding: Any, decoder: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.model = model
-        # Not as modules: they are parts of `model` already.
-        self._parts: tuple[Any, Any, Any] = embedding, decoder, head
+        # By name: they are parts of `model` already, and adapters (PEFT) put others in their places.
+        self._names = tuple(_name(model, part) for part in (embedding, decoder, head))
         takes = inspect.signature(decoder.forward).parameters
         if "inputs_embeds" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             raise InputError(
@@ -114,7 +114,7 @@ class Remembering(nn.Module):
     ) -> tuple[Tensor, TokenState]:
         """See the class. attention_mask: the mask as tokenizers of Hugging Face return it."""
         hidden, state = self._read(x, state, _one_mask(mask, attention_mask))
-        return self._parts[2](hidden), state
+        return self.parts[2](hidden), state
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -132,7 +132,8 @@ class Remembering(nn.Module):
     @property
     def parts(self) -> tuple[Any, Any, Any]:
         """The decoder's embedding, the decoder itself and its head, which are modules of `model`."""
-        return self._parts
+        embedding, decoder, head = map(self.model.get_submodule, self._names)
+        return embedding, decoder, head
 
     def hidden(
         self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None, writes: bool = True
@@ -144,7 +145,7 @@ class Remembering(nn.Module):
         if writes:
             return self._read(x, state, mask)
         state = self._checked(x, state, mask)
-        embeds = torch.cat([self._tokens(state), self._parts[0](x)], 1)
+        embeds = torch.cat([self._tokens(state), self.parts[0](x)], 1)
         return self._hidden(embeds, self._valid(x, mask, 0))[:, -x.shape[1] :], state
 
     @torch.no_grad()
@@ -169,7 +170,7 @@ class Remembering(nn.Module):
             raise InputError(
                 f"generate: expected padding on the left, found rows {rows} that end with it; move it to the left"
             )
-        embeds = torch.cat([self._tokens(state), self._parts[0](x)], 1)
+        embeds = torch.cat([self._tokens(state), self.parts[0](x)], 1)
         valid = self._valid(x, mask, 0)
         valid = embeds.new_ones(embeds.shape[:2], dtype=torch.int64) if valid is None else valid
         generate: Any = self.model.generate
@@ -193,13 +194,13 @@ class Remembering(nn.Module):
         state = self._checked(x, state, mask)
         tokens = self._tokens(state)
         m, t = tokens.shape[1], x.shape[1]
-        hidden = self._hidden(torch.cat([tokens, self._parts[0](x), tokens], 1), self._valid(x, mask, m))
+        hidden = self._hidden(torch.cat([tokens, self.parts[0](x), tokens], 1), self._valid(x, mask, m))
         active = None if mask is None else mask.any(1)
         return hidden[:, m : m + t], TokenMemory.written(state, hidden[:, m + t :], active)
 
     def _tokens(self, state: TokenState) -> Tensor:
         """M [B, m, D] as the decoder's embeddings."""
-        return self.memory.contents(state).to(self._parts[0].weight.dtype)
+        return self.memory.contents(state).to(self.parts[0].weight.dtype)
 
     def _valid(self, x: Tensor, mask: Tensor | None, back: int) -> Tensor | None:
         """The decoder's attention mask of [M ; x ; `back` tokens of M], [B, n] int64; None: all are valid."""
@@ -214,7 +215,7 @@ class Remembering(nn.Module):
         if valid is not None:
             options = {"attention_mask": valid, "position_ids": (valid.cumsum(1) - 1).clamp(min=0)}
         options |= self._options
-        out = self._parts[1](inputs_embeds=embeds, **options)
+        out = self.parts[1](inputs_embeds=embeds, **options)
         hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
         if not isinstance(hidden, Tensor) or hidden.shape != embeds.shape:
             found = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
@@ -236,7 +237,7 @@ class Remembering(nn.Module):
             )
         # Reading the values would make a device wait; there the embedding's own check has to suffice.
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high, size = int(x.min()), int(x.max()), len(self._parts[0].weight)
+            low, high, size = int(x.min()), int(x.max()), len(self.parts[0].weight)
             if low < 0 or high >= size:
                 raise InputError(
                     f"token ids: expected 0 to {size - 1}, found {low} to {high}; use the tokenizer of the decoder"
@@ -262,6 +263,11 @@ class Remembering(nn.Module):
                     f"remember: expected at most the {limit} {what} of the decoder, found {n}: {t} tokens and {n - t} "
                     "of memory; give shorter segments"
                 )
+
+
+def _name(model: nn.Module, part: nn.Module) -> str:
+    """The name of a part in a model."""
+    return next(name for name, found in model.named_modules(remove_duplicate=False) if found is part)
 
 
 def _one_mask(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mnemos.config import AttentionConfig, check_fields
 from mnemos.memory.compression import Compression, compressor
 from mnemos.memory.compressive import Blocks, CompressedSegments, CompressionGrid, pushed, reads_without_waiting
+from mnemos.memory.projection import own_weight
 from mnemos.ops.relative_position import relative_weights
 from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss
@@ -190,7 +191,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         """The mean over valid queries and channels of |attend(x, old) − attend(x, slots)|², which trains `slots`."""
         with torch.no_grad():
             q = self.query(x).unflatten(-1, (self.num_heads, -1))
-        weight = self.key_value.weight.detach()
+        weight = own_weight(self.key_value).detach()
 
         def read(inputs: Tensor, valid: Tensor) -> Tensor:
             k, v = F.linear(inputs, weight).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
@@ -208,7 +209,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         n, heads = context.shape[1], (self.num_heads, -1)
         q, k = (
             self.query(x).unflatten(-1, heads),
-            F.linear(context, self.key_value.weight[: self.dim]).unflatten(-1, heads),
+            F.linear(context, own_weight(self.key_value)[: self.dim]).unflatten(-1, heads),
         )
         r = self.position(self._distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
         weights = relative_weights(q, k, r, self.content_bias, self.position_bias, True, mask, self._window)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from mnemos.memory.projection import own_weight
 from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.types import InputError, S, Splits
 
@@ -86,10 +87,10 @@ class RelativeHeads(MultiHeadAttention[S]):
         """
         b, t, _ = x.shape
         n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
-        key, value = self.key_value.weight.view(2, h, d, -1)
+        key, value = own_weight(self.key_value).view(2, h, d, -1)
         q = self.query(x).view(b * t, h, d).transpose(0, 1)
         content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
-        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, self.position.weight.view(h, d, -1))
+        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, -1))
         r = self._distances(n, 0, x).to(place.dtype)
         scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
         scores = hidden(scores, seen_keys(t, n, True, mask, self._window, x.device))

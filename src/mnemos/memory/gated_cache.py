@@ -11,7 +11,7 @@ from mnemos.ops.gated_cache import GateWeights, Written, batch_mean, write
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
-from .projection import Projection
+from .projection import Projection, own_weight
 from .stored import (
     StoredCache,
     accumulate_caches,
@@ -89,7 +89,7 @@ class GatedCache(StoredCache):
     ) -> Written:
         """C_t as `update` computes it, with its mean over the rows that have a valid token, and their number."""
         modules = (self.update_gate, self.reset_gate, self.candidate)
-        weights: list[Tensor | None] = [w for module in modules for w in (module.weight, module.bias)]
+        weights: list[Tensor | None] = [w for module in modules for w in (own_weight(module), module.bias)]
         norm = self.candidate_norm
         weights += [None, None] if norm is None else [norm.weight, norm.bias]
         # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.

@@ -1,9 +1,11 @@
-"""The linear map of a branch in a host: the values of `torch.nn.Linear` in a class that no tool replaces."""
+"""Linear maps whose weights are read directly: one for hosts, which no tool replaces, and a check of the others."""
 
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from mnemos.types import InputError
 
 
 class Projection(nn.Module):
@@ -30,3 +32,16 @@ class Projection(nn.Module):
     def extra_repr(self) -> str:
         """Both widths."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def own_weight(linear: nn.Linear | Projection) -> Tensor:
+    """The weight of a linear map, for code that multiplies by it without calling the module.
+
+    Raises InputError for an adapter around the map (LoRA and others of PEFT), which would have no effect there.
+    """
+    if type(linear) not in (nn.Linear, Projection) and hasattr(linear, "base_layer"):
+        raise InputError(
+            f"expected a linear map whose weight is read directly, found an adapter ({type(linear).__name__}) on it, "
+            "which would have no effect; leave it out of target_modules, and name the whole memory in modules_to_save"
+        )
+    return linear.weight

@@ -1,0 +1,70 @@
+"""Adapters of PEFT (LoRA) around decoders with memories of ours, and around our models: trained, saved and merged."""
+
+import pytest
+import torch
+
+import mnemos
+from mnemos.hugging_face import MnemosForCausalLM
+from mnemos.libraries import transformers
+from mnemos.types import InputError
+
+pytest.importorskip("accelerate")
+peft = pytest.importorskip("peft")
+from trainer_standins import SEGMENT, RolloutTrainer, arguments, documents, made  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
+CASES = {
+    "cached": {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["grc"]},
+    "remembering": {"target_modules": ["q_proj", "embed_tokens", "lm_head"], "modules_to_save": ["memory"]},
+    "linear": {"target_modules": ["qkv", "expand", "contract"]},
+}
+IDS = torch.tensor([documents()[1]["input_ids"]])
+OPTIONS = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(IDS)}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path):
+    plain = logits(made(name))
+    adapted = peft.get_peft_model(made(name), peft.LoraConfig(r=2, **CASES[name]))
+    torch.testing.assert_close(logits(adapted), plain, rtol=0, atol=0)
+    before = {n: p.detach().clone() for n, p in adapted.named_parameters()}
+    args = arguments(tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
+    data = {"train_dataset": documents(), "segment": SEGMENT, "rollout": 3}
+    trainer = RolloutTrainer(model=adapted, args=args, **data)
+    trainer.train()
+    moved = {n for n, p in adapted.named_parameters() if not torch.equal(p, before[n])}
+    trained = {n for n, p in adapted.named_parameters() if p.requires_grad}
+    assert moved == trained
+    memory = CASES[name].get("modules_to_save", [""])[0]
+    assert any(f"{memory}.modules_to_save" in n or not memory for n in trained)
+
+    resumed = peft.get_peft_model(made(name), peft.LoraConfig(r=2, **CASES[name]))
+    RolloutTrainer(model=resumed, args=args, **data).train(str(tmp_path / "checkpoint-2"))
+    assert all(map(torch.equal, resumed.parameters(), adapted.parameters()))
+
+    trainer.save_model(tmp_path / "saved")
+    loaded = peft.PeftModel.from_pretrained(made(name), tmp_path / "saved")
+    expected, text = logits(adapted), adapted.generate(input_ids=IDS, **OPTIONS)
+    torch.testing.assert_close(logits(loaded), expected, rtol=0, atol=0)
+    assert torch.equal(loaded.eval().generate(input_ids=IDS, **OPTIONS), text)
+    merged = loaded.merge_and_unload()
+    torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-5)
+    merged.save_pretrained(tmp_path / "merged")
+    library = transformers()
+    read = mnemos.adapt.from_pretrained if name == "cached" else lambda kind, folder: kind.from_pretrained(folder)
+    torch.testing.assert_close(logits(read(library.AutoModelForCausalLM, tmp_path / "merged")), logits(merged))
+
+
+def test_an_adapter_on_weights_that_are_read_directly_is_refused():
+    model = mnemos.Transformer(
+        vocab_size=30, dim=16, layers=1, num_heads=2, mlp=8, cache=mnemos.GRC(length=4, block=3, scope="stream")
+    )
+    adapted = peft.get_peft_model(MnemosForCausalLM.of(model), peft.LoraConfig(target_modules=["query", "update_gate"]))
+    with pytest.raises(InputError, match="adapter"):
+        adapted(IDS)
