@@ -56,6 +56,16 @@ def tokenizers() -> ModuleType:
     return _imported("tokenizers", "text")
 
 
+def sentencepiece() -> ModuleType:
+    """The module `sentencepiece.sentencepiece_model_pb2`, which reads .model files, of the library sentencepiece.
+
+    Raises InputError with the install command if it, or protobuf, is missing.
+    """
+    _imported("sentencepiece", "sentencepiece")
+    _imported("google.protobuf", "sentencepiece")
+    return importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+
+
 def faster_coco_eval() -> ModuleType:
     """The module `faster_coco_eval`. Raises InputError with the install command if it is missing."""
     return _imported("faster_coco_eval", "detection")

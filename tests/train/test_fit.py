@@ -306,10 +306,15 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ((generator, rows()), "can be iterated again, found a generator"),
         ((floats, floats), "expected targets of int64 for cross-entropy, found torch.float32; give fit a loss"),
         (([{"x": torch.zeros(2)}], rows()), "found a mapping with x"),
-        ((3, rows()), "found int"),
+        ((3, rows()), "found int; put rows in a DataLoader"),
+        (([([[0.0]], [1])], rows()), "expected tensors with an axis of rows in every batch, found no tensor"),
+        ((Endless(), rows()), "found a tensor without axes"),
     ):
         with pytest.raises(InputError, match=words):
             mnemos.fit(classifier(), *arguments, tmp_path / "run", 2, train=SETTINGS)
+    last_of_two = [rows()[i : i + 4] for i in range(0, 22, 4)]
+    with pytest.raises(InputError, match=r"^data: expected at least 4 rows in every training batch .*, found 2; leave"):
+        mnemos.fit(classifier(), last_of_two, rows(), tmp_path / "few", 6, train=replace(SETTINGS, accumulate=4))
     per_token = lambda outputs, targets: torch.zeros(len(targets), 3)  # noqa: E731
     with pytest.raises(InputError, match=r"one value per row \[\d+\], found shape"):
         mnemos.fit(classifier(), rows(), rows(), tmp_path / "shape", 2, loss=per_token, train=SETTINGS)

@@ -16,6 +16,7 @@ from translation_standins import write_pairs
 import mnemos
 from mnemos import InputError, registry
 from mnemos.cli import main
+from mnemos.data.translation_vocabulary import SubWordTokens
 from mnemos.figures import report
 from mnemos.figures.examples import _differing
 from mnemos.train.loop import train
@@ -120,6 +121,19 @@ def test_the_commands_divide_text_into_the_same_lines(plain, capsys, tmp_path):
     kept = tmp_path / "run" / "translations.jsonl"
     kept.write_text(kept.read_text(encoding="utf-8").replace("one", "one\u2028", 1), encoding="utf-8")
     assert main(["score", str(tmp_path / "run")]) == 0
+
+
+def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, capsys):
+    shutil.copytree(plain / "model", tmp_path / "model")
+    path = tmp_path / "model" / "preprocessing.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"tokenizer": SubWordTokens.train(["one two three"] * 2, 16).content}))
+    (tmp_path / "a.txt").write_text("one.\n")
+    for command in ("translate", "predict"):
+        assert main([command, str(tmp_path / "model"), str(tmp_path / "a.txt")]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "preprocessing.json: expected 80 sub-words of the source, as the model has" in said.err
 
 
 def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):

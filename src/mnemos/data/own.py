@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from mnemos import generators
-from mnemos.types import InputError, State, likelihood_of
+from mnemos.types import InputError, State, leaves, likelihood_of
 
 from .ahead import ahead
 from .batch import IGNORE, Batch, row_count
@@ -40,9 +40,19 @@ def as_batch(found: object) -> Batch:
     if not isinstance(found, Batch):
         what = f"a mapping with {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
         raise InputError(
-            f"expected batches (inputs, targets) or {{'inputs', 'targets'}}, found {what}; give fit a Task for others"
+            f"expected batches (inputs, targets) or {{'inputs', 'targets'}}, found {what}; make such batches, for "
+            "example by the collate_fn of a DataLoader, or give fit a Task"
         )
     return Batch(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in found))
+
+
+def _rows(batch: Batch) -> int:
+    """The number of rows. Raises InputError for single rows, and for lists of numbers."""
+    tensors = leaves(batch)
+    if not tensors or not all(x.dim() for x in tensors):
+        wrong = "a tensor without axes, as in a single row" if tensors else "no tensor in a batch"
+        raise InputError(f"expected tensors with an axis of rows in every batch, found {wrong}; use a DataLoader")
+    return row_count(batch)
 
 
 class OwnTask(Task):
@@ -75,6 +85,7 @@ class OwnTask(Task):
         self._accepts = {name for name in ("state", "mask") if name in arguments}
         self._train, self._valid = train, valid
         first = self._train.batch(0, batch_size, seed)
+        _rows(first)
         self.carries_state = first.reset is not None
         inputs, targets = first.inputs, first.targets
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -339,7 +350,10 @@ def source(data: object) -> Source:
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return RowSource(data, default_collate, shuffle=True, workers=0)
     if not isinstance(data, Iterable):
-        raise InputError(f"expected a DataLoader, a data set or an iterable of batches, found {type(data).__name__}")
+        raise InputError(
+            f"expected a DataLoader, a data set or an iterable of batches, found {type(data).__name__}; put rows in a "
+            "DataLoader"
+        )
     return BatchSource(data)
 
 
@@ -354,4 +368,4 @@ def rows_in_a_batch(found: Source, seed: int) -> int:
     """The batch size that the data have: a DataLoader's, or the rows of an iterable's first batch; else 0."""
     if found.batch_size or isinstance(found, RowSource):
         return found.batch_size
-    return row_count(found.batch(0, 1, seed))
+    return _rows(found.batch(0, 1, seed))

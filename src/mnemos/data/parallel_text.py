@@ -154,9 +154,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     """The bytes of a file, decompressed if it begins as gzip does, block by block."""
     try:
         with open(path, "rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            if not zipped:
+            if file.peek(2)[:2] != b"\x1f\x8b":  # a pipe can be peeked into, and has no seek
                 yield from iter(lambda: file.read(_BLOCK), b"")
                 return
             unpacked = Unpacked(gzip.GzipFile(fileobj=file), path, most_unpacked(path.stat().st_size))

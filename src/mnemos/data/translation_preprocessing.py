@@ -45,8 +45,17 @@ class TranslationPreprocessing(Preprocessing):
         return Vocabularies(source, target)
 
     def translator(self, model: Any) -> Translator:
-        """The model with its sub-words."""
-        return Translator(model, self.vocabularies(), self.longest)
+        """The model with its sub-words. Raises InputError for a model that has others, as far as their number shows."""
+        vocabularies, config = self.vocabularies(), getattr(model, "config", None)
+        target = getattr(config, "vocab_size", vocabularies.target.size)
+        source = getattr(config, "source_vocab_size", 0) or target  # 0: those of the target
+        for side, size, found in (("source", source, vocabularies.source), ("target", target, vocabularies.target)):
+            if found.size != size:
+                raise InputError(
+                    f"preprocessing.json: expected {size:,} sub-words of the {side}, as the model has, found a "
+                    f"tokenizer of {found.size:,}; restore the file that the run wrote"
+                )
+        return Translator(model, vocabularies, self.longest)
 
     def difference(self, other: Preprocessing) -> str | None:
         """See the base class: languages and sub-words must be those of the run."""

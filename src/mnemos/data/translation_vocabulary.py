@@ -10,6 +10,7 @@ from mnemos.libraries import tokenizers
 from mnemos.types import InputError
 
 from .files import read_bytes
+from .sentencepiece_models import converted
 from .vocabulary import as_characters
 
 PAD, START, END, UNKNOWN = range(4)
@@ -35,8 +36,8 @@ class SubWordTokens:
             about = json.loads(content)
         except Exception as error:  # the library raises Exception itself
             raise InputError(
-                f"{source}: expected a tokenizer.json of the library tokenizers, found another file "
-                f"({' '.join(str(error).split()):.80}); make one with mnemos tokenizer"
+                f"{source}: expected a tokenizer.json of the library tokenizers, or a .model of sentencepiece, found "
+                f"another file ({' '.join(str(error).split()):.80}); make one with mnemos tokenizer"
             ) from None
         found = tuple(self.library.id_to_token(i) for i in range(len(SPECIAL)))
         if found != SPECIAL:
@@ -53,8 +54,14 @@ class SubWordTokens:
 
     @classmethod
     def read(cls, path: str | Path) -> "SubWordTokens":
-        """The sub-words of a file. Raises InputError if it cannot be read, and as the class."""
-        return cls(as_characters(read_bytes(path), str(path)), str(path))
+        """The sub-words of a tokenizer.json, or of a .model of sentencepiece (`sentencepiece_models.converted`).
+
+        Raises InputError if it cannot be read, and as the class.
+        """
+        content, name = read_bytes(path), str(path)
+        if Path(path).suffix == ".model":
+            return cls(converted(content, SPECIAL, MARK, name), name)
+        return cls(as_characters(content, name), name)
 
     @classmethod
     def train(

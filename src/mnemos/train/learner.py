@@ -202,9 +202,17 @@ class Learner:
         They are of equal size, or differ by a row where a task's batches have as many rows as fit.
         """
         parts, found = self.fabric.world_size * self.recipe.train.accumulate, row_count(batch)
-        if found < parts or (self.task.carries_state and found != self.recipe.train.batch_size):
-            wanted = str(self.recipe.train.batch_size) if self.task.carries_state else f"at least {parts}"
-            raise InputError(f"train.batch_size: expected {wanted} rows in a training batch, found {found}; change it")
+        if self.task.carries_state and found != self.recipe.train.batch_size:
+            raise InputError(
+                f"data: expected {self.recipe.train.batch_size} rows in every training batch, because a state is "
+                f"carried from one to the next, found {found}; leave incomplete batches out"
+            )
+        if found < parts:
+            raise InputError(
+                f"data: expected at least {parts} rows in every training batch ({self.fabric.world_size} process(es) × "
+                f"{self.recipe.train.accumulate} micro-batch(es)), found {found}; leave incomplete batches out, or "
+                "lower train.accumulate"
+            )
         first = self.fabric.global_rank * self.recipe.train.accumulate
         ends = [found * (first + i) // parts for i in range(self.recipe.train.accumulate + 1)]
         spans = [slice(start, end) for start, end in itertools.pairwise(ends)]
