@@ -54,6 +54,11 @@ def check_settings(recipe: Recipe, processes: int) -> None:
             f"train.average: expected 0 beside train.keep_best, found {train.average}; use 0, or leave "
             "train.keep_best out"
         )
+    if not 0 <= train.ema < 1:
+        raise InputError(f"train.ema: expected a decay from 0 to below 1, found {train.ema}; use 0 for no average")
+    if train.ema and (train.average or train.strategy == "fsdp"):
+        beside = "train.average" if train.average else "train.strategy fsdp"
+        raise InputError(f"train.ema: expected 0 beside {beside}, found {train.ema}; use one of the two")
     if train.seed < 0:
         raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")
     rollout = train.rollout

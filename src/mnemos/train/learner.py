@@ -27,6 +27,7 @@ from mnemos.types import InputError, JSONObject, State, leaves
 
 from . import devices
 from .best import Best
+from .ema import MovingAverage
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
 from .rollout import ModelWithLoss, RolloutGradients
@@ -89,6 +90,7 @@ class Learner:
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self._optimiser: Any = fabric.setup_optimizers(self.optimiser)
+        self.ema = MovingAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self._rollout = RolloutGradients(fabric, self._wrapped, with_loss, self.model, task, recipe.train)
         if recipe.train.compile:
             # Compiled for training only: each mode, mask and shape compiles separately, which takes seconds.
@@ -120,6 +122,8 @@ class Learner:
         self._check_finite(step, loss_mean, norm, rate)
         self._optimiser.step()
         self._optimiser.zero_grad()
+        if self.ema is not None:
+            self.ema.update(step)
 
         seconds = self.count.seconds + time.perf_counter() - began
         tokens = self.count.tokens + sum(map(self.task.tokens, batches))
@@ -270,6 +274,7 @@ class Learner:
             "best": asdict(self.best),
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
+            "ema": {} if self.ema is None else self.ema.saved(),
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
             # One entry per micro-batch: their tensors may differ in length, and padding would round differently.
             "states": [state for one in everyone for state in one["states"]],
@@ -299,6 +304,8 @@ class Learner:
         self.plateau, self.best = Plateau(**saved["plateau"]), Best(**saved.get("best", {}))
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
+        if self.ema is not None:
+            self.ema.restore(saved["ema"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
         if saved["states"] or (self.task.carries_state and self.count.step):
             self._states = self._rebuilt(saved["states"])

@@ -12,6 +12,7 @@ differently) and, on a GPU, deterministic operations (`torch.use_deterministic_a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -252,19 +253,31 @@ class _Session:
 
     def _use_average(self) -> list[int]:
         """Load the averaged weights of the last checkpoints, if the recipe has them, and store them: their steps."""
+        if self.learner.ema is not None and not self.recipe.train.keep_best:  # the best weights are averages already
+            self.learner.ema.use()
+            self._save_averaged(model_state(self.learner.model), [])
         count, every = self.recipe.train.average, self.recipe.train.checkpoint_every
         if not count:
             return []
         self.fabric.barrier()  # the first process may still be writing the last checkpoint
         found = average(self.folder / "checkpoints", count, parameter_names(self.learner.model), every)
         load_model_state(self.learner.model, found.weights)
-        if self.run is not None:
-            self.run.save_average(self.step, {"step": self.step, "steps": found.steps, "model": found.weights})
+        self._save_averaged(found.weights, found.steps)
         self.valid = self._scores("valid")
         return found.steps
 
+    def _save_averaged(self, weights: dict[str, torch.Tensor], steps: list[int]) -> None:
+        """Store the weights of the run's model where they are not those of its last checkpoint."""
+        if self.run is not None:
+            self.run.save_average(self.step, {"step": self.step, "steps": steps, "model": weights})
+
     def _evaluate(self) -> None:
         """Evaluate the validation split, keep the weights if it is the best time, then call `on_evaluation`."""
+        with contextlib.nullcontext() if self.learner.ema is None else self.learner.ema.used():
+            self._evaluate_weights()
+
+    def _evaluate_weights(self) -> None:
+        """`_evaluate` with the weights that the model has."""
         began = time.perf_counter()
         self.valid = self._scores("valid")
         self.learner.evaluated(self.valid)  # only now: an interrupted evaluation is repeated from its start
