@@ -11,7 +11,7 @@ import pytest
 import sacrebleu
 import torch
 from sacrebleu.metrics import CHRF
-from translation_standins import write_pairs
+from translation_standins import sentences, write_pairs
 
 import mnemos
 from mnemos import InputError, registry
@@ -134,6 +134,17 @@ def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(p
         said = capsys.readouterr()
         assert said.out == ""
         assert "preprocessing.json: expected 80 sub-words of the source, as the model has" in said.err
+
+
+def test_a_run_starts_from_one_with_the_same_sub_words_alone(plain, folder, tmp_path):
+    made = recipe(folder)
+    made = replace(made, train=replace(made.train, steps=1, average=0, init_from=str(plain)))
+    train(made, tmp_path / "same", quiet=True)
+    SubWordTokens.train([text for pair in sentences(100, 9) for text in pair], 80).write(tmp_path / "other.json")
+    other = replace(made, data=replace(made.data, tokenizer=str(tmp_path / "other.json"), lowercase=False))
+    with pytest.raises(InputError, match=r"^train\.init_from: expected a run with the 80 sub-words of the data"):
+        train(other, tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):

@@ -64,6 +64,14 @@ class Preprocessing(Config):
             "folders as the run's data do"
         )
 
+    def start_problem(self, other: "Preprocessing") -> str | None:
+        """Why no model for data of another preprocessing can start with the weights of one with this; None if it can.
+
+        By default it can: a head of other classes has another shape or is trained again. The text goes on after
+        "train.init_from: ".
+        """
+        return None
+
 
 def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> list[Path]:
     """The paths that are no folders, and of each folder the files with these endings, at any depth, sorted.

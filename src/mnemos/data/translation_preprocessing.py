@@ -70,6 +70,17 @@ class TranslationPreprocessing(Preprocessing):
             return "expected the run's sub-words, found another tokenizer; leave data.tokenizer and data.subwords out"
         return None
 
+    def start_problem(self, other: Preprocessing) -> str | None:
+        """See the base class: as many other sub-words would take over the embeddings of these."""
+        if isinstance(other, TranslationPreprocessing):
+            for one, two in zip(self.vocabularies(), other.vocabularies(), strict=True):
+                if one.size == two.size and one.content != two.content:
+                    return (
+                        f"expected a run with the {two.size:,} sub-words of the data, found one with as many others; "
+                        "train both with one data.tokenizer"
+                    )
+        return None
+
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The translation of each file, a line for each of its lines."""
         translator, decoding = self.translator(model), Decoding(self.beams, 1, self.length_penalty)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from mnemos.adapt.branch import present_names
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
+from mnemos.data.preprocessing import Preprocessing
+from mnemos.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
@@ -94,6 +96,17 @@ class Start:
         own = model.state_dict()
         with torch.no_grad():
             model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
+
+
+def check_start(folder: Path, about: Preprocessing | None) -> None:
+    """Raise InputError if a finished run read its data as other tokens than a model that starts from it will read.
+
+    about: the preprocessing of the data of the model that starts.
+    """
+    if about is None or not has_preprocessing(folder):
+        return
+    if (problem := read_preprocessing(folder).start_problem(about)) is not None:
+        raise InputError(f"train.init_from: {problem}")
 
 
 def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:

@@ -37,7 +37,10 @@ def table4(claim: Claim, options: Options) -> Finding:
     if small is not None:
         found.tables.append(_small(small))
         found.runs += runs(small)
+    if found.runs:
         found.notes.append(caution(options, data=False))
+        if options.steps is not None:
+            found.notes.append(f"Trained for {options.steps:,} updates (--steps) instead of the recipes' own number.")
     found.notes.append(
         "At the real size: mnemos train RECIPE --data.path FOLDER, and RECIPE-cached. The paper does not say how its "
         "BLEU is tokenised; ours is sacreBLEU of detokenised text, and each run's result has tokenised BLEU beside it."
