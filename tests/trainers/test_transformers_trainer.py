@@ -1,7 +1,9 @@
 """RolloutTrainer beside plain back-propagation through time; killed, resumed, accumulated and refused."""
 
 import re
+import shutil
 import signal
+from pathlib import Path
 
 import processes
 import pytest
@@ -112,7 +114,9 @@ def test_sets_of_rows_and_processes_are_rows_of_one_batch(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("cached", "memformer") else pytest.param(n, marks=pytest.mark.exhaustive) for n in MODELS]
+)
 def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     model = made(name)
     args = arguments(tmp_path, max_steps=1, per_device_eval_batch_size=3, eval_strategy="steps", eval_steps=1)
@@ -133,22 +137,45 @@ def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     assert trainer.state.log_history[0]["eval_loss"] == pytest.approx(total / count, rel=1e-5)
 
 
+def pushed(model, folder, monkeypatch):
+    """Transformers' own push, into a folder in place of the Hub."""
+
+    class Hub:
+        def create_repo(self, name, **named):
+            return type("Made", (str,), {"repo_id": name})(name)
+
+        def create_commit(self, repo_id, operations, **named):
+            for one in operations:
+                shutil.copy(one.path_or_fileobj, folder / one.path_in_repo)
+
+    card = type("Card", (), {"save": lambda self, path: Path(path).write_text("# a card")})
+    monkeypatch.setattr("transformers.utils.hub.hf_api", Hub)
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *given, **named: card())
+    folder.mkdir()
+    model.push_to_hub("someone/model")
+
+
 @pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize("how", ["saved", "pushed"])
 @pytest.mark.parametrize("name", ["cached", "remembering"])
-def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
+def test_a_memory_is_saved_with_its_settings_and_read(name, how, tmp_path, monkeypatch):
     trainer = trainer_of(made(name), tmp_path, max_steps=2)
     trainer.train()
-    trainer.save_model(tmp_path / "saved")
+    if how == "saved":
+        trainer.save_model(tmp_path / how)
+    else:
+        pushed(trainer.model, tmp_path / how, monkeypatch)
     library = transformers()
     if name == "cached":
-        loaded = mnemos.adapt.from_pretrained(library.AutoModelForCausalLM, tmp_path / "saved")
+        loaded = mnemos.adapt.from_pretrained(library.AutoModelForCausalLM, tmp_path / how)
         branches = [
             [m.grc for m in model.modules() if isinstance(m, mnemos.adapt.HostBranch)]
             for model in (loaded, trainer.model)
         ]
         assert branches[0] == branches[1] != []
     else:
-        loaded = library.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        loaded = library.AutoModelForCausalLM.from_pretrained(tmp_path / how)
         assert (loaded.config.tokens, loaded.config.segment) == (2, SEGMENT)
     ids = torch.tensor([documents()[1]["input_ids"]])
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -195,6 +222,12 @@ def shared():
     model = made("remembering").remembering.model
     mnemos.cache(model, mnemos.GRC(length=4))
     return model
+
+
+def test_another_version_of_trainer_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers().Trainer, "get_batch_samples", lambda self, iterator: None)
+    with pytest.raises(InputError, match=r"5\.23.*get_batch_samples.*num_batches"):
+        trainer_of(made("linear"), tmp_path)
 
 
 def test_what_does_not_apply_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """`RolloutTrainer`: Transformers' Trainer with states across updates and gradients through rollouts of segments."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from mnemos import libraries
 from mnemos.errors import InputError
+from mnemos.hugging_face import TRIED
 from mnemos.train import checkpoint
 
 from .batches import RolloutBatches
@@ -22,6 +24,14 @@ libraries.accelerate()
 from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import EvalLoopOutput  # noqa: E402
 
+_EXTENDED = {  # the methods of Trainer that are replaced or extended, with the arguments that they are given
+    "training_step": ("model", "inputs", "num_items_in_batch"),
+    "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
+    "evaluation_loop": ("dataloader", "description", "metric_key_prefix"),
+    "get_train_dataloader": (),
+    "get_eval_dataloader": ("eval_dataset",),
+    "save_model": ("output_dir", "_internal_call"),
+}
 _REFUSED_ARGUMENTS = {
     "auto_find_batch_size": "the rows of a state cannot change in number",
     "torch_compile": "replay runs the model eagerly",
@@ -68,6 +78,7 @@ class RolloutTrainer(Trainer):
                 raise InputError(
                     f"RolloutTrainer: expected no {name}, because documents are cut into segments; omit it"
                 )
+        _check_trainer()
         model = given[0] if given else named.get("model")
         self._found = None if model is None else Reader(model)  # before Trainer changes the model's configuration
         super().__init__(*given, **named)
@@ -205,6 +216,20 @@ class RolloutTrainer(Trainer):
 
     def _file(self) -> str:
         return f"rows-{self.args.process_index}.safetensors"
+
+
+def _check_trainer() -> None:
+    """Raise InputError where Trainer has not the methods that are extended here, as they were in the versions tried."""
+    for name, expected in _EXTENDED.items():
+        method = getattr(Trainer, name, None)
+        found = inspect.signature(method).parameters if method is not None else {}
+        lacking = [one for one in expected if one not in found]
+        if method is None or lacking:
+            what = f"its {name} takes no {', '.join(lacking)}" if method is not None else f"it has no {name}"
+            raise InputError(
+                f"RolloutTrainer: expected the Trainer of transformers {TRIED} (the version tried), found that of "
+                f"{libraries.transformers().__version__}: {what}; install transformers=={TRIED}"
+            )
 
 
 class _InOrder:
