@@ -30,8 +30,9 @@ class RolloutBatches:
     document once, the longest first. sets > 1: batches i, i + sets, … are of the same rows, which makes `sets` batches
     as good as one of sets·rows rows (gradient accumulation). In several processes each has rows of its own.
 
-    `batches[i]` costs O(rows·S·L). An iteration gives one epoch, with a seed from where the last one ended; a
-    `state_dict` holds the place. Raises InputError for settings below 1, and for documents that are none.
+    Every document is read once at first, for its length; `batches[i]` costs O(rows·S·L). An iteration gives one epoch,
+    with a seed from where the last one ended; a `state_dict` holds the place. Raises InputError for settings below 1,
+    and for documents that are none.
     """
 
     def __init__(
