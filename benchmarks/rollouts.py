@@ -2,7 +2,7 @@
 
     python benchmarks/rollouts.py [--segments 4 16 32] [--rounds 3] [--out results/rollouts.json]
 
-mamba.py (github.com/alxndrTL/mamba.py, pull request 80, 2026-04; the package on the index, of 2024, lacks it) keeps the
+mamba.py (alxndrTL/mamba.py, pull request 80, 2026-04; the package on the index, of 2024, lacks it) keeps the
 states at the segments' boundaries in one autograd function, and runs each segment again in the backward pass. It is
 written here from that idea: `Sequence` returns the hidden states of all segments, and the caller computes the loss. For
 each segment its source runs the backward pass twice, once for the state and the inputs and once for the parameters
