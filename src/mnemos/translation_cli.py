@@ -1,6 +1,7 @@
 """The commands of translation: `mnemos tokenizer`, `translate`, `score` and `average`."""
 
 import argparse
+import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,8 @@ def _translate(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     name = options.file or "standard input"
     lines = list(read_lines(Path(name)) if options.file else lines_of(iter([sys.stdin.buffer.read()]), name))
     progress = _progress if sys.stderr.isatty() else None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as the input is, whatever the locale
     for number, found in enumerate(translator.translate(lines, decoding, f"{name}: line", progress)):
         for one in found:
             print(f"{number} ||| {one.text} ||| {one.score:.4f}" if options.n_best > 1 else one.text, flush=True)

@@ -123,6 +123,15 @@ def test_the_commands_divide_text_into_the_same_lines(plain, capsys, tmp_path):
     assert main(["score", str(tmp_path / "run")]) == 0
 
 
+def test_translations_are_written_as_utf8_in_every_locale(plain, monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("five.\n")
+    monkeypatch.setattr(SubWordTokens, "decode", lambda self, tokens: "fünf")
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 0
+    assert written.buffer.getvalue().decode() == "fünf\n"
+
+
 def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, capsys):
     shutil.copytree(plain / "model", tmp_path / "model")
     path = tmp_path / "model" / "preprocessing.json"
