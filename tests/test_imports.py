@@ -40,6 +40,7 @@ ROOMS = [
     "models",
     "generate",
     "hugging_face",
+    "programs",
 ]
 ROOMS += [
     "data",

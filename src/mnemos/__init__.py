@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import memory as memory
     from . import models as models
     from . import ops as ops
+    from . import programs as programs
     from . import recipes as recipes
     from . import registry as registry
     from . import train as train
@@ -80,6 +81,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .models.transformer import HeadConfig as HeadConfig
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
+    from .programs.folder import export as export
     from .registry import register as register
     from .train.fit import fit as fit
     from .train.recipe import OptimConfig as OptimConfig
@@ -150,6 +152,7 @@ _NAMES = {
     "collect_auxiliary_losses": "mnemos.types",
     "detach": "mnemos.types",
     "detect": "mnemos.evaluate.detect",
+    "export": "mnemos.programs.folder",
     "fit": "mnemos.train.fit",
     "functional": "mnemos.hugging_face",
     "fused_step": "mnemos.generate.fused",
@@ -180,6 +183,7 @@ _ROOMS = {
     "memory",
     "models",
     "ops",
+    "programs",
     "recipes",
     "registry",
     "train",

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
             error.filename = str(path)
         raise
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def whole_or_none(folder: Path) -> Iterator[None]:
+    """If the block raises, what it wrote to a new or empty folder is removed, so that it can be written again."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not existed and folder.is_dir():
+            folder.rmdir()
+        raise
 
 
 def sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The optional libraries (timm, torchvision, transformers, tokenizers, …), imported when first needed."""
+"""The optional libraries (timm, torchvision, transformers, onnx, …), imported when first needed."""
 
 import importlib
 import importlib.util
@@ -64,6 +64,16 @@ def sentencepiece() -> ModuleType:
     _imported("sentencepiece", "sentencepiece")
     _imported("google.protobuf", "sentencepiece")
     return importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+
+
+def onnx() -> ModuleType:
+    """The module `onnx`. Raises InputError with the install command if it is missing."""
+    return _imported("onnx", "onnx")
+
+
+def onnxscript() -> ModuleType:
+    """The module `onnxscript`. Raises InputError with the install command if it is missing."""
+    return _imported("onnxscript", "onnx")
 
 
 def faster_coco_eval() -> ModuleType:

@@ -151,6 +151,15 @@ class Branching(Protocol):
         ...
 
 
+@runtime_checkable
+class Widening(Protocol):
+    """An attention or model whose state can have its final size from the first token on, as exported programs need."""
+
+    def widened(self, state: State) -> State:
+        """The same state with what has a bound, such as the keys of a window, as long as it becomes."""
+        ...
+
+
 class Likelihood(Protocol):
     """How to score the outputs of a model where they are not logits."""
 

@@ -27,7 +27,8 @@ USAGE = """mnemos: memory for transformers
   mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
   mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
   mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
-  mnemos export RUN                            write a checkpoint of Hugging Face Transformers    [--to hf] [--out DIR]
+  mnemos export RUN                            write a checkpoint of Hugging Face Transformers, or programs of ONNX or
+                                               torch.export    [--to hf|onnx|onnxruntime|torch] [--out DIR]
                                                [--push REPOSITORY]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
   mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]

@@ -116,11 +116,14 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
     def check_state(self, state: CompressedSegments, batch_size: int) -> None:
         """Raise InputError unless the state holds slots [B, K, D] and inputs [B, N, D] of this layer's sizes."""
         c, found = self.config, type(state).__name__
-        wanted = f"slots {[batch_size, c.compressed, self.dim]} and inputs {[batch_size, c.memory, self.dim]}"
+        slots, inputs = (batch_size, c.compressed, self.dim), (batch_size, c.memory, self.dim)
         if isinstance(state, CompressedSegments):
+            if state.slots.shape == slots and state.x.shape == inputs:
+                return
             found = f"slots {list(state.slots.shape)} and inputs {list(state.x.shape)}"
-        if found != wanted:
-            raise InputError(f"expected a state of {wanted}, found {found}; use initial_state")
+        raise InputError(
+            f"expected a state of slots {list(slots)} and inputs {list(inputs)}, found {found}; use initial_state"
+        )
 
     def attended(
         self, x: Tensor, state: CompressedSegments | None, mask: Tensor | None

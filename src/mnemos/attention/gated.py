@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import exportable
+from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.types import (
@@ -23,7 +24,7 @@ from mnemos.types import (
 )
 
 from .gated_branch import GatedBranch
-from .gated_walk import Walk, walk
+from .gated_walk import Walk, exported_walk, walk
 from .softmax import SoftmaxAttention
 
 
@@ -125,13 +126,17 @@ class GatedCacheAttention(GatedBranch):
         block = self.block if self.causal else 0
         return GatedState(inner, Walk.fresh(batch_size, slots, d, block, device, self.cache.dtype))
 
+    def widened(self, state: GatedState) -> GatedState:
+        """The same state with that of the inner attention `widened`."""
+        return GatedState(widened(self.inner, state.inner), state.walk)
+
     def heads(
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, GatedState | None]:
         """The mixed heads [B, T, H, D/H], before `project`, and the new state."""
         check_stateful(self.state_kind, state)
         if state is not None:
-            _check_state(state, (len(x), *self.cache.shape))
+            _check_state(state, (x.shape[0], *self.cache.shape))
         inner_state, walked = (None, None) if state is None else state
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
         projected = None
@@ -201,6 +206,18 @@ class GatedCacheAttention(GatedBranch):
 
         def advance(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start, valid)
+
+        if walked is not None and torch.compiler.is_exporting() and not self.training:
+            inputs = (x,) if own is None else (x, own)
+            return exported_walk(
+                summary.to(start.dtype),
+                inputs,
+                walked,
+                start,
+                self.block,
+                advance,
+                lambda cache, *given: self.answer(given[0], cache, *given[1:]),
+            )
 
         pieces, after, written = walk(summary.to(start.dtype), mask, walked, start, self.block, advance)
         if shared and self.training:

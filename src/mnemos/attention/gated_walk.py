@@ -1,12 +1,13 @@
 """The causal updates of a gated cache: tokens in blocks on an absolute grid, a cache per row, from any state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemos._compat import exportable
+from mnemos.memory.exported import changed_if_any, token_by_token
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.types import Device
 
@@ -79,3 +80,38 @@ def walk(
             cache = new if all(done) else torch.where(rows[:, None, None], new, cache)
             unfinished = unfinished.emptied(done)
     return pieces, Walk(cache, *unfinished, state.seen + t), written
+
+
+def exported_walk(
+    source: Tensor,
+    inputs: Sequence[Tensor],
+    state: Walk,
+    start: Tensor,
+    block: int,
+    advance: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    read: Callable[..., Tensor],
+) -> tuple[Tensor, Walk]:
+    """`walk` and what its tokens read, in operators that an exported program can have: any T, rows at any places.
+
+    `read(cache, *inputs)` computes y [B, 1, ..] for a token of each row, from inputs [B, 1, ..]. Cost: that of T steps.
+    """
+
+    def token(before: Walk, given: tuple[Tensor, ...]) -> tuple[Tensor, Walk]:
+        new, *rest = given
+        place = before.seen % block
+        at = place[:, None] == torch.arange(block, device=place.device)
+        cache = torch.where((before.seen == 0)[:, None, None], start, before.cache)
+        y = read(cache, *rest)
+        partial, valid = torch.where(at[..., None], new, before.partial), before.valid | at
+        done = place == block - 1
+
+        def updated(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
+            # The other rows are updated too, and that is dropped: all of their block counts, so that none is empty.
+            after = advance(partial, cache, valid | ~done[:, None])
+            return torch.where(done[:, None, None], after, cache)
+
+        cache = changed_if_any(done, updated, cache, partial, valid, done)
+        partial, valid = partial.masked_fill(done[:, None, None], 0), valid & ~done[:, None]
+        return y, Walk(cache, partial, valid, before.seen + 1)
+
+    return token_by_token(token, state, (source, *inputs))

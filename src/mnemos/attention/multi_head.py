@@ -61,12 +61,19 @@ class MultiHeadAttention(nn.Module, Generic[S]):
             device, dtype = like.device if device is None else device, dtype or like.dtype
         return self.empty(batch_size, device, dtype)
 
+    def widened(self, state: S) -> S:
+        """The same state with what has a bound, such as the keys of a window, as long as it becomes.
+
+        An exported program takes and returns such states (`mnemos.export`): only what grows for ever changes its size.
+        """
+        return state
+
     def check(self, x: Tensor, state: S | None) -> None:
         """Raise InputError unless x is [B, T, D] and the state, if any, belongs to this layer and these rows."""
         check_input(x, self.dim)
         check_stateful(self.state_kind, state)
         if state is not None:
-            self.check_state(state, len(x))
+            self.check_state(state, x.shape[0])
 
     def heads(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""

@@ -88,6 +88,10 @@ class RelativeAttention(RelativeHeads[Segments]):
                 f"expected a state of inputs [{batch_size}, N, {self.dim}], found {found}; use initial_state"
             )
 
+    def widened(self, state: Segments) -> Segments:
+        """The inputs of a whole memory."""
+        return state.widened(self.config.memory)
+
     def attended(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         if not self.causal:

@@ -60,7 +60,10 @@ class RelativeHeads(MultiHeadAttention[S]):
         """
         t, n = x.shape[1], context.shape[1]
         # Multiplications: N·2D² for all keys and values, or T·N·2D more per head.
-        few = t * n * (self.num_heads - 1) < (n - t) * self.dim
+        if torch.compiler.is_exporting():  # one form for all lengths
+            few = isinstance(t, int) and t == 1
+        else:
+            few = t * n * (self.num_heads - 1) < (n - t) * self.dim
         return (self._few if few else self._many)(x, context, mask)
 
     def _many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:

@@ -91,6 +91,10 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             return
         check_key_values(state, batch_size, heads, width)
 
+    def widened(self, state: Keys) -> Keys:
+        """The keys of a whole window."""
+        return state if self.window is None or isinstance(state, BranchedKeyValues) else state.widened(self.window - 1)
+
     def branch(self, state: Keys, copies: int) -> Keys:
         """The state of `copies` rows for every row, next to each other, for a search. They share their tokens' keys.
 
@@ -236,14 +240,23 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
 
 
 def rotation(t: int, width: int, start: Tensor | None, device: Device) -> Tensor:
-    """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2]."""
+    """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
+
+    Formats of exported programs have no complex numbers: there they are cosines and sines, [B or 1, T, 1, width/2, 2].
+    """
     positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
     angle = angles(positions, width)[:, :, None]
+    if torch.compiler.is_exporting():
+        return torch.stack([angle.cos(), angle.sin()], -1)
     return torch.polar(torch.ones_like(angle), angle)
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021): rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles."""
+    if not turn.is_complex():
+        wide = torch.promote_types(x.dtype, torch.float32)
+        (even, odd), (cos, sin) = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1), turn.to(wide).unbind(-1)
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2).to(x.dtype)
     if x.dtype == torch.float64:
         pairs, turn = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex128)
     else:

@@ -74,7 +74,7 @@ class Stream:
             raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
         tokens, state = self._checked(tokens), self.state
         if self.last is None:
-            state = _fresh(self.model, len(tokens))
+            state = new_state(self.model, len(tokens))
         else:
             tokens = torch.cat([self.last, tokens], 1)
         with torch.no_grad():
@@ -234,20 +234,23 @@ class Stream:
             raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
         last = tensors.pop("last")
         device = next(model.parameters()).device
-        state = _like(_fresh(model, len(last)), list(tensors), file)
+        state = _like(new_state(model, len(last)), list(tensors), file)
         return cls(model, step, map_state(lambda name: tensors[name].to(device), state), last.to(device))
 
     def __repr__(self) -> str:
         return f"Stream({type(self.model).__name__}, {self.rows} rows)"
 
 
-def _fresh(model: nn.Module, rows: int) -> State:
-    """The state of new rows. A model of another package need not declare whether it is autoregressive."""
+def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
+    """The state of new rows. A model of another package need not declare whether it is autoregressive.
+
+    Raises InputError, which begins with `verb`, for a model that is no causal language model with a state.
+    """
     predicts = not isinstance(model, RecurrentModel) or model.autoregressive
     state = model.initial_state(rows) if isinstance(model, Recurrent) and predicts else None
     if state is None:
         raise InputError(
-            f"Stream: expected a causal language model with a state, found {type(model).__name__} without one; use "
+            f"{verb}: expected a causal language model with a state, found {type(model).__name__} without one; use "
             "mnemos.Transformer or mnemos.Memformer"
         )
     return state

@@ -106,7 +106,7 @@ class MostUsed(Compressor):
         """See `Compressor`."""
         ranked = usage.masked_fill(~valid, -1).unflatten(1, (-1, self.block))
         kept = ranked.topk(self.block // self.ratio, -1).indices.sort(-1).values
-        rows = torch.arange(len(x), device=x.device)[:, None]
+        rows = torch.arange(x.shape[0], device=x.device)[:, None]
         index = (kept + self.block * torch.arange(kept.shape[1], device=x.device)[:, None]).flatten(1)
         return x[rows, index], valid[rows, index]
 

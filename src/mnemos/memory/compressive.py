@@ -93,7 +93,8 @@ class CompressionGrid(NamedTuple):
         """
         last = self.passed(before + t)
         count = last - self.passed(before)
-        most = min(most, -(-t // self.block))
+        if isinstance(t, int):  # else an exported program, which has one form for all T
+            most = min(most, -(-t // self.block))
         if reads_without_waiting(count):
             most = min(most, int(count.max()) if count.numel() else 0)
         if not most:
@@ -103,7 +104,7 @@ class CompressionGrid(NamedTuple):
         index = ((last - most) * self.block - (before + t) + n)[:, None] + places
         # A row with fewer blocks than `most` finds compressed inputs, or the first one for those before it. That one is
         # compressed too: a row whose first input is the first of a block moves as many blocks as any.
-        index, rows = index.clamp(min=0), torch.arange(len(x), device=x.device)[:, None]
+        index, rows = index.clamp(min=0), torch.arange(x.shape[0], device=x.device)[:, None]
         if usage.shape[1]:
             asked = valid.flip(1).cumsum(1).flip(1)  # queries at this token or later
             if self.window is not None:  # without those that are too far behind it
@@ -123,7 +124,7 @@ def pushed(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:
     place = torch.arange(k, device=kept.device)
     index = place + count[:, None]
     index = torch.where(index < k, index, place + m)
-    rows = torch.arange(len(kept), device=kept.device)[:, None]
+    rows = torch.arange(kept.shape[0], device=kept.device)[:, None]
     return torch.cat([kept, new.to(kept.dtype)], 1)[rows, index]
 
 

@@ -30,7 +30,7 @@ class Encoded(SharedRows):
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return len(self.valid) * self.copies
+        return self.valid.shape[0] * self.copies
 
     def select_rows(self, rows: Rows) -> "Encoded":
         """The given rows. A source of which rows are taken several times in a row is stored once."""

@@ -6,6 +6,8 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.types import Device, InputError
 
+from .exported import padded
+
 
 class KeyValues:
     """Keys and values of the tokens a causal attention has read; a `State`, which no operation changes.
@@ -49,6 +51,10 @@ class KeyValues:
         return KeyValues(
             self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._buffer, self._end
         )
+
+    def widened(self, n: int) -> "KeyValues":
+        """The same state with at least n tokens: those that are new, in front, are not valid."""
+        return KeyValues(padded(self.k, n), padded(self.v, n), padded(self.valid, n), self.seen)
 
     def append(self, k: Tensor, v: Tensor, valid: Tensor) -> "KeyValues":
         """The state after T more tokens: k, v [B, T, H, D/H], valid [B, T] bool."""
@@ -116,7 +122,8 @@ def appended(
 
     `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new)):
+    differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new))
+    if differentiates or torch.compiler.is_exporting():  # an exported program has no buffer to write into
         return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
     more = new[0].shape[1]
     tensors, buffer, end = with_room(kept, more, buffer, end)

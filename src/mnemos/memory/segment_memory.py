@@ -6,6 +6,7 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.types import Device
 
+from .exported import padded
 from .key_values import Buffer, appended
 
 
@@ -48,6 +49,10 @@ class Segments:
             return self
         start = self.x.shape[1] - n
         return Segments(self.x[:, start:], self.valid[:, start:], self._buffer, self._end)
+
+    def widened(self, n: int) -> "Segments":
+        """The same state with at least n tokens: those that are new, in front, are not valid."""
+        return Segments(padded(self.x, n), padded(self.valid, n))
 
     def detach(self) -> "Segments":
         """The same values without the graph that computed them."""

@@ -12,6 +12,7 @@ from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig, some
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
 from mnemos.memory.encoded import Encoded
+from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.ops.dropout import Dropout
@@ -301,6 +302,11 @@ class EncoderDecoder(nn.Module):
             y = y * self.config.dim**0.5
         return self.dropout(y if positions is None else positions(y, seen))
 
+    def widened(self, state: EncoderDecoderState) -> EncoderDecoderState:
+        """The same state with those of the decoder's layers `widened`."""
+        layers = zip(self._attentions, state.layers, strict=True)
+        return state._replace(layers=tuple(widened(attention, layer) for attention, layer in layers))
+
     def branch(self, state: EncoderDecoderState, copies: int) -> EncoderDecoderState:
         """The state of `copies` rows for every row, next to each other: they share their source and their tokens."""
         rows, source = len(state.seen), state.source
@@ -331,7 +337,7 @@ def _checked(state: object, x: Tensor, layers: int) -> EncoderDecoderState:
             f"expected the state of a source for a decoder of {layers} layers, found {found}; use encode(source), or "
             "Pair(source, target)"
         )
-    if len(state.seen) != len(x):
+    if state.seen.shape[0] != x.shape[0]:
         raise InputError(
             f"expected a state of {len(x)} rows, as the tokens have, found {len(state.seen)}; use select or reset"
         )

@@ -49,7 +49,7 @@ class DecoderBlock(nn.Module):
 
     def _read(self, x: Tensor, source: KeysValues, visible: Tensor | None) -> Tensor:
         """All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied."""
-        return self.read(x.reshape(len(source[0]), -1, x.shape[-1]), source, visible).reshape(x.shape)
+        return self.read(x.reshape(source[0].shape[0], -1, x.shape[-1]), source, visible).reshape(x.shape)
 
 
 def encoded_source(blocks: Sequence[DecoderBlock], y: Tensor, valid: Tensor) -> Encoded:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, unknown_field
+from mnemos.memory.exported import token_by_token
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.dropout import Dropout
@@ -19,6 +20,7 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, lea
 from .blocks import Activation, init_weights
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
+from .memformer_token import memformer_token
 from .transformer import check_tokens
 
 
@@ -166,6 +168,11 @@ class Memformer(nn.Module):
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
         """See the class."""
+        if state is not None and torch.compiler.is_exporting():
+            check_tokens(x, self.config.vocab_size, mask)
+            self._check_state(state, x.shape[0])
+            y, after = token_by_token(lambda before, given: memformer_token(self, given[0], before), state, [x])
+            return self.head(y), after
         steps, after, caches = self._encoded(x, state, mask)
         y, caches = self._decoded(x, mask, steps, caches)
         return self.head(y), after._replace(layers=caches)
@@ -225,12 +232,12 @@ class Memformer(nn.Module):
             seen = state.seen.tolist()
         encoded, valid, memory, caches = state.encoded, state.valid, state.memory, state.layers
         if 0 in seen:
-            encoded, valid = self._begun(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
+            encoded, valid = self.begun(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
         unfinished = Unfinished(state.pending, state.pending_valid)
         marks = x.new_ones(b, t, dtype=torch.bool) if mask is None else mask
         steps = []
         for stretch in stretches([n % self.config.segment for n in seen], t, self.config.segment):
-            slots = self._slots(memory) if self.decoder.memory else None
+            slots = self.slots(memory) if self.decoder.memory else None
             steps.append(Step(stretch, Read(encoded, valid, slots)))
             span = slice(stretch.start, stretch.stop)
             unfinished = unfinished.with_more(x[:, span], marks[:, span], stretch.place)
@@ -241,11 +248,17 @@ class Memformer(nn.Module):
         ends = self.decoder.empty(b, x.device, self.embedding.weight.dtype)
         return steps, MemformerState(state.seen + t, memory, encoded, valid, *unfinished, ends), caches
 
-    def _begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
+    def widened(self, state: MemformerState) -> MemformerState:
+        """The same state with the decoder's caches as long as they become, so that its size is constant."""
+        length, slots = self.config.segment, self.config.memory.slots
+        sources = [length, slots] if self.decoder.memory else [length]
+        return state._replace(layers=tuple(cache.widened(length - 1, sources) for cache in state.layers))
+
+    def begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
         """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last place, before the first token."""
-        table, token = (self.embedding, self.config.bos) if self.bos is None else (self.bos, 0)
+        table, token = (self.embedding, self.config.bos or 0) if self.bos is None else (self.bos, 0)
         slots = None if self.memory is None else self.memory.start()[None]
-        bos = table(torch.tensor([[token]], device=encoded.device))
+        bos = table(torch.full((1, 1), token, device=encoded.device))
         y = self.encoder(self.dropout(bos), None, slots)[:, :1]
         length = self.config.segment
         start = F.pad(y, (0, 0, length - 1, 0)).expand_as(encoded)
@@ -267,28 +280,29 @@ class Memformer(nn.Module):
     ) -> tuple[Tensor, Tensor, SlotState | None]:
         """E_t and M_t in the rows that are `done` with s_t; whole: the segment has no padding."""
         if all(done):
-            return self._write(segment, whole, memory)
+            return self.write(segment, whole, memory)
         rows = torch.tensor([i for i, d in enumerate(done) if d], device=encoded.device)
         chosen = Unfinished(*(x[rows] for x in segment))
         some = map_state(lambda x: x[rows], memory)
-        new = self._write(chosen, whole, some)
+        new = self.write(chosen, whole, some)
         put = (encoded, valid, memory)
         return map_state(lambda old, x: old.index_copy(0, rows, x.to(old.dtype)), put, new)
 
-    def _write(
+    def write(
         self, segment: Unfinished, whole: bool, memory: SlotState | None
     ) -> tuple[Tensor, Tensor, SlotState | None]:
+        """E_t, which of its tokens are valid, and M_t of segments that are complete; whole: without padding."""
         mask = None if whole else segment.valid
-        slots = self._slots(memory)
+        slots = self.slots(memory)
         y = self.encoder(self.dropout(self.embedding(segment.tokens)), mask, slots)
         if self.memory is not None and memory is not None:
             extra = y.shape[1] - segment.tokens.shape[1]
-            heard = mask if mask is None or not extra else torch.cat([mask, mask.new_ones(len(mask), extra)], 1)
+            heard = mask if mask is None or not extra else torch.cat([mask, mask.new_ones(mask.shape[0], extra)], 1)
             memory = self.memory(memory, y, heard, None if mask is None else mask.any(1))
         encoded = y[:, : segment.tokens.shape[1]]
         return encoded if mask is None else encoded.masked_fill(~mask[..., None], 0), segment.valid, memory
 
-    def _slots(self, memory: SlotState | None) -> Tensor | None:
+    def slots(self, memory: SlotState | None) -> Tensor | None:
         """[B, K, D], or None for a model without a memory."""
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
@@ -345,8 +359,9 @@ class Memformer(nn.Module):
                 "expected the state that this model returned, found one of a model of another configuration; start "
                 "with state=None"
             )
-        if (found := {leaf.shape[0] for leaf in leaves(state)}) != {rows}:
-            counts = " and ".join(map(str, sorted(found)))
+        found = [leaf.shape[0] for leaf in leaves(state)]
+        if any(count != rows for count in found):
+            counts = " and ".join(map(str, sorted(set(found))))
             raise InputError(
                 f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
             )

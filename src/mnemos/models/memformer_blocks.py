@@ -11,6 +11,7 @@ from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
 from mnemos.memory.branched import BranchedKeyValues
+from mnemos.memory.exported import padded
 from mnemos.memory.key_values import KeyValues
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
@@ -89,8 +90,8 @@ class MemformerEncoder(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None, slots: Tensor | None) -> Tensor:
         """See the class."""
         if self.cls is not None:
-            x = torch.cat([x, self.cls.expand(len(x), -1, -1)], 1)
-            mask = None if mask is None else torch.cat([mask, mask.new_ones(len(x), len(self.cls))], 1)
+            x = torch.cat([x, self.cls.expand(x.shape[0], -1, -1)], 1)
+            mask = None if mask is None else torch.cat([mask, mask.new_ones(x.shape[0], len(self.cls))], 1)
         place = torch.arange(x.shape[1], device=x.device)
         bias = biased(None if mask is None else some(mask)[:, None, None], self.bias(place - place[:, None])[None])
         sources = () if slots is None else (slots,)
@@ -112,6 +113,11 @@ class Read(NamedTuple):
     valid: Tensor
     slots: Tensor | None
 
+    @property
+    def given(self) -> list[Tensor]:
+        """The sources of a block."""
+        return [self.encoded] if self.slots is None else [self.encoded, self.slots]
+
 
 @exportable
 class DecoderCache(NamedTuple):
@@ -128,6 +134,17 @@ class DecoderCache(NamedTuple):
     def memory_name(self) -> None:
         """None: the cache belongs to a place within the segment, which the state counts elsewhere."""
         return None
+
+    def widened(self, length: int, sources: list[int]) -> "DecoderCache":
+        """The same cache with space for `length` tokens, which are not valid where new, and for all sources."""
+        pairs = zip(self.sources, sources, strict=True)
+        return DecoderCache(self.own.widened(length), tuple((padded(k, n), padded(v, n)) for (k, v), n in pairs))
+
+    def after(self, ends: Tensor) -> "DecoderCache":
+        """The cache, with one token more than it may keep, without the oldest; empty in the rows [B] that are True."""
+        own = self.own
+        valid, seen = own.valid[:, 1:] & ~ends[:, None], own.seen.masked_fill(ends, 0)
+        return DecoderCache(KeyValues(own.k[:, 1:], own.v[:, 1:], valid, seen), self.sources)
 
 
 class MemformerDecoder(nn.Module):
@@ -164,7 +181,12 @@ class MemformerDecoder(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, place: list[int], read: Read, caches: tuple[DecoderCache, ...] | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        place: list[int] | Tensor,
+        read: Read,
+        caches: tuple[DecoderCache, ...] | None,
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """See the class."""
         t, device = x.shape[1], x.device
@@ -172,17 +194,21 @@ class MemformerDecoder(nn.Module):
         query, key = torch.arange(before, before + t, device=device), torch.arange(before + t, device=device)
         own = self.own_bias(key - query[:, None])[None]
         # One place for all rows, unless they differ.
-        stands = torch.tensor(place if len(set(place)) > 1 else place[:1], device=device)
+        if isinstance(place, list):
+            stands = torch.tensor(place if len(set(place)) > 1 else place[:1], device=device)
+        else:
+            stands = place
         query = (stands[:, None] + torch.arange(t, device=device))[..., None]
         length = read.encoded.shape[1]
         encoded = self.read_bias(torch.arange(-length, 0, device=device) - query)
         visible = [biased(some(read.valid)[:, None, None], encoded), *[None] * self.memory]
-        given = [read.encoded] if read.slots is None else [read.encoded, read.slots]
+        given = read.given
         after = []
         for i, block in enumerate(self.blocks):
             cache = caches[i] if caches else None
             # A row at the start of a segment reads a new encoding; for the other rows the result is the same again.
-            sources = block.keys_values(given) if cache is None or 0 in place else cache.sources
+            begins = cache is None or (isinstance(place, list) and 0 in place)
+            sources = block.keys_values(given) if cache is None or begins else cache.sources
             x, state = block(x, None if cache is None else cache.own, mask, own, sources, visible)
             assert state is not None  # the block is causal
             after.append(DecoderCache(state, sources))

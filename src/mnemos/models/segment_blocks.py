@@ -8,6 +8,7 @@ from torch import Tensor
 from mnemos._compat import exportable
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.attention.softmax import attend, rotate
+from mnemos.memory.exported import padded
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import Device, InputError
 
@@ -25,8 +26,8 @@ class Layout(NamedTuple):
         Front: the front only. A token: the front, and tokens not after it. Back: everything. Within the front and
         within the back: all, or with `causal` those not after.
         """
-        group = torch.tensor([0] * self.front + [1] * self.tokens + [2] * self.back, device=device)
-        place = torch.arange(len(group), device=device)
+        place = torch.arange(sum(self), device=device)
+        group = (place >= self.front).int() + (place >= self.front + self.tokens).int()
         not_after = place <= place[:, None]
         within = not_after if causal else not_after | (group != 1)
         return (group < group[:, None]) | ((group == group[:, None]) & within)
@@ -126,7 +127,7 @@ class SegmentCache(NamedTuple):
         f, n = self.front_k.shape[1], self.own.k.shape[1]
         if not f:
             return self.own.valid if n else None
-        return torch.cat([self.own.valid.new_ones(len(self.own.valid), f), self.own.valid], 1)
+        return torch.cat([self.own.valid.new_ones(self.own.valid.shape[0], f), self.own.valid], 1)
 
     def with_front(self, k: Tensor, v: Tensor, rows: Tensor) -> "SegmentCache":
         """With the keys and values of the memory tokens in front of the rows (indices)."""
@@ -141,6 +142,17 @@ class SegmentCache(NamedTuple):
         own = KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
         return self._replace(own=own)
 
+    def widened(self, front: int, length: int) -> "SegmentCache":
+        """The same cache with space for `front` memory tokens and `length` tokens, which are not valid where new."""
+        front_k, front_v = (padded(x, front) for x in (self.front_k, self.front_v))
+        return SegmentCache(front_k, front_v, self.own.widened(length))
+
+    def after(self, ends: Tensor) -> "SegmentCache":
+        """The cache, with one token more than it may keep, without the oldest; empty in the rows [B] that are True."""
+        own = self.own
+        valid, seen = own.valid[:, 1:] & ~ends[:, None], own.seen.masked_fill(ends, 0)
+        return self._replace(own=KeyValues(own.k[:, 1:], own.v[:, 1:], valid, seen))
+
 
 def visible(layout: Layout, causal: bool, kept: Tensor | None, valid: Tensor | None, device: Device) -> Tensor | None:
     """`Context.visible` of a pass after keys that are valid as `kept` [B, N] says (None: there are none).
@@ -154,12 +166,12 @@ def visible(layout: Layout, causal: bool, kept: Tensor | None, valid: Tensor | N
         # One token attends to every valid key. On the CPU, checking that all are valid does not wait for a device.
         if kept.device.type == "cpu" and not torch.compiler.is_compiling() and bool(kept.all()):
             return None
-        return torch.cat([kept, kept.new_ones(len(kept), 1)], 1)[:, None, None]
+        return torch.cat([kept, kept.new_ones(kept.shape[0], 1)], 1)[:, None, None]
     own = layout.sees(causal, device)[None]
     if valid is not None:
-        ends = [valid.new_ones(len(valid), count) for count in (layout.front, layout.back)]
+        ends = [valid.new_ones(valid.shape[0], count) for count in (layout.front, layout.back)]
         itself = torch.eye(n, dtype=torch.bool, device=device)
         own = (own & torch.cat([ends[0], valid, ends[1]], 1)[:, None]) | itself
     if kept is not None:
-        own = torch.cat([kept[:, None].expand(-1, n, -1), own.expand(len(kept), -1, -1)], 2)
+        own = torch.cat([kept[:, None].expand(-1, n, -1), own.expand(kept.shape[0], -1, -1)], 2)
     return own[:, None]

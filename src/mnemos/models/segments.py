@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable, pytree
 from mnemos.attention.softmax import rotation
 from mnemos.config import ModelConfig, check_fields, unknown_field
+from mnemos.memory.exported import changed_if_any, token_by_token
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_heads, leaves, map_state, select
@@ -164,6 +165,8 @@ class SegmentModel(nn.Module):
             state, seen = self.initial_state(b), [0] * b
         else:
             self._check_state(state, b)
+            if torch.compiler.is_exporting():
+                return token_by_token(lambda before, given: self._token(given[0], before), state, [x])
             seen = state.seen.tolist()
         length, memory, caches = self.config.segment, state.memory, state.layers
         place, start, outputs = [n % length for n in seen], 0, []
@@ -178,6 +181,45 @@ class SegmentModel(nn.Module):
             outputs.append(y)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         return y, SegmentState(state.seen + t, memory, caches)
+
+    def _token(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:
+        """A token [B, 1] of each row after a `widened` state, in operators alone: rows may be at any places."""
+        place, memory, caches = state.seen % self.config.segment, state.memory, state.layers
+        begins, ends = place == 0, place == self.config.segment - 1
+        if self.front:
+            caches = changed_if_any(begins, self._with_front, caches, memory, begins)
+        layout = Layout(0, 1, 0)
+        y, new, _ = self._pass(self.embedding(x), layout, self.front + place, None, caches, memory)
+        valid = x.new_ones(*x.shape, dtype=torch.bool)
+        caches = tuple(_kept(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
+        if self.back:
+            memory = changed_if_any(ends, self._with_back, memory, caches, ends)
+        return y, SegmentState(state.seen + 1, memory, tuple(cache.after(ends) for cache in caches))
+
+    def _with_front(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
+        """`_begun` for the rows of a mask."""
+        b, own = rows.shape[0], caches[0].own.k
+        tokens = self.front_tokens(memory, b)
+        empty = self._caches(b, own.device, own.dtype)
+        _, new, _ = self._pass(tokens, Layout(self.front, 0, 0), [0], None, empty, memory)
+        wide = rows[:, None, None, None]
+        return tuple(
+            cache._replace(
+                front_k=torch.where(wide, one.k, cache.front_k), front_v=torch.where(wide, one.v, cache.front_v)
+            )
+            for cache, one in zip(caches, new, strict=True)
+        )
+
+    def _with_back(self, memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
+        """`_ended` for the rows of a mask."""
+        tokens, start = self.back_tokens(memory, rows.shape[0]), self.front + self.config.segment
+        _, _, behind = self._pass(tokens, Layout(0, 0, self.back), [start], None, caches, memory)
+        return self.written(memory, behind, rows)
+
+    def widened(self, state: SegmentState) -> SegmentState:
+        """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
+        length = self.config.segment - 1
+        return state._replace(layers=tuple(cache.widened(self.front, length) for cache in state.layers))
 
     def _side_by_side(self, x: Tensor, mask: Tensor | None, memory: State) -> Tensor:
         """Whole segments [B, n·L] as rows of one batch, where no segment writes what the next one reads."""
@@ -238,7 +280,7 @@ class SegmentModel(nn.Module):
         self,
         y: Tensor,
         layout: Layout,
-        start: list[int],
+        start: list[int] | Tensor,
         mask: Tensor | None,
         caches: tuple[SegmentCache, ...],
         memory: State,
@@ -258,15 +300,15 @@ class SegmentModel(nn.Module):
             behind.append(y[:, layout.front + layout.tokens :])
         return y, new, behind
 
-    def _placed(self, y: Tensor, start: list[int]) -> tuple[Tensor, Tensor | None]:
+    def _placed(self, y: Tensor, start: list[int] | Tensor) -> tuple[Tensor, Tensor | None]:
         """Embeddings [B, n, D] with their positions from `start` of each row, and their rotations."""
         if self.config.position == "none":
             return y, None
         table, n = self._positions(y), y.shape[1]
-        if len(set(start)) == 1:
+        if isinstance(start, list) and len(set(start)) == 1:
             found = table[None, start[0] : start[0] + n]
         else:
-            found = table[torch.tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)]
+            found = table[torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)]
         return (y, found) if self.config.position == "rotary" else (y + found, None)
 
     def _positions(self, like: Tensor) -> Tensor:
@@ -275,8 +317,11 @@ class SegmentModel(nn.Module):
             return self.positions.weight
         table, c = self._table, self.config
         rotary, wide = c.position == "rotary", like.dtype == torch.float64
-        dtype = (torch.complex128 if wide else torch.complex64) if rotary else like.dtype
-        if table is None or table.device != like.device or table.dtype != dtype:
+        as_pairs = not rotary or torch.compiler.is_exporting()
+        dtype = like.dtype if as_pairs else torch.complex128 if wide else torch.complex64
+        # A loop of an exported program takes no tensor that is neither a weight nor computed.
+        absent = table is None or torch.compiler.is_exporting()
+        if absent or table is None or table.device != like.device or table.dtype != dtype:
             length = self.front + c.segment + self.back
             with torch.inference_mode(False):  # training must be able to use a table made during inference
                 if rotary:
@@ -303,8 +348,9 @@ class SegmentModel(nn.Module):
                 "expected the state that this model returned, found one of a model of another configuration; start "
                 "with state=None"
             )
-        if (found := {leaf.shape[0] for leaf in leaves(state)}) != {rows}:
-            counts = " and ".join(map(str, sorted(found)))
+        found = [leaf.shape[0] for leaf in leaves(state)]
+        if any(count != rows for count in found):
+            counts = " and ".join(map(str, sorted(set(found))))
             raise InputError(
                 f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
             )

@@ -11,6 +11,7 @@ from mnemos._compat import exportable
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
+from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.ops.dropout import Dropout
@@ -235,6 +236,11 @@ class Transformer(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def widened(self, state: TransformerState) -> TransformerState:
+        """The same state with those of its layers `widened`."""
+        layers = zip(self.blocks, state.layers, strict=True)
+        return state._replace(layers=tuple(widened(block.attention, layer) for block, layer in layers))
 
     def branch(self, state: TransformerState | None, copies: int) -> TransformerState | None:
         """The state of `copies` rows for every row, next to each other; softmax attention shares their tokens' keys."""

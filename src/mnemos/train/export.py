@@ -1,20 +1,19 @@
-"""`mnemos export RUN --to hf`: a run's model as a checkpoint of Transformers, with its tokenizer and a model card."""
+"""`mnemos export RUN`: a run's model as a checkpoint of Transformers, or as programs of torch.export or ONNX."""
 
 import argparse
-import contextlib
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mnemos import libraries
-from mnemos.atomic import write_text
+from mnemos.atomic import whole_or_none, write_text
 from mnemos.config import ModelConfig, to_dict
 from mnemos.data.text_preprocessing import TextPreprocessing
 from mnemos.data.translation_preprocessing import TranslationPreprocessing
 from mnemos.data.translation_vocabulary import END, PAD, START, UNKNOWN
 from mnemos.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.models.store import load
+from mnemos.programs.folder import TARGETS, Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
 from .exported_tokenizer import exported_tokenizers
@@ -23,16 +22,25 @@ from .recipe_files import recipe_of_model
 from .run_files import read_about, read_result
 
 FOLDER = "hf"  # of a run, where its checkpoint is by default
-ABOUT = "Write a run's model as a checkpoint of Hugging Face Transformers, with its tokenizer and a model card."
+ABOUT = "Write a run's model as a checkpoint of Hugging Face Transformers, with its tokenizer and a model card, or as "
+ABOUT += "programs of one step and of a prefill, state in and state out."
+_TO = "hf: Hugging Face Transformers; onnx; onnxruntime: ONNX with ONNX Runtime's kernel of linear attention; torch: "
+_TO += "torch.export (%(default)s)"
 
 
 def command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """`mnemos export`: read the arguments, write the checkpoint and print where it is."""
+    """`mnemos export`: read the arguments, write the folder and print where it is."""
     parser.add_argument("run", help="the folder of a finished run, or of its model")
-    parser.add_argument("--to", choices=("hf",), default="hf", help="hf: Hugging Face Transformers")
-    parser.add_argument("--out", metavar="DIR", help=f"the checkpoint's folder; by default RUN/{FOLDER}")
-    parser.add_argument("--push", metavar="REPOSITORY", help="also upload the folder to this repository of the Hub")
+    parser.add_argument("--to", choices=(FOLDER, *TARGETS), default=FOLDER, help=_TO)
+    parser.add_argument("--out", metavar="DIR", help="the new folder; by default RUN and the name of the format")
+    about = "with --to hf: also upload the folder to this repository of the Hub"
+    parser.add_argument("--push", metavar="REPOSITORY", help=about)
     options = parser.parse_args(list(arguments))
+    if options.to != FOLDER:
+        if options.push:
+            raise InputError(f"--push: expected --to {FOLDER} beside it, found --to {options.to}; leave one out")
+        print(export_run_programs(options.run, options.to, options.out))
+        return
     out = export_run(options.run, options.out)
     print(out)
     if options.push:
@@ -49,8 +57,7 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     run = Path(run)
     model = load(run)
     out = Path(out) if out is not None else run / FOLDER
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out}: expected a new or empty folder, found another; name one with --out, or remove it")
+    check_new(out)
     cls: Any = _architecture(model)
     about = read_preprocessing(run) if has_preprocessing(run) else None
     tokenizers = {} if about is None else exported_tokenizers(about)
@@ -66,7 +73,7 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     recipe = _found(lambda: to_dict(recipe_of_model(run)))
     found = {"recipe": recipe, "result": _found(lambda: read_result(run)), "run": _found(lambda: read_about(run))}
     name = run.resolve().name
-    with _whole_or_none(out):
+    with whole_or_none(out):
         exported.save_pretrained(out)
         for folder, tokenizer in tokenizers.items():
             tokenizer.model_max_length = getattr(exported.config, "max_position_embeddings", 10**30)
@@ -75,18 +82,20 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     return out
 
 
-@contextlib.contextmanager
-def _whole_or_none(folder: Path) -> Iterator[None]:
-    """If the block raises, what it wrote to a new or empty folder is removed, so that it can be written again."""
-    existed = folder.exists()
-    try:
-        yield
-    except BaseException:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not existed and folder.is_dir():
-            folder.rmdir()
-        raise
+def export_run_programs(run: str | Path, to: Target, out: str | Path | None = None) -> Path:
+    """`mnemos.export` of the model of a finished run, or of the folder of a model; returns the new folder.
+
+    A run of text adds tokenizer.json, for the library tokenizers, which needs no PyTorch; a translation adds that of
+    its target, if there is another. Raises InputError as `mnemos.export` does.
+    """
+    run = Path(run)
+    model, out = load(run), Path(out) if out is not None else run / to
+    tokenizers = exported_tokenizers(read_preprocessing(run)) if has_preprocessing(run) else {}
+    with whole_or_none(out):
+        export(model, out, to)
+        for name, tokenizer in tokenizers.items():
+            tokenizer.backend_tokenizer.save(str(out / f"{name or 'tokenizer'}.json"))
+    return out
 
 
 def push(folder: str | Path, repository: str, **named: Any) -> str:

@@ -1,0 +1,222 @@
+"""Exported programs answer as the model does: any number of rows and tokens, cut anywhere, from state to state."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contract_cases import ATTENTIONS, MODELS, ModelCase, has, scatter
+from torch import nn
+
+import mnemos
+from mnemos import registry
+from mnemos.cli import main
+from mnemos.programs.folder import after
+from mnemos.programs.onnx_graphs import onnx_graph
+from mnemos.programs.steps import Programs, export_programs
+from mnemos.types import InputError, leaves, likelihood_of
+
+CUTS = 1, 3, 1, 1, 6, 1, 1, 2  # lengths of calls: over two segments of 4 tokens, and from within one
+
+
+def small(name, **fields):
+    config = registry.load("model", name)
+    one = {"layers": 1, "decoder_layers": 1}
+    return (
+        ModelCase(name, None, True).build(**{k: v for k, v in one.items() if has(config, k)}, **fields).float().eval()
+    )
+
+
+def attention(config, **fields):
+    position = "none" if "relative" in config.name or config.name == "compressive" else "sinusoidal"
+    return small("transformer", attention=config, **{"position": position} | fields)
+
+
+CASES = {
+    **{str(case): (lambda case=case: case.build().float().eval()) for case in MODELS if case.predicts},
+    **{name: (lambda one=one: attention(one)) for name, one in ATTENTIONS.items() if True in one.causal_modes},
+    **{
+        map: (lambda map=map: attention(mnemos.LinearConfig(feature_map=map)))
+        for map in ("relu", "polynomial", "favor")
+    },
+    "compensated": lambda: attention(mnemos.LinearConfig(compensated=True)),
+    "learned": lambda: small("transformer", position="learned", max_length=32),
+    "rotary": lambda: small("transformer", position="rotary", dim=16),
+    "rmt-rotary": lambda: small("rmt", position="rotary", dim=16),
+    "adaptive": lambda: small("lstm", cutoffs=(5, 9), tied=True),
+    "untied-adaptive": lambda: small("lstm", cutoffs=(5, 9)),
+    "mixture": lambda: small("transformer", head=mnemos.HeadConfig(mixture=3)),
+    "memformer-paper": lambda: small("memformer", preset="paper", decoder_reads=True),
+}
+del CASES["reformer"]
+
+
+def in_torch(programs, name):
+    found = getattr(programs, name).module()
+
+    def run(tokens, state):
+        with torch.no_grad():
+            return found(tokens, state)
+
+    return run
+
+
+def in_onnxruntime(programs, name):
+    runtime = pytest.importorskip("onnxruntime")
+    names = list(programs.state)
+    graph = onnx_graph(getattr(programs, name), ["tokens", *names], ["outputs", *map(after, names)])
+    settings = runtime.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = 1, 3
+    session = runtime.InferenceSession(graph.model_proto.SerializeToString(), settings)
+
+    def run(tokens, state):
+        found = session.run(None, {"tokens": tokens.numpy(), **{name: x.numpy() for name, x in state.items()}})
+        outputs, *found = map(torch.from_numpy, found)
+        return outputs, dict(zip(names, found, strict=True))
+
+    return run
+
+
+def compare(model, programs, runner, cuts=CUTS):
+    """The program's outputs for two new rows, call by call, with the model's."""
+    likelihood = likelihood_of(model)
+    runs = {name: runner(programs, name) for name in ("step", "prefill")}
+    generator = torch.Generator().manual_seed(5)
+    for rows in (1, 2):
+        found = {name: x.expand(rows, *x.shape[1:]).contiguous() for name, x in programs.state.items()}
+        expected = model.initial_state(rows)
+        if programs.encode is not None:
+            source = torch.randint(model.config.vocab_size, (rows, 7), generator=generator)
+            expected = model.encode(source)
+            with torch.no_grad():
+                found = programs.encode.module()(source, torch.ones(rows, 7, dtype=torch.bool))
+        for t in cuts:
+            tokens = torch.randint(model.config.vocab_size, (rows, t), generator=generator)
+            outputs, found = runs["step" if t == 1 else "prefill"](tokens, found)
+            with torch.no_grad():
+                wanted, expected = model(tokens, expected)
+                if hasattr(likelihood, "log_prob"):
+                    wanted = likelihood.log_prob(wanted)
+            torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=2e-5)
+        for (name, x), shape in zip(found.items(), programs.shapes.values(), strict=True):
+            assert [n for n in shape if isinstance(n, int)] == [
+                n for n, of in zip(x.shape, shape, strict=True) if isinstance(of, int)
+            ], name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("runner", [in_torch, in_onnxruntime])
+def test_every_streaming_model(name, runner):
+    model = CASES[name]()
+    compare(model, export_programs(model), runner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", [in_torch, pytest.param(in_onnxruntime, marks=pytest.mark.exhaustive)])
+def test_a_program_answers_as_the_model(runner):
+    """Keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
+    cached = dataclasses.replace(small("transformer").config, cache=mnemos.GRC(length=3, scope="stream"))
+    model = scatter(cached.build()).float().eval()
+    compare(model, export_programs(model), runner)
+
+
+@pytest.mark.exhaustive  # tests/test_readme.py runs the example
+def test_the_example_of_the_page_runs_without_pytorch(tmp_path):
+    """The ten lines of docs/export.md, in a process that cannot import PyTorch or this library."""
+    pytest.importorskip("onnxruntime")
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    lines = re.search(r"# From here on without PyTorch:\n(.*?)```\n```text\n(.*?)```", page, re.DOTALL)
+    model = attention(mnemos.LinearConfig(), vocab_size=256)
+    mnemos.save(model, tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "--to", "onnxruntime", "--out", str(tmp_path / "program")]) == 0
+    code = "import sys\nsys.modules['torch'] = sys.modules['mnemos'] = None\n" + lines[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == lines[2].split(), done.stderr
+    about = json.loads((tmp_path / "program" / "program.json").read_text())
+    assert about["outputs are"] == "logits"
+    names = [one["name"] for one in about["inputs"]]
+    assert names == ["tokens", *np.load(tmp_path / "program" / "state.npz")]
+    graph = pytest.importorskip("onnx").load(tmp_path / "program" / "prefill.onnx").graph
+    assert [one.name for one in graph.input] == names
+    assert [one.name for one in graph.output] == [one["name"] for one in about["outputs"]]
+    assert "LinearAttention" in {node.op_type for node in graph.node}
+
+
+class Whole(nn.Module):
+    """A model of another package whose forward reads a value."""
+
+    autoregressive = True
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.reader = Reader()
+
+    def initial_state(self, batch_size, device=None, dtype=None):
+        return torch.zeros(batch_size, 1)
+
+    def forward(self, x, state=None, mask=None):
+        return self.reader(x), state + 1
+
+
+class Reader(nn.Module):
+    def forward(self, x):
+        return x[..., None].float() if bool(x.sum() > 0) else x[..., None].float() + 1
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: ModelCase("transformer", None, False).build().float(), "causal language model with a state"),
+        (lambda: attention(ATTENTIONS["softmax"]).bfloat16(), "torch.bfloat16"),
+        (Whole, r"reader \(Reader\)"),
+        pytest.param(
+            lambda: attention(ATTENTIONS["reformer"]),
+            r"blocks\.0\.attention \(ReformerAttention\) .*rotations",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["classifier", "bfloat16", "reads-a-value", "reformer"],
+)
+def test_what_is_not_exportable_is_named(build, says, tmp_path):
+    with pytest.raises(InputError, match=says) as caught:
+        mnemos.export(build(), tmp_path / "out", "torch")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_half_written(tmp_path, monkeypatch, capsys):
+    def full(*given):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("mnemos.programs.folder.export_programs", lambda *given: Programs("step", None, None, {}, {}))
+    monkeypatch.setattr("torch.export.save", full)
+    model = attention(ATTENTIONS["linear"])
+    with pytest.raises(OSError, match="no space left"):
+        mnemos.export(model, tmp_path / "out", "torch")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(InputError, match="new or empty folder"):
+        mnemos.export(model, tmp_path)
+    with pytest.raises(InputError, match="to='onnx'"):
+        mnemos.export(model, tmp_path / "out", "tflite")
+    assert main(["export", str(tmp_path), "--to", "onnx", "--push", "a/b"]) == 2
+    assert "--push" in capsys.readouterr().err
+
+
+def test_a_widened_state_is_read_as_the_state():
+    """By the model itself, whose own states are as short as they can be."""
+    for name in ("rmt", "armt", "memory-transformer", "memformer"):
+        model = small(name)
+        tokens = torch.arange(10).expand(2, 10)
+        with torch.no_grad():
+            _, state = model(tokens[:, :5])
+            wide = model.widened(state)
+            assert sum(x.numel() for x in leaves(wide)) > sum(x.numel() for x in leaves(state))
+            torch.testing.assert_close(model(tokens[:, 5:], wide)[0], model(tokens[:, 5:], state)[0])
