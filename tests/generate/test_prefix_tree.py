@@ -115,6 +115,7 @@ def test_wrong_input_of_a_tree_is_one_line():
     begun = Stream(model).prefill(ids(4, 0)[None])
     for words, call in (
         ("at least one", lambda: tree.prefill([])),
+        ("found list of 1 list", lambda: tree.prefill([[1, 2]])),
         ("float32", lambda: tree.prefill([torch.ones(3)])),
         ("found 0 to 11", lambda: tree.prefill([torch.arange(12)])),
         ("T at least 1", lambda: tree.prefill([ids(0, 0)])),

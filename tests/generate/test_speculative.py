@@ -208,6 +208,7 @@ def test_what_cannot_be_speculated_is_one_line():
         assert "\n" not in str(found.value)
 
     refused("new one", Stream(model))
+    refused("expected a Stream, found Transformer", model)
     refused("draft.*new one", draft=Stream(model))
     refused("found 5 and 0", drafted=0)
     refused("-1", length=-1)

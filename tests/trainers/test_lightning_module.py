@@ -106,3 +106,16 @@ def test_other_loaders_are_refused(tmp_path):
         trainer(tmp_path, max_steps=1).fit(Language(), torch.utils.data.DataLoader([1, 2]))
     with pytest.raises(InputError, match="seed=None"):
         trainer(tmp_path, max_steps=1).fit(Language(), batches(), batches())
+
+
+def test_a_module_that_lacks_a_part_is_refused():
+    with pytest.raises(InputError, match="RolloutModule before LightningModule"):
+        type("Reversed", (lightning.LightningModule, RolloutModule), {})
+    module = Language()
+    with pytest.raises(InputError, match=r"super\(\)\.on_train_start"):
+        module.training_step(batches()[0], 0)
+    with pytest.raises(InputError, match=r"super\(\)\.on_validation_epoch_start"):
+        module.validation_step(batches()[0], 0)
+    del module.model
+    with pytest.raises(InputError, match=r"self\.model"):
+        module.segment_loss(None, None, torch.ones(()))

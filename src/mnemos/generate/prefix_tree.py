@@ -190,8 +190,8 @@ def _rows(prompts: Tensor | Sequence[Tensor]) -> list[Tensor]:
     rows = list(prompts)
     if not rows or not all(isinstance(row, Tensor) and row.dim() == 1 for row in rows):
         raise InputError(
-            "PrefixTree: expected prompts [B, T], or a list of prompts [T], of integers and at least one, found "
-            f"{type(prompts).__name__} of {len(rows)}"
+            "PrefixTree: expected a tensor of prompts [B, T], or a list of tensors [T], of integers and at least one, "
+            f"found {type(prompts).__name__} of {len(rows)}{f' {type(rows[0]).__name__}' if rows else ''}"
         )
     return rows
 

@@ -220,6 +220,10 @@ def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple
 
 
 def _check(stream: Stream, draft: Stream | Lookup, length: int, drafted: int) -> None:
+    if not isinstance(stream, Stream):
+        raise InputError(
+            f"speculate: expected a Stream, found {type(stream).__name__}; give mnemos.Stream(model).prefill(prompt)"
+        )
     last = stream._begun("speculate")
     stream._settled("speculate")
     check_cuts(stream.model, "speculate")
@@ -240,7 +244,8 @@ def _check(stream: Stream, draft: Stream | Lookup, length: int, drafted: int) ->
             )
     else:
         raise InputError(
-            f"speculate: expected a Stream of a smaller model or a Lookup as draft, found {type(draft).__name__}"
+            f"speculate: expected a Stream of a smaller model or a Lookup as draft, found {type(draft).__name__}; "
+            "give mnemos.Stream(smaller).prefill(prompt) or mnemos.Lookup(prompt)"
         )
     if len(newest) != len(last) or not torch.equal(newest.to(last), last):
         raise InputError(

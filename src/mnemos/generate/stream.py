@@ -251,7 +251,7 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     if state is None:
         raise InputError(
             f"{verb}: expected a causal language model with a state, found {type(model).__name__} without one; use "
-            "mnemos.Transformer or mnemos.Memformer"
+            "mnemos.Transformer or mnemos.Memformer, or mnemos.functional(model) of a model of Transformers"
         )
     return state
 

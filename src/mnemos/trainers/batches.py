@@ -13,6 +13,12 @@ from mnemos.data.segments import Schedule
 from mnemos.types import InputError, JSONObject
 
 Rollout = dict[str, Any]  # "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
+_LENGTHS = "lengths of documents"
+_ELSEWHERE = {
+    "rows": "per_device_train_batch_size",
+    "sets": "gradient_accumulation_steps",
+    "seed": "data_seed or seed",
+}
 
 
 class RolloutBatches:
@@ -47,10 +53,11 @@ class RolloutBatches:
         for name, value in {"rows": rows, "segment": segment, "rollout": rollout, "sets": sets}.items():
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name}: expected a whole number of at least 1, found {value!r}; change it")
-        if not (hasattr(documents, "__len__") and hasattr(documents, "__getitem__")):
+        columns = isinstance(documents, Mapping)  # as a tokenizer returns for a list of texts
+        if columns or not (hasattr(documents, "__len__") and hasattr(documents, "__getitem__")):
             raise InputError(
-                f"documents: expected a sequence with a length, found {type(documents).__name__}; give a list, or a "
-                "data set that is read by index"
+                f"documents: expected a sequence with a length, found {type(documents).__name__}; give a list with "
+                "token ids or a mapping for each document, or a data set that is read by index"
             )
         self.documents, self.rows, self.segment, self.rollout = documents, rows, segment, rollout
         self.seed, self.sets = seed, sets
@@ -76,7 +83,7 @@ class RolloutBatches:
         """What the order of the tokens depends on: a saved place is one in data that are described alike."""
         names = ("rows", "segment", "rollout", "seed", "sets")
         about = {name: getattr(self, name) for name in names}
-        return about | {"processes": self.process[1], "lengths of documents": self._lengths}
+        return about | {"processes": self.process[1], _LENGTHS: self._lengths}
 
     def __len__(self) -> int:
         """The batches of an epoch: so many that about every segment is read once; without a seed, all there are."""
@@ -118,7 +125,10 @@ class RolloutBatches:
         if isinstance(found, Mapping) and "labels" in found:
             labels = _checked(found["labels"][first : first + self.segment + 1], place)
             if len(labels) != len(ids):
-                raise InputError(f"document {place}: expected as many labels as input_ids, found fewer or more")
+                raise InputError(
+                    f"document {place}: expected as many labels as input_ids, found {len(found['labels'])} labels and "
+                    f"{len(found['input_ids'])} ids; a label is −100 where its token does not count"
+                )
         return ids[:-1], labels[1:]
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -142,10 +152,16 @@ class RolloutBatches:
 def check_described(batches: RolloutBatches, saved: JSONObject) -> None:
     """Raise InputError unless a place was saved in the same data, cut in the same way."""
     for name, found in batches.described().items():
-        if saved.get(name) != found:
+        if saved.get(name) != found and name == _LENGTHS:
             raise InputError(
-                f"{name}: expected {saved.get(name)!r}, with which the checkpoint was written, found {found!r}; resume "
-                "with the same data and settings"
+                "documents: expected those with which the checkpoint was written, found others, or more or fewer of "
+                "them; resume with the same, in the same order"
+            )
+        if saved.get(name) != found:
+            also = f" ({_ELSEWHERE[name]} of TrainingArguments)" if name in _ELSEWHERE else ""
+            raise InputError(
+                f"{name}{also}: expected {saved.get(name)!r}, with which the checkpoint was written, found {found!r}; "
+                "resume with the same data and settings"
             )
 
 
@@ -158,6 +174,12 @@ def _field(document: Any, name: str, place: int) -> Any:
     if isinstance(document, str) or not hasattr(document, "__len__"):
         raise InputError(
             f"document {place}: expected token ids [n], found {type(document).__name__}; tokenise the text first"
+        )
+    shape = getattr(document, "shape", ())
+    if len(shape) > 1 or (not shape and len(document) > 0 and hasattr(document[0], "__len__")):
+        raise InputError(
+            f"document {place}: expected token ids [n], found {list(shape) or 'a list of lists'}; give each row as a "
+            "document of its own"
         )
     return document
 

@@ -59,11 +59,25 @@ class RolloutModule:
         self._validated: RowStates | None = None
         self._restored: JSONObject | None = None
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        bases = [base.__name__ for base in cls.__mro__]
+        if "LightningModule" in bases[: bases.index("RolloutModule")]:
+            raise InputError(
+                f"{cls.__name__}: expected RolloutModule before LightningModule, whose methods it replaces; write "
+                f"class {cls.__name__}(RolloutModule, LightningModule)"
+            )
+
     def segment_loss(self, segment: Segment, state: State, count: Tensor) -> tuple[Tensor, State]:
         """(the losses of a segment's targets, summed and divided by `count`; the new state). Override it at will."""
         return self._read_by()(segment, state, count)
 
     def _read_by(self) -> Reader:
+        if not isinstance(getattr(self, "model", None), nn.Module):
+            raise InputError(
+                f"{type(self).__name__}: expected a language model as self.model, found none; assign it in __init__, "
+                "or override segment_loss"
+            )
         if self._reader is None or self._reader.model is not self.model:
             self._reader = Reader(self.model)
         return self._reader
@@ -99,7 +113,8 @@ class RolloutModule:
 
     def training_step(self, batch: Rollout, batch_idx: int) -> None:
         """One update from one rollout."""
-        assert self._rows is not None
+        if self._rows is None:
+            raise InputError(f"{type(self).__name__}.on_train_start: expected a call of super().on_train_start()")
         if self._restored is not None:  # now, so that nothing since the start has drawn from them
             generators.put(self._restored["generators"][self.trainer.global_rank])
             self._restored = None
@@ -141,7 +156,9 @@ class RolloutModule:
 
     def validation_step(self, batch: Rollout, batch_idx: int) -> None:
         """Log the loss of a batch; Lightning takes the mean, weighted by the targets."""
-        assert self._validated is not None
+        if self._validated is None:
+            name = "on_validation_epoch_start"
+            raise InputError(f"{type(self).__name__}.{name}: expected a call of super().{name}()")
         count = (batch["targets"] >= 0).sum()
         loss = self._validated.read(lambda segment, state: self.segment_loss(segment, state, count.clamp(min=1)), batch)
         self.log("val_loss", loss, batch_size=int(count), on_epoch=True, sync_dist=True, prog_bar=True)

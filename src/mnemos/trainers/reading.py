@@ -99,8 +99,8 @@ def state_step(model: nn.Module) -> nn.Module:
                 f"expected a model that keeps a state between segments, found {found} of {type(base.model).__name__}, "
                 "which keeps none; use another attention or model, or transformers.Trainer"
             )
-        step: nn.Module = base.model
-        return step
+        own: nn.Module = base.model
+        return own
     if isinstance(base, MnemosPreTrainedModel):
         raise InputError(f"expected a causal language model, found {found}; use transformers.Trainer")
     if isinstance(base, Remembering):
@@ -113,4 +113,10 @@ def state_step(model: nn.Module) -> nn.Module:
             f"expected a model of Transformers, found {found} of mnemos; give "
             "mnemos.hugging_face.MnemosForCausalLM.of(model)"
         )
-    return functional(model)
+    step = functional(model)
+    if base.base_model is base and base.get_output_embeddings() is None:
+        raise InputError(
+            f"expected a causal language model, found {found}, which has no output layer; use AutoModelForCausalLM or "
+            "the class whose name ends in ForCausalLM"
+        )
+    return step
