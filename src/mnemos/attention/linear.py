@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, linear_attention
-from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, nearest, random_projection
+from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, exported, linear_attention
+from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, favor, find, nearest, random_projection
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -106,9 +106,19 @@ class LinearAttention(MultiHeadAttention[Sums]):
 
     def attended(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        given = self._map()
+        if exported.active() and self.causal and isinstance(phi := find(given), Pointwise):
+            q, k, v = exported.projected(self.qkv(x), self.num_heads, phi)
+            given = _identity
+        else:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if not self.causal:
-            return linear_attention(q, k, v, False, self._map(), None, mask, self.eps, self.backend)[0], None
+            return linear_attention(q, k, v, False, given, None, mask, self.eps, self.backend)[0], None
         return linear_attention(
-            *(q, k, v, True, self._map(), state, mask, self.eps, self.backend), compensated=self.compensated
+            *(q, k, v, True, given, state, mask, self.eps, self.backend), compensated=self.compensated
         )
+
+
+def _identity(x: Tensor) -> Tensor:
+    """The feature map of queries and keys to which it was applied before."""
+    return x

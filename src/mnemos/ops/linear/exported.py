@@ -50,6 +50,31 @@ def causal(
     return y.to(wanted), s, z
 
 
+def token(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`causal` for T = 1, in few operators: their number is most of what a runtime's step costs beside reading weights.
+
+    ONNX Runtime's kernel is slower here, because its operands and its result have other shapes than their neighbours.
+    """
+    wanted, (q, k, v) = v.dtype, (x.to(s.dtype) for x in (q, k, v))
+    if phi is not None:
+        q, k = phi(q), phi(valid(k, mask))
+    k, v = valid(k, mask), valid(v, mask)
+    b, _, h, m = v.shape
+    q, k = q.reshape(b, h, 1, -1), k.reshape(b, h, -1)
+    s, z = s + k[..., None] * v.reshape(b, h, 1, m), z + k
+    y = (q @ s) / (q @ z[..., None] + eps)
+    return y.reshape(b, 1, h, m).to(wanted), s, z
+
+
+def projected(qkv: Tensor, heads: int, phi: Pointwise) -> tuple[Tensor, Tensor, Tensor]:
+    """φ(q), φ(k) and v [B, T, H, D] of qkv [B, T, 3·H·D]: queries and keys together, which takes half the operators."""
+    qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
+    q, k = phi(qk).chunk(2, 2)
+    return q.unflatten(2, (heads, -1)), k.unflatten(2, (heads, -1)), v.unflatten(2, (heads, -1))
+
+
 def _chunks(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     t, m = q.shape[1], v.shape[3]
     n = (t + 2 * CHUNK - 1) // CHUNK  # with one of padding: a program that has one chunk at least is of one form

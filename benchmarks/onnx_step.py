@@ -1,0 +1,194 @@
+"""Exported steps in ONNX Runtime beside PyTorch: 10,000 streamed steps of every kind of state, and the time of a step.
+
+    python benchmarks/onnx_step.py [--kinds linear rmt ...] [--steps 10000] [--rounds 40] [--clock cpu] [--out FILE]
+
+Parity: a small model of each kind reads the same tokens, ONNX Runtime step by step from its own states, PyTorch as a
+whole (token by token where the cuts are part of the computation), in float32 and, if it may be read as a whole, in
+float64. The table has the largest differences of logits over all steps, and at how many tokens the most probable one
+differs.
+
+Time: one row, one thread, of models of linear attention as in benchmarks/decoding.py and of a window of softmax. A
+round times the fused step, ONNX Runtime and the plain model in turn. ratio: the median over rounds of the ratio of two
+times of one round. clock "cpu": the CPU time of this thread, which other programs disturb less; "wall": with a quiet
+machine.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
+from mnemos.measure.timing import Ratio
+from mnemos.programs.folder import after
+from mnemos.programs.onnx_graphs import onnx_graph
+from mnemos.programs.steps import export_programs
+from mnemos.train.run import provenance
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
+VOCABULARY, SEGMENT = 64, 32
+SIZES = {"vocab_size": VOCABULARY, "dim": 64, "layers": 2, "num_heads": 4, "mlp": 128, "segment": SEGMENT}
+SIZES |= {"encoder_layers": 1, "decoder_layers": 1}
+
+
+def small(name: str, **fields: Any) -> nn.Module:
+    """A registered model with the sizes that it has."""
+    torch.manual_seed(0)
+    config = registry.load("model", name)
+    known = {f.name for f in dataclasses.fields(config)}
+    return config(**{k: v for k, v in SIZES.items() if k in known}, **fields).build().eval()
+
+
+def transformer(attention: Any, **fields: Any) -> nn.Module:
+    return small("transformer", attention=attention, **fields)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: transformer(LinearConfig()),
+    "linear, compensated": lambda: transformer(LinearConfig(compensated=True)),
+    "softmax, window 64": lambda: transformer(SoftmaxConfig(window=64), position="rotary"),
+    "softmax, growing": lambda: transformer(SoftmaxConfig(), position="rotary"),
+    "relative, same length": lambda: transformer(RelativeConfig(memory=64, same_length=True), position="none"),
+    "compressive": lambda: transformer(CompressiveConfig(memory=32, compressed=16), position="none"),
+    "gated cache of a stream": lambda: transformer(LinearConfig(), cache=GRC(length=16, scope="stream")),
+    "lstm": lambda: small("lstm"),
+    "rmt": lambda: small("rmt"),
+    "armt": lambda: small("armt"),
+    "memory-transformer": lambda: small("memory-transformer"),
+    "memformer": lambda: small("memformer"),
+}
+
+
+def session(model: nn.Module) -> tuple[Any, dict[str, Any]]:
+    """ONNX Runtime's session of a model's step, with one thread, and the state of a new row."""
+    programs = export_programs(model)
+    names = list(programs.state)
+    graph = onnx_graph(programs.step, ["tokens", *names], ["outputs", *map(after, names)])
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = 1, 3
+    found = onnxruntime.InferenceSession(graph.model_proto.SerializeToString(), settings)
+    return found, {name: x.numpy() for name, x in programs.state.items()}
+
+
+def streamed(model: nn.Module, tokens: Tensor) -> Tensor:
+    """ONNX Runtime's outputs [T, V] for tokens [1, T], one step each."""
+    step, state = session(model)
+    given, outputs = tokens.numpy(), []
+    for i in range(tokens.shape[1]):
+        y, *states = step.run(None, {"tokens": given[:, i : i + 1], **state})
+        state = dict(zip(state, states, strict=True))
+        outputs.append(torch.from_numpy(y[0, 0]))
+    return torch.stack(outputs)
+
+
+@torch.no_grad()
+def parity(name: str, steps: int) -> dict[str, Any]:
+    model = KINDS[name]()
+    tokens = torch.randint(VOCABULARY, (1, steps), generator=torch.Generator().manual_seed(1))
+    found = streamed(model, tokens)
+    row: dict[str, Any] = {"kind": name, "steps": steps}
+    if model.splits == "anywhere":
+        ours = model(tokens)[0][0]
+        exact = model.double()(tokens)[0][0]
+        row["largest difference from float64"] = {
+            "onnxruntime": float((found - exact).abs().max()),
+            "torch": float((ours - exact).abs().max()),
+        }
+    else:
+        state, outputs = model.initial_state(1), []
+        for i in range(steps):
+            y, state = model(tokens[:, i : i + 1], state)
+            outputs.append(y[0, 0])
+        ours = torch.stack(outputs)
+    row["largest difference from torch"] = float((found - ours).abs().max())
+    row["standard deviation of logits"] = float(ours.std())
+    row["other most probable tokens"] = int((found.argmax(-1) != ours.argmax(-1)).sum())
+    return row
+
+
+SHAPES = ((128, 4), (256, 8), (512, 8))
+
+
+@torch.no_grad()
+def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls: int = 30) -> dict[str, Any]:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "dim": dim, "layers": layers, "num_heads": 8, "mlp": 4 * dim}
+    model = mnemos.Transformer(attention=attention, **sizes).eval()
+    fused, tokens = mnemos.fused_step(model), torch.zeros(1, 1, dtype=torch.int64)
+    assert fused.fused, fused.why
+    step, new = session(model)
+    warm = torch.zeros(1, 64, dtype=torch.int64)  # so that a window is full
+    started = model(warm)[1]
+    states = [x.numpy() for x in mnemos.types.leaves(model.widened(started))]
+    begun = dict(zip(new, states, strict=True))
+
+    def torch_step(one: Callable[..., Any]) -> None:
+        state = started
+        for _ in range(calls):
+            _, state = one(tokens, state)
+
+    def onnx_step() -> None:
+        state, given = begun, tokens.numpy()
+        for _ in range(calls):
+            _, *found = step.run(None, {"tokens": given, **state})
+            state = dict(zip(state, found, strict=True))
+
+    runs: dict[str, Callable[[], None]] = {
+        "fused": lambda: torch_step(fused),
+        "onnxruntime": onnx_step,
+        "plain": lambda: torch_step(model),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    now = CLOCKS[clock]
+    for i in range(rounds + 1):
+        for name, run in runs.items():
+            start = now()
+            run()
+            if i:  # the first round warms up
+                times[name].append((now() - start) / calls)
+    row: dict[str, Any] = {"dim": dim, "layers": layers, "attention": attention.name}
+    row["ms"] = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+    row["least ms"] = {name: 1e3 * min(found) for name, found in times.items()}
+    for name in ("onnxruntime", "plain"):
+        ratios = [a / b for a, b in zip(times[name], times["fused"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        row[f"{name} / fused"] = Ratio(middle, low, high)._asdict()
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"provenance": provenance(0, "cpu"), "onnxruntime": onnxruntime.__version__}
+    found |= {"clock": options.clock, "threads": 1, "speed": [], "parity": []}
+
+    def keep(table: str, row: dict[str, Any]) -> None:
+        print(json.dumps(row), flush=True)
+        found[table].append(row)
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    for dim, layers in SHAPES:
+        for attention in (LinearConfig(), SoftmaxConfig(window=64)):
+            keep("speed", speed(dim, layers, attention, options.rounds, options.clock))
+    for name in options.kinds:
+        keep("parity", parity(name, options.steps))
+
+
+if __name__ == "__main__":
+    main()
