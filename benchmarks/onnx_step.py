@@ -95,7 +95,7 @@ def parity(name: str, steps: int) -> dict[str, Any]:
     model = KINDS[name]()
     tokens = torch.randint(VOCABULARY, (1, steps), generator=torch.Generator().manual_seed(1))
     found = streamed(model, tokens)
-    row: dict[str, Any] = {"kind": name, "steps": steps}
+    row: dict[str, Any] = {"name": name, "steps": steps}
     if model.splits == "anywhere":
         ours = model(tokens)[0][0]
         exact = model.double()(tokens)[0][0]
@@ -155,13 +155,14 @@ def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls:
             run()
             if i:  # the first round warms up
                 times[name].append((now() - start) / calls)
-    row: dict[str, Any] = {"dim": dim, "layers": layers, "attention": attention.name}
+    row: dict[str, Any] = {"name": f"{attention.name}-{dim}x{layers}", "dim": dim, "layers": layers}
     row["ms"] = {name: 1e3 * statistics.median(found) for name, found in times.items()}
     row["least ms"] = {name: 1e3 * min(found) for name, found in times.items()}
+    row["of the fused step"] = {}
     for name in ("onnxruntime", "plain"):
         ratios = [a / b for a, b in zip(times[name], times["fused"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        row[f"{name} / fused"] = Ratio(middle, low, high)._asdict()
+        row["of the fused step"][name] = Ratio(middle, low, high)._asdict()
     return row
 
 
