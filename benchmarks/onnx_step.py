@@ -1,6 +1,7 @@
 """Exported steps in ONNX Runtime beside PyTorch: 10,000 streamed steps of every kind of state, and the time of a step.
 
-    python benchmarks/onnx_step.py [--kinds linear rmt ...] [--steps 10000] [--rounds 40] [--clock cpu] [--out FILE]
+    python benchmarks/onnx_step.py parity [--kinds linear rmt ...] [--steps 10000] [--out FILE]
+    python benchmarks/onnx_step.py speed [--rounds 40] [--clock cpu] [--out FILE]
 
 Parity: a small model of each kind reads the same tokens, ONNX Runtime step by step from its own states, PyTorch as a
 whole (token by token where the cuts are part of the computation), in float32 and, if it may be read as a whole, in
@@ -168,6 +169,7 @@ def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=("parity", "speed"))
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=40)
@@ -176,19 +178,18 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {"provenance": provenance(0, "cpu"), "onnxruntime": onnxruntime.__version__}
-    found |= {"clock": options.clock, "threads": 1, "speed": [], "parity": []}
-
-    def keep(table: str, row: dict[str, Any]) -> None:
+    found |= {"threads": 1, "rows": []}
+    if options.table == "speed":
+        found["clock"] = options.clock
+        shapes = [(*shape, one) for shape in SHAPES for one in (LinearConfig(), SoftmaxConfig(window=64))]
+        rows = (speed(*shape, options.rounds, options.clock) for shape in shapes)
+    else:
+        rows = (parity(name, options.steps) for name in options.kinds)
+    for row in rows:
         print(json.dumps(row), flush=True)
-        found[table].append(row)
+        found["rows"].append(row)
         if options.out:
             options.out.write_text(json.dumps(found, indent=1) + "\n")
-
-    for dim, layers in SHAPES:
-        for attention in (LinearConfig(), SoftmaxConfig(window=64)):
-            keep("speed", speed(dim, layers, attention, options.rounds, options.clock))
-    for name in options.kinds:
-        keep("parity", parity(name, options.steps))
 
 
 if __name__ == "__main__":
