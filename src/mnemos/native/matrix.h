@@ -14,10 +14,11 @@ namespace mnemos {
 namespace {
 
 constexpr i64 UNIT = 16;                   // rows of a matrix that a thread has at least: a cache line of y
-constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;  // rows of a matrix by vectors at once: what the registers hold
-constexpr i64 COLUMNS = 4;
-constexpr i64 LINE = 16;     // numbers that come from memory together
-constexpr i64 AHEAD = 8192;  // floats that weights are asked for ahead of their use, to come into the second cache
+constexpr i64 ROWS = WIDTH >= 16 ? 4 : 2;  // rows of a matrix by COLUMNS vectors at once: what the registers hold
+constexpr i64 COLUMNS = 5;                 // a beam of five is one pass over the weights
+constexpr i64 ROWS_OF_FEW = 4;             // rows by one or two vectors
+constexpr i64 LINE = 16;                   // numbers that come from memory together
+constexpr i64 AHEAD = 8192;                // floats that weights are asked for ahead of their use, to come into the second cache
 
 // Both vectors hold sums of N lanes beginning at every 2·N-th lane: the sums of 2·N, a's and then b's.
 template <i64 N, i64... J>
@@ -33,7 +34,7 @@ ALWAYS void sums(V* x, float* to) {
         std::memcpy(to, x, COUNT * sizeof(float));
     } else {
         for (i64 i = 0; i < (LEFT + 1) / 2; i++)
-            x[i] = fold<N>(x[2 * i], x[LEFT == 1 ? 0 : 2 * i + 1], std::make_integer_sequence<i64, W>{});
+            x[i] = fold<N>(x[2 * i], x[least(2 * i + 1, LEFT - 1)], std::make_integer_sequence<i64, W>{});
         sums<COUNT, (LEFT + 1) / 2, N / 2>(x, to);
     }
 }
@@ -141,29 +142,43 @@ struct Matrix {
     }
 };
 
-// y[c, n] = x[c]·w[n] + bias[n] (+ more[c, n], which may be y) of R rows n of w, for all `count` vectors x. As many
-// weights from `ahead` on are asked for, a part in every pass over the rows: all at once would be waited for.
+// f(n) of a number n, 1 to COLUMNS, that is known when this is compiled.
+template <i64 N = COLUMNS, class F>
+ALWAYS void with_constant(i64 n, F f) {
+    if constexpr (N == 1) {
+        f(std::integral_constant<i64, 1>{});
+    } else {
+        if (n == N)
+            f(std::integral_constant<i64, N>{});
+        else
+            with_constant<N - 1>(n, f);
+    }
+}
+
+// y[c, n] = x[c]·w[n] + bias[n] (+ more[c, n], which may be y) of R rows n of w, for all `count` vectors x, in passes
+// of nearly equal numbers of vectors. As many weights from `ahead` on are asked for, a part in every pass: all at once
+// would be waited for.
 template <i64 R, class T>
 void strip(const Matrix& w, i64 n, i64 count, Vectors x, Vectors y, const Vectors* more, const char* ahead) {
     float bias[R], scale[R], found[COLUMNS * R];
     for (i64 r = 0; r < R; r++) bias[r] = w.m.bias ? w.m.bias[n + r] : 0;
     for (i64 r = 0; r < R; r++) scale[r] = w.m.scale ? w.m.scale[n + r] : 1;
     constexpr i64 line = LINE * sizeof(float);
-    i64 size = R * stored<T>(w.in) * (i64)sizeof(T), passes = count / COLUMNS + count % COLUMNS, asked = 0;
+    i64 size = R * stored<T>(w.in) * (i64)sizeof(T), passes = (count + COLUMNS - 1) / COLUMNS, asked = 0;
     i64 each = rounded(size / passes + 1, line);
-    auto pass = [&](auto columns, i64 c) {
-        constexpr i64 C = decltype(columns)::value;
+    for (i64 p = 0; p < passes; p++) {
+        i64 c = count * p / passes;
         if (passes > 1)
             for (i64 end = least(asked + each, size); asked < end; asked += line)
                 __builtin_prefetch(ahead + asked, 0, 2);
-        products<R, C>(w.row<T>(n), w.in, x[c], x.ld, found, passes == 1 ? ahead : nullptr);
-        for (i64 i = 0; i < C; i++)
-            for (i64 r = 0; r < R; r++)
-                y[c + i][n + r] = found[i * R + r] * scale[r] + bias[r] + (more ? (*more)[c + i][n + r] : 0);
-    };
-    i64 c = 0;
-    for (; c + COLUMNS <= count; c += COLUMNS) pass(std::integral_constant<i64, COLUMNS>{}, c);
-    for (; c < count; c++) pass(std::integral_constant<i64, 1>{}, c);
+        with_constant(count * (p + 1) / passes - c, [&](auto columns) {
+            constexpr i64 C = decltype(columns)::value;
+            products<R, C>(w.row<T>(n), w.in, x[c], x.ld, found, passes == 1 ? ahead : nullptr);
+            for (i64 i = 0; i < C; i++)
+                for (i64 r = 0; r < R; r++)
+                    y[c + i][n + r] = found[i * R + r] * scale[r] + bias[r] + (more ? (*more)[c + i][n + r] : 0);
+        });
+    }
 }
 
 // This thread's rows, read once; what it reads after them begins at `next`.
@@ -175,8 +190,8 @@ void multiply(const Matrix& w, i64 count, Vectors x, Vectors y, const Vectors* m
         return (const char*)(beyond < 0 ? w.row<T>(n) + far : next + beyond);
     };
     i64 n = w.from;
-    if (count < COLUMNS)
-        for (; n + COLUMNS <= w.to; n += COLUMNS) strip<COLUMNS, T>(w, n, count, x, y, more, ahead(n));
+    if (count <= 2)
+        for (; n + ROWS_OF_FEW <= w.to; n += ROWS_OF_FEW) strip<ROWS_OF_FEW, T>(w, n, count, x, y, more, ahead(n));
     for (; n + ROWS <= w.to; n += ROWS) strip<ROWS, T>(w, n, count, x, y, more, ahead(n));
     for (; n < w.to; n++) strip<1, T>(w, n, count, x, y, more, ahead(n));
 }
