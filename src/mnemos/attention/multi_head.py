@@ -62,9 +62,9 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         return self.empty(batch_size, device, dtype)
 
     def widened(self, state: S) -> S:
-        """The same state with what has a bound, such as the keys of a window, as long as it becomes.
+        """The same state, with bounded parts such as the keys of a window at their greatest length.
 
-        An exported program takes and returns such states (`mnemos.export`): only what grows for ever changes its size.
+        Exported programs take and return such states (`mnemos.export`), so that only unbounded parts change size.
         """
         return state
 

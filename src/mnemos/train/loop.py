@@ -253,7 +253,7 @@ class _Session:
             self.valid = self.learner.best.valid
 
     def _use_average(self) -> list[int]:
-        """Load the averaged weights of the last checkpoints, if the recipe has them, and store them: their steps."""
+        """Load and store the averaged weights that the recipe asks for; the steps of checkpoints that were averaged."""
         if self.learner.ema is not None and not self.recipe.train.keep_best:  # the best weights are averages already
             self.learner.ema.use()
             self._save_averaged(model_state(self.learner.model), [])

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,8 +103,7 @@ class RolloutModule:
                     f"RolloutModule: expected {len(own)} processes, with which the checkpoint was written, found "
                     f"{self.trainer.world_size}; resume with as many"
                 )
-            fresh = lambda: self._fresh(batches)  # noqa: E731
-            self._rows.restore(own[self.trainer.global_rank], fresh, self.device)
+            self._rows.restore(own[self.trainer.global_rank], partial(self._fresh, batches), self.device)
 
     def _fresh(self, batches: RolloutBatches) -> State:
         """A state with the structure of those that `segment_loss` returns."""

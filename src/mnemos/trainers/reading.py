@@ -76,7 +76,7 @@ class Reader:
         return self.read.advance(segment.input_ids, state, self._mask(segment))
 
     def fresh(self, rows: int, device: torch.device) -> State:
-        """A state of `rows` rows as the model returns it, of which the structure alone has a meaning."""
+        """A state of `rows` rows with the structure of those that the model returns; its values mean nothing."""
         ids = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         with torch.no_grad(), generators.kept(), evaluating(self.model):
             return self.read(ids, None)[1]
