@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mnemos.atomic import replacing, write_json, write_text
+from mnemos.atomic import replacing, whole_or_none, write_json, write_text
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -45,3 +45,17 @@ def test_a_refusing_disk_leaves_the_old_file(tmp_path, monkeypatch):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_error_removes_what_was_added_to_a_folder_and_nothing_else(tmp_path):
+    def interrupted():
+        with whole_or_none(tmp_path):
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "b").write_text("half")
+            raise KeyboardInterrupt
+
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a").write_text("kept")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "old"]

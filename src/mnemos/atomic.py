@@ -34,13 +34,17 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_or_none(folder: Path) -> Iterator[None]:
-    """If the block raises, what it wrote to a new or empty folder is removed, so that it can be written again."""
+    """If the block raises, the files and folders that it added to a folder are removed, so that it can run again.
+
+    What was in the folder before stays.
+    """
     existed = folder.exists()
+    before = set(folder.iterdir()) if folder.is_dir() else set()
     try:
         yield
     except BaseException:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in set(folder.iterdir()) - before if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if not existed and folder.is_dir():
             folder.rmdir()
         raise

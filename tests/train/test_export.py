@@ -4,8 +4,10 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from contract_cases import ModelCase
@@ -22,8 +24,8 @@ from mnemos.data.translation_vocabulary import SubWordTokens
 from mnemos.data.vocabulary import Bytes
 from mnemos.data.word_vocabulary import Words
 from mnemos.evaluate.predict import predict
-from mnemos.libraries import transformers
-from mnemos.train.export import export_run, push
+from mnemos.libraries import tokenizers, transformers
+from mnemos.train.export import export_run, export_run_programs, push
 from mnemos.train.exported_tokenizer import exported_tokenizers
 from mnemos.train.session import run
 from mnemos.types import InputError
@@ -139,6 +141,23 @@ def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
         with pytest.raises(OSError, match="no space left"):
             export_run(exported[0], tmp_path / name)
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    (tmp_path / "empty" / "kept").write_text("kept")
+    for write in (export_run, partial(export_run_programs, to="torch")):
+        with pytest.raises(InputError, match="new or empty folder"):
+            write(exported[0], out=tmp_path / "empty")
+    assert (tmp_path / "empty" / "kept").read_text() == "kept"
+
+
+def test_programs_of_a_run_of_text(exported, tmp_path):
+    """The state that the prefill returns is read by the model; tokenizer.json gives the run's tokens."""
+    folder = export_run_programs(exported[0], "torch", tmp_path / "programs")
+    ids = torch.tensor([tokenizers().Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROMPTS[0]).ids])
+    state = {name: torch.from_numpy(x) for name, x in np.load(folder / "state.npz").items()}
+    outputs, _ = torch.export.load(folder / "prefill.pt2").module()(ids, state)
+    model = mnemos.load(exported[0]).eval()
+    assert ids.tolist() == [[0, *PROMPTS[0].encode()]]
+    torch.testing.assert_close(outputs, model(ids)[0])
+    assert json.loads((folder / "program.json").read_text())["model"] == to_dict(model.config)
 
 
 @pytest.mark.slow

@@ -90,6 +90,7 @@ def export_run_programs(run: str | Path, to: Target, out: str | Path | None = No
     """
     run = Path(run)
     model, out = load(run), Path(out) if out is not None else run / to
+    check_new(out)
     tokenizers = exported_tokenizers(read_preprocessing(run)) if has_preprocessing(run) else {}
     with whole_or_none(out):
         export(model, out, to)
