@@ -16,6 +16,7 @@ from torch import nn
 import mnemos
 from mnemos import registry
 from mnemos.cli import main
+from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.programs.folder import after
 from mnemos.programs.onnx_graphs import onnx_graph
 from mnemos.programs.steps import Programs, export_programs
@@ -184,10 +185,11 @@ class Reader(nn.Module):
     ],
     ids=["classifier", "bfloat16", "reads-a-value", "reformer"],
 )
-def test_what_is_not_exportable_is_named(build, says, tmp_path):
+def test_what_is_not_exportable_is_named(build, says, tmp_path, capsys):
     with pytest.raises(InputError, match=says) as caught:
         mnemos.export(build(), tmp_path / "out", "torch")
     assert "\n" not in str(caught.value)
+    assert "def forward" not in capsys.readouterr().err  # PyTorch prints the graph of what fails
     assert not (tmp_path / "out").exists()
 
 
@@ -206,6 +208,10 @@ def test_nothing_half_written(tmp_path, monkeypatch, capsys):
         mnemos.export(model, tmp_path)
     with pytest.raises(InputError, match="to='onnx'"):
         mnemos.export(model, tmp_path / "out", "tflite")
+    with pytest.raises(InputError, match=r"weights of torch\.float32 .* found torch\.float64"):
+        mnemos.export(model.double(), tmp_path / "out")
+    with pytest.raises(InputError, match=r"give its \.model"):
+        export_programs(MnemosForCausalLM.of(model))
     assert main(["export", str(tmp_path), "--to", "onnx", "--push", "a/b"]) == 2
     assert "--push" in capsys.readouterr().err
 

@@ -249,9 +249,10 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     predicts = not isinstance(model, RecurrentModel) or model.autoregressive
     state = model.initial_state(rows) if isinstance(model, Recurrent) and predicts else None
     if state is None:
+        theirs = ", or mnemos.functional(model) of a model of Transformers" if verb == "Stream" else ""
         raise InputError(
             f"{verb}: expected a causal language model with a state, found {type(model).__name__} without one; use "
-            "mnemos.Transformer or mnemos.Memformer, or mnemos.functional(model) of a model of Transformers"
+            f"mnemos.Transformer or mnemos.Memformer{theirs}"
         )
     return state
 

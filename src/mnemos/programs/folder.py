@@ -32,17 +32,21 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
     to: "onnx": ONNX's operators alone, for any runtime; "onnxruntime": with ONNX Runtime's own kernel of linear
     attention, for releases from 1.25.1 on; "torch": `torch.export` programs, which `torch.export.load` reads.
     Cost: seconds to a minute; the weights are in each program. Raises InputError, and writes nothing, for a folder that
-    is not empty, a model without a causal state or of another type than float32 and float64, one that is not exportable
-    (it names the part), and where the library onnx or onnxscript is missing.
+    is not empty, a model without a causal state, one whose weights are not float32 (or float64 with "torch": ONNX
+    Runtime lacks kernels for it), one that is not exportable (it names the part), and where onnx or onnxscript is
+    missing.
     """
     if to not in TARGETS:
         raise InputError(f"export: expected to={' or '.join(map(repr, TARGETS))}, found {to!r}")
     folder = Path(folder)
     check_new(folder)
-    types = {x.dtype for x in model.parameters()} - {torch.float32, torch.float64}
+    if not isinstance(model, nn.Module):
+        raise InputError(f"export: expected a model, an nn.Module, found {type(model).__name__}; give the model itself")
+    known = {torch.float32, torch.float64} if to == "torch" else {torch.float32}
+    types = {x.dtype for x in model.parameters()} - known
     if types:
-        found = ", ".join(sorted(map(str, types)))
-        raise InputError(f"export: expected weights of float32 or float64, found {found}; call model.float() first")
+        wanted, found = (" or ".join(sorted(map(str, some))) for some in (known, types))
+        raise InputError(f"export: expected weights of {wanted} for to={to!r}, found {found}; call model.float() first")
     programs = export_programs(model, "onnxruntime" if to == "onnxruntime" else "operators")
     names = [name for name in ("step", "prefill", "encode") if getattr(programs, name) is not None]
     ending = "pt2" if to == "torch" else "onnx"
@@ -69,7 +73,10 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
 def check_new(folder: Path) -> None:
     """Raise InputError unless a folder is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: expected a new or empty folder, found another; name one with --out, or remove it")
+        found = "one that has files" if folder.is_dir() else "a file"
+        raise InputError(
+            f"{folder}: expected a new or empty folder, found {found}; name another, as by --out, or remove it"
+        )
 
 
 def _write_onnx(programs: Programs, name: str, folder: Path) -> None:

@@ -1,5 +1,7 @@
 """`torch.export` of a streaming model: programs of one step and of any number of tokens, from state to state."""
 
+import contextlib
+import io
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from mnemos.memory.exported import whole, widened
 from mnemos.models.encoder_decoder import EncoderDecoder
 from mnemos.modes import evaluating
 from mnemos.ops.linear.exported import Form, exporting
-from mnemos.types import LogProbLikelihood, State, leaves, likelihood_of
+from mnemos.types import LogProbLikelihood, Recurrent, State, leaves, likelihood_of
 
 ROWS, TOKENS, SEEN, SOURCE = "rows", "tokens", "seen", "source"  # the sizes that a program leaves open
 Shape = tuple[int | str, ...]
@@ -76,6 +78,11 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     """
     if any(x.device.type != "cpu" for x in model.parameters()):
         raise InputError("export: expected a model on the CPU, found another device; call model.cpu() first")
+    if not isinstance(model, Recurrent) and isinstance(inner := getattr(model, "model", None), Recurrent):
+        raise InputError(
+            f"export: expected a model of this library, found {type(model).__name__} around {type(inner).__name__}; "
+            "give its .model"
+        )
     with evaluating(model), torch.no_grad(), exporting(form):
         new = widened(model, new_state(model, 1, "export"))
         begun, read, *others = _examples(model)
@@ -136,7 +143,8 @@ def _dense(x: Tensor) -> Tensor:
 
 def _exported(program: nn.Module, model: nn.Module, given: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(program, given, dynamic_shapes=sizes, strict=False)
+        with contextlib.redirect_stderr(io.StringIO()):  # the exporter prints the graph of a model that fails
+            return torch.export.export(program, given, dynamic_shapes=sizes, strict=False)
     except Exception as error:  # of any class: the exporter passes on what the model's own code raises
         part, reason = _part(error, model), " ".join(str(error).split())
         raise InputError(
