@@ -48,9 +48,11 @@ def distributed(folder: Path) -> None:
     """One of two processes with a row each: train, and train again from a checkpoint."""
     options = {"max_steps": 4, "devices": 2, "strategy": "ddp"}
     module = Language("cached").double()
-    trainer(folder, **options).fit(module, batches(1))
+    first = trainer(folder, **options)
+    first.fit(module, batches(1))
     resumed = Language("cached").double()
     trainer(folder / "again", **options).fit(resumed, batches(1), ckpt_path=folder / "epoch=0-step=2.ckpt")
     assert all(map(torch.equal, module.parameters(), resumed.parameters()))
     if os.environ["RANK"] == "0":
-        torch.save([p.detach() for p in module.parameters()], folder / "weights.pt")
+        loss = first.callback_metrics["train_loss"]
+        torch.save([loss, *(p.detach() for p in module.parameters())], folder / "weights.pt")

@@ -46,6 +46,10 @@ def test_resumed_it_is_bit_identical(tmp_path):
     first = tmp_path / "whole" / "epoch=0-step=2.ckpt"
     with pytest.raises(InputError, match="rows"):
         trainer(tmp_path, max_steps=7).fit(Language(), batches(1), ckpt_path=first)
+    weights, others = Language.load_from_checkpoint(first), batches(1)
+    for index in (1, 2):  # the rows of the checkpoint are not those of these data; a second fit goes on
+        trainer(tmp_path / "others", max_steps=1).fit(weights, others)
+        assert weights._rows.saved()["next"] == index
 
 
 @pytest.mark.slow
@@ -65,12 +69,14 @@ def test_a_validation_reads_each_document_alone(tmp_path):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_two_processes_are_two_rows(tmp_path):
-    one = Language("cached").double()
-    trainer(tmp_path / "one", max_steps=4).fit(one, batches())
+    one, alone = Language("cached").double(), trainer(tmp_path / "one", max_steps=4)
+    alone.fit(one, batches())
     (tmp_path / "two").mkdir()
     for ended in processes.launched(distributed, tmp_path / "two"):
         assert ended.returncode == 0, ended.stderr
-    for a, b in zip(one.parameters(), torch.load(tmp_path / "two" / "weights.pt"), strict=True):
+    loss, *found = torch.load(tmp_path / "two" / "weights.pt")
+    torch.testing.assert_close(loss, alone.callback_metrics["train_loss"])
+    for a, b in zip(one.parameters(), found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 

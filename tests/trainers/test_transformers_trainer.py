@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.reading import Reader
@@ -19,6 +20,7 @@ from mnemos.types import InputError, detach
 
 pytest.importorskip("accelerate")
 from trainer_standins import (
+    LINEAR,
     MODELS,
     SEGMENT,
     RolloutTrainer,
@@ -240,6 +242,7 @@ def test_what_does_not_apply_is_refused(tmp_path):
     for data, said in [
         ([{"text": "a b"}], "input_ids"),
         (["a b"], "tokenise"),
+        (torch.arange(9), "found Tensor"),
         ([[5]], "two tokens"),
         (iter([]), "length"),
         ({"input_ids": [[5, 6]]}, "found dict"),
@@ -260,16 +263,24 @@ def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path):
         trainer_of(made("linear"), tmp_path, [*documents()[1:], [1] * 9], **options).train(folder)
     with pytest.raises(InputError, match=r"per_device_train_batch_size.*expected 2.*found 1"):
         trainer_of(made("linear"), tmp_path, per_device_train_batch_size=1, **options).train(folder)
+    wider = MnemosForCausalLM.of(mnemos.Transformer(**{**LINEAR, "mlp": 24}))  # its state is of the same shape
+    with pytest.raises(InputError, match=r"checkpoint-1: expected the weights of this model.*size mismatch") as caught:
+        trainer_of(wider, tmp_path, **options).train(folder)
+    assert "\n" not in str(caught.value)
     (tmp_path / "checkpoint-1" / "trainer_state.json").unlink()
     with pytest.raises(InputError, match="whole"):
         trainer_of(made("linear"), tmp_path, **options).train(folder)
 
 
 def test_a_state_of_another_model_is_refused():
-    states = {name: RowStates(RolloutBatches(documents(), 1, SEGMENT)) for name in ("mamba", "linear")}
+    batches = RolloutBatches(documents(), 1, SEGMENT)
+    states = {name: RowStates(batches) for name in ("mamba", "linear")}
     for name, rows in states.items():
-        reader = Reader(made(name))
-        rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), RolloutBatches(documents(), 1, SEGMENT)[0])
+        reader = Reader(made(name).eval())
+        read = [rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), batches[i]) for i in (0, 1, 0)]
+        assert read[0] == read[2]  # documents without a seed begin again
+    with pytest.raises(InputError, match=r"expected batch 1 .* found batch 2"):
+        rows.read(lambda s, state: (torch.zeros(()), state), batches[2])
     other, device = Reader(made("mamba")), torch.device("cpu")
     with pytest.raises(InputError, match="state of this model"):
         states["mamba"].restore(states["linear"].saved(), lambda: other.fresh(1, device), device)

@@ -52,9 +52,14 @@ def memformer() -> Any:
     return MnemosForCausalLM.of(mnemos.Memformer(vocab_size=VOCABULARY, segment=SEGMENT, **sizes))
 
 
+LINEAR: dict[str, Any] = {
+    **{"vocab_size": VOCABULARY, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 20, "dropout": 0.2},
+    "attention": mnemos.LinearConfig(),
+}
+
+
 def linear() -> Any:
-    sizes = {"dim": 16, "layers": 2, "num_heads": 2, "mlp": 20, "dropout": 0.2}
-    return MnemosForCausalLM.of(mnemos.Transformer(vocab_size=VOCABULARY, attention=mnemos.LinearConfig(), **sizes))
+    return MnemosForCausalLM.of(mnemos.Transformer(**LINEAR))
 
 
 MODELS = {f.__name__: f for f in (mamba, cached, remembering, memformer, linear)}
@@ -148,7 +153,7 @@ def of_two_rows(folder: Any, rows: int, sets: int, **named: Any) -> Any:
 
 
 def distributed(folder: Any) -> None:
-    """One of two processes: train, count the reductions of its updates, and train again from the checkpoint."""
+    """One of two processes: train, count the reductions of its updates, and train again from a checkpoint."""
     trainer = of_two_rows(folder, 1, 1)
     reduced, plain = [], torch.distributed.all_reduce
 
@@ -162,7 +167,10 @@ def distributed(folder: Any) -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters()) + len(list(trainer.model.parameters()))
     assert [n for n in reduced if n >= parameters] == [parameters] * 4, reduced
     resumed = of_two_rows(folder, 1, 1)
-    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    if os.environ["RANK"] == "1":  # as if it had been killed before it wrote its part of the newest checkpoint
+        (folder / "checkpoint-4" / "rows-1.safetensors").unlink()
+    resumed.train(resume_from_checkpoint=True)
+    assert str(resumed._resumed) == str(folder / "checkpoint-2")
     assert all(map(torch.equal, resumed.model.parameters(), trainer.model.parameters()))
     if os.environ["RANK"] == "0":
         torch.save([p.detach() for p in trainer.model.parameters()], folder / "weights.pt")

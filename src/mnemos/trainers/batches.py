@@ -171,7 +171,7 @@ def _field(document: Any, name: str, place: int) -> Any:
         if name not in document:
             raise InputError(f"document {place}: expected {name!r}, found {', '.join(map(str, document))}; tokenise it")
         document = document[name]
-    if isinstance(document, str) or not hasattr(document, "__len__"):
+    if isinstance(document, str) or not hasattr(document, "__len__") or getattr(document, "shape", None) == ():
         raise InputError(
             f"document {place}: expected token ids [n], found {type(document).__name__}; tokenise the text first"
         )

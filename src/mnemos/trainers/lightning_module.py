@@ -40,8 +40,9 @@ class RolloutModule:
     logs `val_loss`, the mean over all targets.
 
     A checkpoint also holds the states and the place of every process's rows, and all random generators, which Lightning
-    leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. One optimiser; one device, or
-    several with the strategy "ddp". It works with `lightning` and with `pytorch_lightning`.
+    leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. Another `fit` with the same batches
+    goes on with them; with others all rows begin anew. One optimiser; one device, or several with the strategy "ddp".
+    It works with `lightning` and with `pytorch_lightning`.
     Raises InputError for other loaders and strategies, and for a checkpoint of other data or another model.
     """
 
@@ -95,7 +96,10 @@ class RolloutModule:
             raise InputError(f"RolloutModule: expected batches of one set of rows, found {batches.sets}; use sets=1")
         if self.trainer.world_size > 1 and not isinstance(strategy.model, nn.parallel.DistributedDataParallel):
             raise InputError(f'RolloutModule: expected the strategy "ddp", found {type(strategy).__name__}')
-        self._rows = RowStates(batches)
+        if self._rows is None or self._rows.batches is not batches:
+            self._rows = RowStates(batches)
+        if self.trainer.ckpt_path is None:  # a checkpoint that was read for its weights alone
+            self._restored = None
         if self._restored is not None:
             own = self._restored["rows"]
             if len(own) != self.trainer.world_size:
@@ -104,6 +108,7 @@ class RolloutModule:
                     f"{self.trainer.world_size}; resume with as many"
                 )
             self._rows.restore(own[self.trainer.global_rank], partial(self._fresh, batches), self.device)
+        self._rows.follow()
 
     def _fresh(self, batches: RolloutBatches) -> State:
         """A state with the structure of those that `segment_loss` returns."""
@@ -133,7 +138,8 @@ class RolloutModule:
         average_gradients(module.parameters())
         optimizer.step()
         self._step_schedulers("step")
-        self.log("train_loss", loss * count / own.clamp(min=1), batch_size=int(own), prog_bar=True)
+        # Each process divides by the mean count, so the mean of their losses is the mean over all targets.
+        self.log("train_loss", loss, batch_size=int(own), sync_dist=True, prog_bar=True)
 
     def on_train_epoch_end(self) -> None:
         """Step the schedulers whose interval is an epoch."""

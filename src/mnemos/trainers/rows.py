@@ -17,10 +17,13 @@ Step = Callable[[Segment, State], tuple[Tensor, State]]
 
 
 class RowStates:
-    """Where the rows of `RolloutBatches` are: the number of the next batch, and the states, one per set of rows."""
+    """Where the rows of `RolloutBatches` are: the number of the next batch, and the states, one per set of rows.
+
+    Batch 0, with which documents without a seed begin again, begins all rows.
+    """
 
     def __init__(self, batches: RolloutBatches) -> None:
-        self._batches, self._next = batches, 0
+        self.batches, self._next = batches, 0
         self._states: list[State] = [None] * batches.sets
 
     def backward(
@@ -66,30 +69,36 @@ class RowStates:
     def _begun(self, batch: Rollout) -> tuple[int, list[Segment], list[Tensor | None]]:
         """The number of the batch's set of rows, its segments, and per segment the rows that begin a document."""
         index = int(batch["index"])
+        if index == 0:
+            self._next, self._states = 0, [None] * self.batches.sets
         if index != self._next:
             raise InputError(
                 f"expected batch {self._next} of the rows, which follows the last one, found batch {index}; rows go on "
                 "from batch to batch, so none can be left out or repeated"
             )
         begins = [mask if bool(mask.any()) else None for mask in batch["resets"].unbind(1)]
-        return index % self._batches.sets, segments(batch, self._batches.segment), begins
+        return index % self.batches.sets, segments(batch, self.batches.segment), begins
 
     def _go_on(self, own: int, state: State) -> None:
         # Contiguous, because a checkpoint restores contiguous tensors, and kernels may round other strides differently.
         self._states[own] = map_state(lambda x: x.detach().contiguous() if isinstance(x, Tensor) else x, state)
         self._next += 1
 
+    def follow(self) -> None:
+        """Let the next iteration of the batches begin where the rows are."""
+        self.batches.load_state_dict({**self.batches.state_dict(), "place": self._next})
+
     def saved(self) -> JSONObject:
         """What `restore` reads: plain values and tensors."""
         states = [pytree.tree_leaves(state) for state in self._states]
-        return {"next": self._next, "data": self._batches.described(), "states": states}
+        return {"next": self._next, "data": self.batches.described(), "states": states}
 
     def restore(self, saved: JSONObject, fresh: Callable[[], State], device: torch.device) -> None:
         """Go on from what `saved` gave. fresh(): a state with the model's structure.
 
         Raises InputError if it is of other data, other rows or another model.
         """
-        check_described(self._batches, saved["data"])
+        check_described(self.batches, saved["data"])
         like, structure = pytree.tree_flatten(fresh())
         for found in saved["states"] if saved["next"] else ():
             same = len(found) == len(like) and all(_kind(a) == _kind(b) for a, b in zip(found, like, strict=True))

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from .rows import RowStates, average_gradients
 
 libraries.transformers()
 libraries.accelerate()
+from accelerate.utils import gather_object  # noqa: E402
 from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import EvalLoopOutput  # noqa: E402
 
@@ -116,7 +117,7 @@ class RolloutTrainer(Trainer):
         )
         self._rows = RowStates(batches)
         if self._resumed is not None:
-            saved = checkpoint.read(self._resumed / self._file())
+            saved = checkpoint.read(self._resumed / self._files()[0])
             rows = self._train_batch_size
             self._rows.restore(saved, lambda: self._reader().fresh(rows, self.args.device), self.args.device)
         return self._loader(batches)
@@ -148,11 +149,20 @@ class RolloutTrainer(Trainer):
         """As in Trainer. True: resume from the newest checkpoint of `output_dir` that is whole."""
         found: Any = resume_from_checkpoint
         if found is True:
-            found = newest_whole(Path(str(self.args.output_dir)), self._file()) or True
-        elif found and not is_whole(Path(found), self._file()):
+            found = newest(gather_object([whole_ones(Path(str(self.args.output_dir)), self._files())])) or True
+        elif found and not is_whole(Path(found), self._files()):
             raise InputError(f"{found}: expected a whole checkpoint of RolloutTrainer, found none; resume from another")
         self._resumed = Path(found) if isinstance(found, str | Path) else None
-        return super().train(str(found) if self._resumed else found, *given, **named)
+        try:
+            return super().train(str(found) if self._resumed else found, *given, **named)
+        except RuntimeError as error:
+            if self._resumed is None or not str(error).startswith("Error(s) in loading state_dict"):
+                raise
+            first = str(error).partition("\n")[2].partition("\n")[0].strip()
+            raise InputError(
+                f"{self._resumed}: expected the weights of this model, found those of another ({first}); resume with "
+                "the model that was trained"
+            ) from error
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """As in Trainer; the targets of the update are counted here, because they are shifted already."""
@@ -212,10 +222,12 @@ class RolloutTrainer(Trainer):
         super().save_model(output_dir, _internal_call)
         if _internal_call and output_dir is not None and not self.args.save_only_model:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            checkpoint.write(Path(output_dir) / self._file(), self._rows.saved())
+            checkpoint.write(Path(output_dir) / self._files()[0], self._rows.saved())
 
-    def _file(self) -> str:
-        return f"rows-{self.args.process_index}.safetensors"
+    def _files(self) -> tuple[str, str]:
+        """The files of a checkpoint that this process writes: the states of its rows, and Trainer's generators."""
+        own = self.args.process_index
+        return f"rows-{own}.safetensors", f"rng_state_{own}.pth" if self.args.world_size > 1 else "rng_state.pth"
 
 
 def _check_trainer() -> None:
@@ -259,17 +271,22 @@ def _only(batches: list[Any]) -> Any:
     return batch
 
 
-def is_whole(folder: Path, file: str) -> bool:
-    """Whether a checkpoint was written to its end: Trainer writes trainer_state.json last."""
+def is_whole(folder: Path, files: Sequence[str]) -> bool:
+    """Whether a process wrote its files of a checkpoint, and the first one its last, trainer_state.json."""
     try:
         json.loads((folder / "trainer_state.json").read_text())
     except (OSError, ValueError):
         return False
-    return (folder / file).is_file()
+    return all((folder / name).is_file() for name in files)
 
 
-def newest_whole(folder: Path, file: str) -> Path | None:
-    """The newest checkpoint of a folder that is whole: a killed process may leave half of one."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
-    found.sort(key=lambda path: int(path.name.partition("-")[2]))
-    return next((path for path in reversed(found) if is_whole(path, file)), None)
+def whole_ones(folder: Path, files: Sequence[str]) -> list[Path]:
+    """The checkpoints of a folder that are whole: a killed process may leave half of one."""
+    found = (path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit())
+    return [path for path in found if is_whole(path, files)]
+
+
+def newest(of_processes: Sequence[Sequence[Path]]) -> Path | None:
+    """The newest checkpoint that every process has: one may have been killed before it wrote its part of the last."""
+    common = set(of_processes[0]).intersection(*of_processes)
+    return max(common, key=lambda path: int(path.name.partition("-")[2]), default=None)
