@@ -150,7 +150,12 @@ def test_sampling_draws_as_a_stream_does():
 
 def test_loss_counts_labels_whose_context_is_valid():
     ours, model = built("transformer-plain-causal")
-    output = model(IDS, attention_mask=MASK, labels=IDS.masked_fill(MASK == 0, -100))
+    labels = IDS.masked_fill(MASK == 0, -100)
+    output = model(IDS, attention_mask=MASK, labels=labels)
+    count = labels[:, 1:].ne(-100).sum()  # Trainer's: the first token after padding is among them
+    for given, part in ((count, 1.0), (2 * count, 0.5)):
+        loss = model(IDS, attention_mask=MASK, labels=labels, num_items_in_batch=given).loss
+        torch.testing.assert_close(loss, part * output.loss)
     logp = [ours(row)[0].log_softmax(-1)[0, :-1].gather(1, row[0, 1:, None]) for row in rows()]
     torch.testing.assert_close(output.loss, -torch.cat(logp).mean().to(output.loss), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model(IDS, logits_to_keep=2).logits, model(IDS).logits[:, -2:])
@@ -196,6 +201,10 @@ def test_bad_input():
         model(IDS, past_key_values=transformers().DynamicCache())
     with pytest.raises(InputError, match="position_ids"):
         model(IDS, position_ids=IDS)
+    with pytest.raises(InputError, match=r"inputs_embeds.*LoRA"):
+        model(inputs_embeds=torch.zeros(2, PROMPT, 8))
+    with pytest.raises(InputError, match=r"input_ids \[B, T\], found none"):
+        model()
     with pytest.raises(InputError, match="attention_mask"):
         model(IDS, attention_mask=MASK[:, :3])
     with pytest.raises(InputError, match="gradient checkpointing"):

@@ -10,7 +10,7 @@ from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.types import InputError
 
-from .language_model import last_of_mask
+from .language_model import checked_tokens, last_of_mask
 from .padded import hides_padding, packed_right
 from .pretrained_model import MnemosPreTrainedModel
 
@@ -53,7 +53,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
@@ -61,6 +61,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     ) -> Any:
         """See the class."""
         self._refuse(named)
+        input_ids = checked_tokens(input_ids)
         mask = last_of_mask(attention_mask, input_ids)
         with self._collect() as auxiliary:
             logits = self._logits(input_ids, mask)

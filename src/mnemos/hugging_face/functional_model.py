@@ -19,6 +19,10 @@ from .known_layers import add_steps
 _CACHES = ("cache_params", "past_key_values", "state")  # what forwards of Transformers call their cache
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
 _FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
+_UNFIT = {  # what their caches ask of a call
+    "cpmant": "reads the ids of all earlier tokens in every call",
+    "prophetnet": "reads one token in a call with a cache",
+}
 
 
 def functional(model: nn.Module) -> "Functional":
@@ -117,7 +121,15 @@ class Functional(nn.Module):
                 self.rows_apart = self._reads_rows_apart(tokens, y, cache, weight.dtype)
         except InputError:
             raise
-        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        except (
+            AssertionError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            NotImplementedError,
+            TypeError,
+            ValueError,
+        ) as error:
             version = libraries.transformers().__version__
             tried = version == TRIED or version.startswith(f"{TRIED}.")
             raise InputError(
@@ -349,6 +361,11 @@ def _checked_model(model: nn.Module) -> tuple[Any, str]:
         raise InputError(
             f"functional: expected a causal model with a cache, found {name}, whose forward takes none of "
             f"{', '.join(_CACHES)}; use a decoder"
+        )
+    if config.model_type in _UNFIT:
+        raise InputError(
+            f"functional: expected a model that goes on from a cache with any number of tokens, found {name}, which "
+            f"{_UNFIT[config.model_type]}; use another model"
         )
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise InputError(

@@ -107,8 +107,9 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
     input_ids [B, T]; attention_mask [B, T], or [B, past + T] with the past's, 1 = valid, padding anywhere; logits
     [B, T, V] predict the token after input_ids[:, i], or those of the last `logits_to_keep` tokens. labels [B, T]: the
     input ids, −100 where they do not count: the loss is the mean −log p in nats, shifted here; the token after
-    padding does not count, and auxiliary losses of layers are added in training. past_key_values: a `StateCache`,
-    which goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
+    padding does not count, and auxiliary losses of layers are added in training. num_items_in_batch: the labels of an
+    update but each row's first, as Trainer counts them (see `next_labels`). past_key_values: a `StateCache`, which
+    goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
     Positions are counted by the state: padding has none, so left padding changes nothing.
     `model.model` is the model itself: `y, state = model.model(x, state)`.
     A model with an adaptive softmax gives log-probabilities as logits, and none (None) in training with labels.
@@ -136,7 +137,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: StateCache | None = None,
         labels: Tensor | None = None,
@@ -147,6 +148,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
     ) -> Any:
         """See the class."""
         self._refuse(loss_kwargs)
+        input_ids = checked_tokens(input_ids)
         cache = checked_cache(past_key_values)
         if use_cache is None:
             use_cache = cache is not None or (labels is None and not self.training and self.model.state_kind != "none")
@@ -158,10 +160,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
             outputs, _ = self._read(cache, input_ids, mask, keep)
         likelihood, loss = likelihood_of(self.model), None
         if labels is not None:
-            targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
-            if mask is not None:
-                targets = targets.masked_fill(~mask, -100)  # what stands before is no context
-            count = loss_kwargs.get("num_items_in_batch")
+            targets, count = next_labels(labels, mask, loss_kwargs.get("num_items_in_batch"))
             loss = mean_loss(outputs, targets, likelihood, count)
             loss = with_auxiliary(loss, auxiliary, targets, count) if self.training else loss
         logits = None
@@ -186,10 +185,17 @@ def _head_of_last(model: Any, n: int) -> Iterator[None]:
         handle.remove()
 
 
+def checked_tokens(input_ids: Tensor | None) -> Tensor:
+    """The token ids. Raises InputError unless they are [B, T]."""
+    if input_ids is None or input_ids.dim() != 2:
+        found = "none" if input_ids is None else list(input_ids.shape)
+        raise InputError(f"expected input_ids [B, T], found {found}; pass those of the tokenizer")
+    return input_ids
+
+
 def last_of_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     """[B, T] bool: the part of a mask that is about these tokens; it may be about all tokens so far."""
-    if tokens is None or tokens.dim() != 2:
-        raise InputError("expected input_ids [B, T], found none; models of mnemos read tokens, not inputs_embeds")
+    checked_tokens(tokens)
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2 or len(attention_mask) != len(tokens) or attention_mask.shape[1] < tokens.shape[1]:
@@ -205,6 +211,24 @@ def kept(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
     if isinstance(logits_to_keep, Tensor):
         return outputs[:, logits_to_keep]
     return outputs[:, -logits_to_keep:] if logits_to_keep else outputs
+
+
+def next_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tuple[Tensor, Any]:
+    """(targets [B, T]: the label of the token after each, −100 where that one stands after padding; the count of them).
+
+    count: of an update's labels that are not −100, each row's first left out, as Trainer gives it to each call; None:
+    the call is the update. Trainer counts the first token after padding, which has a label and no context. So the count
+    shrinks by this call's share of such labels: one call has the mean of its targets, and several have the mean of
+    their means, weighted by their labels.
+    """
+    targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
+    if mask is None:
+        return targets, count
+    found = targets.masked_fill(~mask, -100)
+    if count is not None:
+        given, left = ((x >= 0).sum().clamp(min=1) for x in (targets, found))
+        count = count * (left / given)
+    return found, count
 
 
 def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, count: Any = None) -> Tensor:

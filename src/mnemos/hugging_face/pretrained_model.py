@@ -154,7 +154,10 @@ class MnemosPreTrainedModel(PreTrainedModel):
         """Raise InputError for an argument that would change results elsewhere; others are ignored, as elsewhere."""
         for name in _REFUSED:
             if named.get(name) is not None and named[name] is not False:
-                raise InputError(f"{name}: expected none, because models of mnemos do not take it; leave it out")
+                others = "; prompt tuning needs it: use LoRA" if name.endswith("inputs_embeds") else ""
+                raise InputError(
+                    f"{name}: expected none, because models of mnemos do not take it; leave it out{others}"
+                )
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
