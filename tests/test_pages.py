@@ -97,6 +97,19 @@ def test_a_table_is_compared_line_by_line(numbers, monkeypatch):
     assert "page.md:4" in wrong[0]
 
 
+@pytest.mark.parametrize(
+    ("rows", "bold"),
+    [
+        ([("a", 1.0, 0.0), ("b", 0.99, 0.01), ("c", 0.82, 0.01)], {"a", "b"}),
+        ([("a", 0.71, 0.15), ("b", 0.32, 0.0), ("c", 0.56, 0.38)], set()),
+        ([("a", 0.71, None), ("b", 0.32, None)], set()),
+    ],
+)
+def test_the_best_memory_is_bold_where_the_seeds_agree(rows, bold):
+    rows = [{"name": name, "mean": mean, "std": std} for name, mean, std in rows]
+    assert tool("page_tables")._best(rows) == bold
+
+
 HEAD = """# T
 
 - Date: 2026-01-02

@@ -67,9 +67,9 @@ def which_memory() -> str:
         + f" | state, KiB, in `{first}` | seconds |\n",
         "|---|" + "---|" * (len(benchmarks) + 2) + "\n",
     ]
-    best = [max(row["mean"] for row in entry["rows"]) for entry in benchmarks]
+    best = [_best(entry["rows"]) for entry in benchmarks]
     for name, found in rows.items():
-        cells = ["failed" if row is None else _score(row, top) for row, top in zip(found, best, strict=True)]
+        cells = ["failed" if row is None else _score(row, name in top) for row, top in zip(found, best, strict=True)]
         state = "" if found[0] is None else f"{found[0]['state_bytes'] / KIB:.1f}"
         seconds = "" if found[0] is None else f"{found[0]['seconds']:.0f}"
         lines.append(f"| {name} | " + " | ".join([*cells, state, seconds]) + " |\n")
@@ -82,11 +82,21 @@ def _row(entry: Value, name: str) -> Value:
     return next((row for row in entry["rows"] if row["name"] == name), None)
 
 
-def _score(row: Value, best: float) -> str:
-    """Mean and standard deviation of a score; bold: within .01 of the best one."""
+def _best(rows: list[Value]) -> set[str]:
+    """The memories within .01 of the best mean; none if a range of ± one standard deviation meets that of another."""
+    top = max(row["mean"] for row in rows)
+    best = {row["name"] for row in rows if row["mean"] >= top - 0.01}
+    if any(row["std"] is None for row in rows):  # one seed: nothing is known about another
+        return set()
+    low = min(row["mean"] - row["std"] for row in rows if row["name"] in best)
+    return best if all(row["mean"] + row["std"] < low for row in rows if row["name"] not in best) else set()
+
+
+def _score(row: Value, best: bool) -> str:
+    """Mean and standard deviation of a score; bold: one of the best."""
     mean = f"{row['mean']:.2f}"
     spread = "" if row["std"] is None else f" ± {row['std']:.2f}"
-    return (f"**{mean}**" if row["mean"] >= best - 0.01 else mean) + spread
+    return (f"**{mean}**" if best else mean) + spread
 
 
 def _load(name: str) -> Value:
