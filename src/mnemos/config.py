@@ -227,6 +227,17 @@ def check_fields(config: Any, where: str) -> None:
                 raise InputError(f"{where}.{f.name}: expected {names}, found {value!r:.80}; change it")
 
 
+def with_fields(config: _Value, fields: dict[str, Any], model: str) -> _Value:
+    """A model's configuration with other values of some fields. Raises InputError for a field that it does not have."""
+    given: Any = config
+    known = {field.name for field in dataclasses.fields(given)}
+    for name in fields:
+        if name not in known:
+            raise InputError(unknown_field(name, known, model))
+    changed: _Value = dataclasses.replace(given, **fields)
+    return changed
+
+
 def unknown_field(name: str, known: Iterable[str], where: str) -> str:
     """The error message for a field that does not exist, with the most similar field that does."""
     known = sorted(known)

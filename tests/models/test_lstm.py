@@ -5,13 +5,13 @@ import torch
 
 import mnemos
 from mnemos import InputError, Stream
-from mnemos.models.lstm import LSTM, LSTMConfig, LSTMState
+from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.types import reset
 
 
 def model(**fields) -> LSTM:
     torch.manual_seed(0)
-    return LSTMConfig(**{"vocab_size": 11, "dim": 6, "layers": 2} | fields).build().double()
+    return LSTM(**{"vocab_size": 11, "dim": 6, "layers": 2} | fields).double()
 
 
 def ids(rows: int = 3, t: int = 7, seed: int = 1) -> torch.Tensor:
@@ -98,6 +98,7 @@ def test_refuses_what_does_not_fit():
         ({"dim": 0}, "dim: .* found 0"),
         ({"dropout": 1.0}, "dropout"),
         ({"layers": "2"}, "model.layers"),
+        ({"layer": 2}, "LSTM.*'layer'.*layers"),
     ):
         with pytest.raises(InputError, match=message):
             model(**fields)

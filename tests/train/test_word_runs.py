@@ -74,6 +74,7 @@ def test_a_run_is_scored_at_other_lengths(finished, capsys):
     for words, expected in (
         (["--model.layers", "2"], f"settings of the model that an evaluation may change {may}, found --model.layers"),
         (["--model.head.cutoffs", "4", "9"], "found --model.head.cutoffs; train a run with it"),
+        (["--model.attention.clamp", "-1"], "mnemos: expected memory and clamp of at least 0, found memory 64, clamp"),
         (["--train.steps", "3"], "settings of the data or the model, --data.FIELD value or --model.FIELD value"),
         (["--data.words", "9"], "expected the vocabulary that the run's model was trained with (words), found another"),
         (["--data.tokens", "bytes"], "found another one of bytes; leave data.tokens and data.words out"),

@@ -36,21 +36,29 @@ ERROR = 0.02  # of a score from the rows of a test split, whatever the seed
 
 
 def show(entry: JSONObject) -> None:
-    """Print the table of one benchmark."""
+    """Print the tables of one benchmark: what was measured, and what is published."""
     from rich.console import Console
     from rich.table import Table
 
-    printed = Table(box=None, pad_edge=False, header_style="bold")
-    for column in HEAD:
-        printed.add_column(column, justify="left" if column == "memory" else "right")
+    def printed(*columns: str) -> Table:
+        made = Table(box=None, pad_edge=False, header_style="bold")
+        for i, column in enumerate(columns):
+            made.add_column(column, justify="right" if i else "left", no_wrap=not i)
+        return made
+
+    console = Console(width=max(130, Console().width))
+    found = printed(*HEAD)
     for row in entry["rows"]:
-        printed.add_row(*_cells(row, entry["axis"]))
+        found.add_row(*_cells(row, entry["axis"]))
     for name in entry["failed"]:
-        printed.add_row(name, "failed")
-    printed.add_row("guessing", decimal(entry["chance"]))
-    for name, value in entry["published"]:
-        printed.add_row(f"published: {name}", decimal(value))
-    Console(width=max(130, Console().width)).print(printed)
+        found.add_row(name, "failed")
+    found.add_row("guessing", decimal(entry["chance"]))
+    console.print(found)
+    if entry["published"]:
+        theirs = printed("published", "score")  # names as long as these would break the columns above
+        for name, value in entry["published"]:
+            theirs.add_row(name, decimal(value))
+        console.print(theirs)
     for line in (_origin(entry), failed_seeds(entry), unlearned(entry)):
         if line:
             print(line)
@@ -82,7 +90,7 @@ def _origin(entry: JSONObject) -> str:
     """Where the published scores differ; empty without any."""
     if not entry["published"]:
         return ""
-    data = "data of the same size" if entry["published_at_this_size"] else "data of other sizes"
+    data = "data of the same size" if entry["published_at_this_size"] else "other data, or of other sizes"
     return (
         f"Published scores are of {data}. Their models are wider or were trained for longer, unless their name says so."
     )

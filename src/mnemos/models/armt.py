@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mnemos.config import with_fields
 from mnemos.memory.associations import AssociationsConfig, AssociationState, AssociativeMemory
 from mnemos.registry import register
 from mnemos.types import Device, State
 
 from .blocks import module_list
-from .segments import SegmentConfig, SegmentModel, with_fields
+from .segments import SegmentConfig, SegmentModel
 
 Associations = tuple[AssociationState, ...]  # of each layer
 

@@ -1,6 +1,5 @@
 """An encoder-decoder for translation: a bidirectional encoder, with a gated cache if wanted, and a causal decoder."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig, some
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.encoded import Encoded
 from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
@@ -128,10 +127,7 @@ class EncoderDecoder(nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        for name in fields:
-            if name not in (known := {f.name for f in dataclasses.fields(EncoderDecoderConfig)}):
-                raise InputError(unknown_field(name, known, "EncoderDecoder"))
-        self.config = c = dataclasses.replace(config or EncoderDecoderConfig(), **fields)
+        self.config = c = with_fields(config or EncoderDecoderConfig(), fields, "EncoderDecoder")
         _check(c)
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.source_embedding = self.embedding

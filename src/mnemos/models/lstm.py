@@ -1,7 +1,7 @@
 """The recurrent baseline among language models: an LSTM whose state is passed in and returned."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos._compat import exportable
-from mnemos.config import ModelConfig, check_fields
+from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.exported import token_by_token
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
@@ -60,6 +60,7 @@ class LSTM(nn.Module):
     x[:, i]. With cut-offs the outputs are hidden states [B, T, D] for `likelihood`. An invalid token does not change
     the state, and its outputs have no meaning. The state (`LSTMState`) carries gradient. T is at least 1 and may differ
     from call to call. Cost: O(T·layers·width²), sequential over tokens, and a state of 2·layers·width numbers per row.
+    `LSTM(LSTMConfig(...))` or `LSTM(dim=64, ...)` with the configuration's fields.
     Raises InputError for impossible sizes and shapes, and tokens outside the vocabulary.
     """
 
@@ -69,9 +70,9 @@ class LSTM(nn.Module):
     state_gradient = True
     autoregressive = True
 
-    def __init__(self, config: LSTMConfig) -> None:
+    def __init__(self, config: LSTMConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = c = config
+        self.config = c = with_fields(config or LSTMConfig(), fields, "LSTM")
         check_fields(c, "model")
         for name in ("vocab_size", "dim", "layers"):
             if getattr(c, name) < 1:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import exportable
-from mnemos.config import ModelConfig, check_fields, unknown_field
+from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.exported import token_by_token
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
@@ -125,10 +125,7 @@ class Memformer(nn.Module):
 
     def __init__(self, config: MemformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        for name in fields:
-            if name not in (known := {f.name for f in dataclasses.fields(MemformerConfig)}):
-                raise InputError(unknown_field(name, known, "Memformer"))
-        c = dataclasses.replace(config or MemformerConfig(), **fields)
+        c = with_fields(config or MemformerConfig(), fields, "Memformer")
         _check(c)
         self.config = c = c.resolved()
         sizes = Sizes(c.dim, c.num_heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mnemos.config import with_fields
 from mnemos.memory.memory_tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.registry import register
 from mnemos.types import Device, InputError, State
 
-from .segments import SegmentConfig, SegmentModel, with_fields
+from .segments import SegmentConfig, SegmentModel
 
 
 @register

@@ -1,15 +1,14 @@
 """Language models that read in segments, each with memory tokens in front, behind or both: what they share."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mnemos._compat import exportable, pytree
 from mnemos.attention.softmax import rotation
-from mnemos.config import ModelConfig, check_fields, unknown_field
+from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.exported import changed_if_any, token_by_token
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.ops.dropout import Dropout
@@ -366,15 +365,6 @@ def _kept(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> S
     if f:
         cache = cache._replace(front_k=new.k[:, :f], front_v=new.v[:, :f])
     return cache._replace(own=cache.own.append(new.k[:, f:end], new.v[:, f:end], valid))
-
-
-def with_fields(config: Any, fields: dict[str, Any], model: str) -> Any:
-    """A configuration with other values of some fields. Raises InputError for a field that it does not have."""
-    known = {f.name for f in dataclasses.fields(config)}
-    for name in fields:
-        if name not in known:
-            raise InputError(unknown_field(name, known, model))
-    return dataclasses.replace(config, **fields)
 
 
 def _check(c: SegmentConfig) -> None:

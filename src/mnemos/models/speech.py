@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
@@ -57,10 +57,7 @@ class SpeechRecogniser(Transcriber):
 
     def __init__(self, config: SpeechConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        for name in fields:
-            if name not in (known := {f.name for f in dataclasses.fields(SpeechConfig)}):
-                raise InputError(unknown_field(name, known, "SpeechRecogniser"))
-        self.config = c = dataclasses.replace(config or SpeechConfig(), **fields)
+        self.config = c = with_fields(config or SpeechConfig(), fields, "SpeechRecogniser")
         check_fields(c, "model")
         check_sizes(c, ("vocab_size", "bands", "stack", "layers", "mlp"))
         check_heads(c.dim, c.num_heads)

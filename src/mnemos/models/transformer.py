@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, unknown_field
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
@@ -105,10 +105,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        for name in fields:
-            if name not in (known := {f.name for f in dataclasses.fields(TransformerConfig)}):
-                raise InputError(unknown_field(name, known, "Transformer"))
-        self.config = config = dataclasses.replace(config or TransformerConfig(), **fields)
+        self.config = config = with_fields(config or TransformerConfig(), fields, "Transformer")
         _check(config)
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.cls = nn.Parameter(torch.zeros(config.dim)) if self._prefix else None

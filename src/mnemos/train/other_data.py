@@ -87,8 +87,9 @@ def _check_changed(folder: Path, recipe: Recipe, other: Recipe, changed: Sequenc
     wrong = next((one.name for one in changed if not one.allowed), None)
     problem = ""
     if wrong is None:
+        weights = on_meta(other.model).state_dict()  # raises InputError for an impossible setting
         try:
-            check_model_state(on_meta(other.model).state_dict(), on_meta(recipe.model).state_dict())
+            check_model_state(weights, on_meta(recipe.model).state_dict())
             return
         except InputError as error:
             wrong, problem = changed[0].name, f", which changes weights ({str(error).rpartition('; ')[0]})"
