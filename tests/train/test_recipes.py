@@ -122,7 +122,7 @@ def _names() -> list:
     def marks(name: str) -> list:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
         like_another |= name.startswith(
-            ("iwslt14-es-", "iwslt14-en-", "iwslt15-de-", "iwslt15-cs-", "wikitext-xl-large")
+            ("iwslt14-es-", "iwslt14-en-", "iwslt15-de-", "iwslt15-cs-", "wikitext-xl-large", "wikitext-mt")
         )
         left_out = (
             like_another

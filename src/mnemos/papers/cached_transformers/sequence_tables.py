@@ -60,8 +60,8 @@ def table5(claim: Claim, options: Options) -> Finding:
 
 
 _WORDS_AT_PAPER = (
-    "At the paper's size: mnemos train wikitext-xl-base (wikitext-xl-large, and each with -cached) --data.path "
-    "WIKITEXT-103. They take days on GPUs and were not trained here."
+    "At the paper's size: mnemos train wikitext-xl-base (wikitext-xl-large, and each with -cached; wikitext-mt-base, "
+    "wikitext-rmt-base) --data.path WIKITEXT-103. They take days on GPUs and were not trained here."
 )
 _WORDS_HERE = (
     f"Here: 2 layers of width 128, {STEPS:,} updates unless --steps says otherwise, segments and memories of {WORDS} "

@@ -1,8 +1,8 @@
-"""Transformer-XL at the sizes of Table 5, with its segment memory and with a gated cache in its place.
+"""Transformer-XL at the sizes of Table 5: with its segment memory, a gated cache in its place, and memory tokens.
 
 The sizes and schedules are those of Transformer-XL's own scripts (Dai et al. 2019), which the paper says it keeps; it
-gives no number of slots. Dropout is also that of attention weights, which those scripts leave out. Text is read in
-words, with a tied adaptive softmax; the recipes `wikitext-bytes-…` read the same text as bytes.
+gives no number of slots or of memory tokens. Dropout is also that of attention weights, which those scripts leave out.
+Text is read in words, with a tied adaptive softmax; the recipes `wikitext-bytes-…` read the same text as bytes.
 """
 
 from dataclasses import replace
@@ -11,9 +11,11 @@ from typing import Any
 from mnemos.attention.relative import RelativeConfig
 from mnemos.data.text import TextConfig
 from mnemos.memory.grc import GRC
+from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.recipes.in_words import in_words
-from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
+from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 
 _BASE = TransformerConfig(
     vocab_size=0,
@@ -67,6 +69,33 @@ def wikitext_xl_base() -> Recipe:
 def wikitext_xl_base_cached() -> Recipe:
     """wikitext-xl-base with a gated cache of 150 slots in place of the memory (Cached Transformers, Table 5)."""
     return _cached(wikitext_xl_base(), 150)
+
+
+_TOKENS = 10  # memory tokens
+
+
+def _segments() -> dict[str, Any]:
+    """The sizes of `wikitext-xl-base` for models of memory tokens."""
+    names = ("dim", "layers", "num_heads", "mlp", "norm", "activation", "dropout")
+    return {"vocab_size": 0, "segment": 150, **{name: getattr(_BASE, name) for name in names}}
+
+
+@recipe
+def wikitext_mt_base() -> Recipe:
+    """wikitext-xl-base as a Memory Transformer: 10 tokens before each 150 words (Cached Transformers, Table 5)."""
+    model = MemoryTransformerConfig(**_segments(), memory_tokens=_TOKENS)
+    return in_words(replace(wikitext_bytes_xl_base(), model=model))
+
+
+@recipe
+def wikitext_rmt_base() -> Recipe:
+    """wikitext-xl-base as an RMT: 10 memory tokens, gradients through 4 segments (Cached Transformers, Table 5).
+
+    An update reads one new segment, as those of the other rows do; the three before it are read again.
+    """
+    plain = wikitext_bytes_xl_base()
+    train = replace(plain.train, rollout=RolloutConfig(segments=4, slide=1))
+    return in_words(replace(plain, model=RMTConfig(**_segments(), memory=TokensConfig(_TOKENS)), train=train))
 
 
 @recipe
