@@ -148,6 +148,16 @@ def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
     assert (tmp_path / "empty" / "kept").read_text() == "kept"
 
 
+def test_a_damaged_result_is_one_line(tmp_path):
+    mnemos.save(ModelCase("lstm", None, True).build(), tmp_path / "model")
+    for text in ('{"test": {', '{"test": {"loss": 1}, "reference": [2]}'):
+        (tmp_path / "model" / "result.json").write_text(text)
+        with pytest.raises(InputError, match=r"result\.json: .*; remove it to export"):
+            export_run(tmp_path / "model", tmp_path / "new")
+    (tmp_path / "model" / "result.json").write_text('{"test": {"loss": 1}, "reference": {"mean": null}, "valid": null}')
+    assert "| mean | | |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
+
+
 def test_programs_of_a_run_of_text(exported, tmp_path):
     """The state that the prefill returns is read by the model; tokenizer.json gives the run's tokens."""
     folder = export_run_programs(exported[0], "torch", tmp_path / "programs")

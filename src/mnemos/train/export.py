@@ -1,7 +1,7 @@
 """`mnemos export RUN`: a run's model as a checkpoint of Transformers, or as programs of torch.export or ONNX."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
 
     The folder has config.json, model.safetensors, generation_config.json, modeling_mnemos.py (which imports this
     library), README.md with the run's own numbers and, for runs of text and translation, the tokenizer.
-    Raises InputError for a run that is not finished, a model that reads no tokens, and a folder that is not empty.
+    Raises InputError for a run that is not finished, a model that reads no tokens, a damaged result.json or run.json,
+    and a folder that is not empty.
     """
     run = Path(run)
     model = load(run)
@@ -70,8 +71,11 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     exported = cls.of(model, **named)
     if isinstance(about, TranslationPreprocessing):
         _search(exported.generation_config, about)
-    recipe = _found(lambda: to_dict(recipe_of_model(run)))
-    found = {"recipe": recipe, "result": _found(lambda: read_result(run)), "run": _found(lambda: read_about(run))}
+    found = {
+        "recipe": _recipe(run),
+        "result": _of_run(run, "result", read_result),
+        "run": _of_run(run, "run", read_about),
+    }
     name = run.resolve().name
     with whole_or_none(out):
         exported.save_pretrained(out)
@@ -139,10 +143,19 @@ def _search(generation: Any, about: TranslationPreprocessing) -> None:
     generation.max_new_tokens = about.longest + 1
 
 
-def _found(read: Any) -> JSONObject:
-    """What a function reads from a run; {} for the folder of a model alone, which has none of it."""
+def _of_run(run: Path, part: str, read: Callable[[Path], JSONObject]) -> JSONObject:
+    """A file of a run; {} for the folder of a model alone, which has none. Raises InputError for a damaged one."""
+    path = run / f"{part}.json"
     try:
-        found: JSONObject = read()
+        return read(run) if path.exists() else {}
+    except InputError as error:
+        found = str(error).rpartition(";")[0]
+        raise InputError(f"{found}; remove it to export the model without what it says of the run") from None
+
+
+def _recipe(run: Path) -> JSONObject:
+    """The recipe of a run; {} for the folder of a model alone, and for a run of `mnemos.fit`, which have none."""
+    try:
+        return to_dict(recipe_of_model(run))
     except InputError:
         return {}
-    return found

@@ -56,7 +56,7 @@ def _front(name: str, architecture: str, recipe: JSONObject, result: JSONObject,
             metric_value=value,
         )
         for split in ("valid", "test")
-        for metric, value in result.get(split, {}).items()
+        for metric, value in (result.get(split) or {}).items()
         if isinstance(value, (int, float))
     ]
     named: dict[str, Any] = {"model_name": name, "eval_results": scores} if scores else {}
@@ -85,19 +85,19 @@ def _use(name: str, architecture: str, reads: bool) -> str:
 
 
 def _numbers(result: JSONObject) -> str:
-    metrics = list(dict.fromkeys(metric for split in ("valid", "test") for metric in result.get(split, {})))
+    metrics = list(dict.fromkeys(metric for split in ("valid", "test") for metric in result.get(split) or {}))
     if not metrics:
         return "## Numbers\n\nThe exported folder has no numbers of a run."
-    rows = result.get("scored_rows", {})
+    rows = result.get("scored_rows") or {}
     head = "| | " + " | ".join(
         f"{split} ({rows[split]} rows)" if split in rows else split for split in ("valid", "test")
     )
     lines = [f"{head} |", "|---|---|---|"]
     for metric in metrics:
-        values = (result.get(split, {}).get(metric) for split in ("valid", "test"))
+        values = ((result.get(split) or {}).get(metric) for split in ("valid", "test"))
         lines.append(f"| {metric} | " + " | ".join("" if v is None else f"{v:.6g}" for v in values) + " |")
     for guess, value in (result.get("reference") or {}).items():
-        lines.append(f"| {guess} | | {value:.6g} |")
+        lines.append(f"| {guess} | | {value:.6g} |" if value is not None else f"| {guess} | | |")
     sizes = {"parameters": "parameters", "state_bytes": "bytes of state per row", "tokens": "tokens read in training"}
     said = [f"{result[key]:,} {text}" for key, text in sizes.items() if isinstance(result.get(key), int)]
     return "## Numbers\n\n" + "\n".join(lines) + ("\n\n" + "; ".join(said) + "." if said else "")
@@ -106,8 +106,8 @@ def _numbers(result: JSONObject) -> str:
 def _origin(recipe: JSONObject, result: JSONObject, run: JSONObject) -> str:
     if not run:
         return ""
-    data, versions = run.get("data") or {}, run.get("versions", {})
-    files = [str(one.get("name")) for one in data.get("files", [])]
+    data, versions = run.get("data") or {}, run.get("versions") or {}
+    files = [str(one.get("name")) for one in data.get("files") or []]
     lines = [f"Recipe `{recipe.get('name')}`, seed {result.get('seed')}, {result.get('steps')} updates."]
     if files:
         more = f" and {data['count'] - len(files[:5])} more" if data.get("count", 0) > 5 else ""

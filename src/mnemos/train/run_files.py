@@ -33,6 +33,10 @@ def checked_about(path: Path, about: JSONObject) -> JSONObject:
         for name in ("data", "weights", "versions"):
             if not isinstance(part.get(name) or {}, dict):
                 raise _damaged(path, f"{part[name]!r:.40} as its {name!r}")
+        data = part.get("data") or {}
+        files, count = data.get("files") or [], data.get("count", 0)
+        if not (isinstance(files, list) and all(isinstance(one, dict) for one in files) and isinstance(count, int)):
+            raise _damaged(path, f"{data!r:.60} as its 'data'")
     return about
 
 
@@ -49,7 +53,7 @@ def read_result(folder: Path, fields: Fields | None = None) -> JSONObject:
     if not isinstance(controls, dict):
         raise _damaged(path, f"{controls!r:.40} as its 'controls'")
     costs = {name: found[name] for name in _COSTS if name in found}
-    parts = {"valid": found.get("valid") or {}, "scored_rows": found.get("scored_rows") or {}, **controls}
+    parts = {name: found.get(name) or {} for name in ("valid", "scored_rows", "reference")} | controls
     for part, numbers in {"costs": costs, "test": found["test"], **parts}.items():
         if not isinstance(numbers, dict) or not all(isinstance(value, _NUMBER) for value in numbers.values()):
             raise _damaged(path, f"{numbers!r:.60} as its {part!r}")
