@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mnemos.benchmarks.memories import MEMORIES
-from mnemos.benchmarks.run import RATES, Options, recipe
+from mnemos.benchmarks.run import RATES, SEEDS, recipe
 from mnemos.benchmarks.tasks import BENCHMARKS, DEFAULT
 from mnemos.train import devices
 from mnemos.train.checks import complete
@@ -29,7 +29,7 @@ from mnemos.train.learner import Learner
 from mnemos.train.run import provenance
 
 TASKS = (*DEFAULT, "mqar-64x4", "mqar-128x8", "mqar-256x16", "mqar-512x64", "listops")
-RUNS = len(RATES) + Options(Path()).seeds - 1  # per memory
+RUNS = len(RATES) + SEEDS - 1  # per memory
 
 
 def cost(learner: Learner, updates: int) -> float:

@@ -36,7 +36,7 @@ SMALL = replace(
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("task", [*DEFAULT, "rewriting", "facts"])
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):
-    benchmark = BENCHMARKS[task].of_books(__file__)
+    benchmark = BENCHMARKS[task].of_books(str(Path(__file__).parents[2] / "CHANGELOG.md"))
     data = replace(benchmark.data, rows=2)
     data = replace(data, examples=min(data.examples, 8)) if hasattr(data, "examples") else data
     made = run.recipe(memory, replace(benchmark, data=data, sizes=replace(benchmark.sizes, dim=16)), 1e-3, 0)
@@ -218,6 +218,10 @@ def test_an_interrupted_command_starts_no_other_run(bench, jobs):
         (["mqr"], "expected the name of a task, found 'mqr'; did you mean 'mqar'?"),
         (["--memories", "softmx"], "expected the name of a memory, found 'softmx'; did you mean 'softmax'?"),
         (["--seeds", "0"], "--seeds: expected at least 1, found 0"),
+        (["mqar", "mqar"], "expected each task once, found 'mqar' again; leave one out"),
+        (["--memories", "lstm,lstm"], "expected each memory once, found 'lstm' again; leave one out"),
+        (["facts", "--books", "sentence"], "facts: --books: expected text in sentences"),
+        (["needle", "--books", "few"], "needle: --books: expected at least 3,746 bytes of text in each split, found"),
         (["--steps", "0"], "--steps: expected at least 1, found 0; leave the option out"),
         (["--dim", "-1"], "--dim: expected at least 1, found -1"),
         (["--rates", "a,b"], "--rates: expected numbers such as 1e-3,1e-2, found 'a,b'"),
@@ -225,7 +229,7 @@ def test_an_interrupted_command_starts_no_other_run(bench, jobs):
         (["--rates", "1e-3,1.01e-3"], "--rates: expected rates that differ in two digits"),
         (
             ["facts", "--books", "/no/such/place"],
-            "/no/such/place: expected a file or a folder of text, but the path does not",
+            "facts: /no/such/place: expected a file or a folder of text, but the path does not",
         ),
         (["facts", "--books", "/no/such/place"], "check --books"),
         (
@@ -235,7 +239,10 @@ def test_an_interrupted_command_starts_no_other_run(bench, jobs):
         (["mqar", "--dim", "7", "--memories", "softmax"], "mqar, softmax: rotary positions: expected an even width"),
     ],
 )
-def test_bad_input_is_one_line(words, said, capsys, tmp_path):
+def test_bad_input_is_one_line(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sentence").write_text("no end " * 1000)
+    Path("few").write_text("One. And two. " * 2000)
     assert main(["bench-memory", *words, "--out", str(tmp_path / "x")]) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -247,6 +254,8 @@ def test_arguments():
         CommandParser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"]
     )
     assert options == Options(Path("x"), ["mqar"], ("lstm", "linear"), rates=(1e-3,))
+    planned = [run._seeds(read(CommandParser("", ""), words)) for words in ([], ["--quick"], ["--quick", "--seeds=2"])]
+    assert planned == [3, 1, 2]
 
 
 def test_a_later_seed_that_fails_is_named_beside_the_mean(bench, unmeasured, capsys, tmp_path):

@@ -8,7 +8,7 @@ from mnemos.train.rates import read_rates
 from mnemos.types import InputError
 
 from .memories import MEMORIES
-from .run import Options
+from .run import SEEDS, Options
 from .tasks import BENCHMARKS, DEFAULT
 
 ABOUT = "Train every memory on the benchmarks of memory, at its best learning rate, and write a table and a page."
@@ -26,7 +26,7 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Options:
         "--quick", action="store_true", help="two tasks, five memories, 1,000 steps, one seed: ten minutes on two cores"
     )
     add("--memories", metavar="A,B", default="", help="memories, by default all")
-    add("--seeds", type=int, default=default.seeds, metavar="N", help="runs at the best rate (%(default)s)")
+    add("--seeds", type=int, metavar="N", help=f"runs at the best rate ({SEEDS}; 1 with --quick)")
     add("--steps", type=int, metavar="N", help="steps (updates) per run, by default the task's own")
     add("--dim", type=int, metavar="N", help="width of the models, by default the task's own")
     add("--rates", metavar="R1,R2", help="learning rates, by default four from 1e-4 to 1e-2")
@@ -35,10 +35,10 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Options:
     add("--out", type=Path, default=default.out, metavar="DIR", help="the folder of the results (%(default)s)")
     fields = vars(parser.parse_args(arguments))
     fields["memories"] = tuple(filter(None, fields["memories"].split(",")))
-    for name in ("steps", "dim"):
+    for name in ("seeds", "steps", "dim"):
         if fields[name] is not None and fields[name] < 1:
             raise InputError(
-                f"--{name}: expected at least 1, found {fields[name]}; leave the option out for the task's own value"
+                f"--{name}: expected at least 1, found {fields[name]}; leave the option out for its default"
             )
         fields[name] = fields[name] or 0
     rates = fields.pop("rates")

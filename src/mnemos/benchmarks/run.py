@@ -1,9 +1,10 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mnemos.atomic import write_json
 from mnemos.figures.markup import plural
@@ -23,6 +24,7 @@ from .measurements import measured
 from .page import show, write_page
 from .tasks import BENCHMARKS, Benchmark
 
+SEEDS = 3
 RATES = tuple(10 ** (-4 + 2 * i / 3) for i in range(4))  # logspace(−4, −2, 4), as Zoology sweeps
 
 
@@ -32,15 +34,16 @@ class Options:
 
     out: the folder of all runs and results; an interrupted command continues in it. tasks, memories: their names; ():
     the default ones. quick: fewer tasks, memories, updates and one seed: about ten minutes on two cores. seeds: runs at
-    the best rate. steps: updates per run (0: each benchmark's own). dim: the width (0: each benchmark's own). rates:
-    learning rates. books: a file or folder for the benchmarks with text. jobs: runs at a time, with one thread each.
+    the best rate (0: `SEEDS`, or one of `quick`). steps: updates per run (0: each benchmark's own). dim: the width (0:
+    each benchmark's own). rates: learning rates. books: a file or folder for the benchmarks with text. jobs: runs at a
+    time, with one thread each.
     """
 
     out: Path
     tasks: Sequence[str] = ()
     memories: Sequence[str] = ()
     quick: bool = False
-    seeds: int = 3
+    seeds: int = 0
     steps: int = 0
     dim: int = 0
     rates: Sequence[float] = RATES
@@ -82,7 +85,7 @@ def chosen(options: Options) -> dict[str, Benchmark]:
     """The benchmarks of the options, with their books, steps and width. Raises InputError for options out of range."""
     _known(options.tasks, BENCHMARKS, "task")
     _known(options.memories, memories.MEMORIES, "memory")
-    for name, least in (("seeds", 1), ("jobs", 1), ("steps", 0), ("dim", 0)):
+    for name, least in (("seeds", 0), ("jobs", 1), ("steps", 0), ("dim", 0)):
         if getattr(options, name) < least:
             raise InputError(f"--{name}: expected at least {least}, found {getattr(options, name)}; raise it")
     check_rates(options.rates)
@@ -93,21 +96,29 @@ def chosen(options: Options) -> dict[str, Benchmark]:
 
 
 def _check_books(found: Mapping[str, Benchmark], books: str | None) -> None:
-    """Raise InputError for books that are missing, before anything is trained, and for books that no task reads."""
+    """Raise InputError, before anything is trained, for books that do not suffice or are missing, or no task reads."""
     if books is not None and not any(benchmark.books for benchmark in found.values()):
         reading = ", ".join(name for name, benchmark in BENCHMARKS.items() if benchmark.books)
         raise InputError(
             f"--books: expected a task that reads books ({reading}), found {', '.join(found)}; leave it out"
         )
-    for benchmark in found.values():
+    for name, benchmark in found.items():
         try:
-            benchmark.data.files()
+            if books is None or not benchmark.books:
+                benchmark.data.files()
+                continue
+            for settings in ({}, *benchmark.beyond):
+                data: Any = replace(benchmark.data, **settings)
+                data.build()
         except InputError as error:
-            raise InputError(str(error).replace("data.path", "--books")) from None
+            fixed = str(error).replace("data.path", "--books").replace(", or lower data.length", "")
+            raise InputError(f"{name}: {fixed}") from None
 
 
-def _known(names: Iterable[str], known: Mapping[str, object], what: str) -> None:
+def _known(names: Sequence[str], known: Mapping[str, object], what: str) -> None:
     for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"bench-memory: expected each {what} once, found {name!r} again; leave one out")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
@@ -125,7 +136,7 @@ def _memories(options: Options) -> Sequence[str]:
 
 
 def _seeds(options: Options) -> int:
-    return 1 if options.quick else options.seeds
+    return options.seeds or (1 if options.quick else SEEDS)
 
 
 def _runs(options: Options) -> int:

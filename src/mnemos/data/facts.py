@@ -54,7 +54,7 @@ class FactsConfig(DataConfig):
         return files(self.path)
 
     def build(self) -> GeneratedTask:
-        """The task: 256 tokens, T = length. Raises InputError for a setting out of range and for books without text."""
+        """The task: 256 tokens, T = length. Raises InputError for a setting out of range, books without sentences."""
         if self.task not in (1, 2, 3) or self.facts < 2 * self.task - 1:
             raise InputError(
                 f"babilong-like: expected data.task 1, 2 or 3 and data.facts of at least 2·task − 1, found task "

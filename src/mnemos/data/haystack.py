@@ -17,6 +17,7 @@ from .text_files import find_text
 SENTENCE = b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HELD_OUT = 0.1  # of the documents, per held-out split
 _ENDS = (b". ", b"! ", b"? ")
+_LONGEST = 1_000  # bytes of a sentence, on average; text with longer ones has no places for what is hidden in it
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,17 @@ def files(path: str | None) -> list[Path]:
 def books(path: str | None) -> dict[Split, Haystack]:
     """The text of a file or folder by split (`TextConfig` says how it is divided). None: Python's standard library.
 
-    Raises InputError for a path without text.
+    Raises InputError for a path without text, and for text that is not in sentences.
     """
     splits = split_documents(find_text(path), HELD_OUT)
-    return {split: _haystack(list(documents.values())) for split, documents in splits.items()}
+    found = {split: _haystack(list(documents.values())) for split, documents in splits.items()}
+    for split, one in found.items():
+        if len(one.text) > _LONGEST * len(one.starts):
+            raise InputError(
+                f'data.path: expected text in sentences, which end with ". ", "! " or "? ", found {len(one.starts):,} '
+                f"in the {len(one.text):,} bytes of the {split} split; name other text"
+            )
+    return found
 
 
 def _haystack(documents: list[NDArray[np.uint8]]) -> Haystack:
