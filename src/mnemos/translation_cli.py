@@ -45,7 +45,7 @@ def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     made = SubWordTokens.train(lines(), options.size, options.lowercase, first_names(options.files))
     made.write(out)
     more = "" if options.lowercase else " (with --data.lowercase False for recipes that lower-case)"
-    print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains with them{more}")
+    print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains a translation with them{more}")
     return 0
 
 

@@ -95,6 +95,9 @@ def test_missing_file_is_named(run, name):
 def test_what_is_no_run_is_refused(tmp_path):
     refused(tmp_path, "neither file")
     refused(tmp_path / "nowhere", "no such folder")
+    (tmp_path / "benchmarks.json").write_text("{}")
+    refused(tmp_path, "the results of bench-memory, whose page is benchmarks.html")
+    (tmp_path / "benchmarks.json").unlink()
     (tmp_path / "recipe/1.0e-03/seed-0").mkdir(parents=True)
     (tmp_path / "recipe/1.0e-03/seed-0/recipe.json").write_text("{}")
     refused(tmp_path, "a comparison that is not finished; continue it with the command that began it")

@@ -76,6 +76,8 @@ def _instead(folder: Path) -> str:
     """What a folder is that is neither a run nor a comparison, and what to do."""
     if not folder.is_dir():
         return "no such folder; check the path"
+    if (folder / "benchmarks.json").is_file():
+        return "the results of bench-memory, whose page is benchmarks.html; name the folder of a task in it"
     if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):
         return "a comparison that is not finished; continue it with the command that began it, or name single runs"
     return "neither file; name the folder that a run wrote"
