@@ -249,6 +249,7 @@ def test_bad_input():
         (lambda: network(ids(3, 15)), "at most the 20 positions .* found 21: 15 tokens and 6 of memory"),
         (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
         (lambda: network(x.float()), "token ids"),
+        (lambda: network(x.tolist()), "a tensor of token ids .* found list; use torch.as_tensor"),
         (lambda: network(x[:, :0]), "at least 1"),
         (lambda: network(x - 1000), "token ids: expected 0 to"),
         (lambda: network(x + 1000), "token ids: expected 0 to"),

@@ -191,6 +191,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         (lambda: model()(torch.tensor([[3, 11]])), "0 to 10, found 3 to 11"),
         (lambda: model()(torch.tensor([[3, -1]])), "0 to 10, found -1 to 3"),
         (lambda: model()(torch.zeros(2, 3)), "integers"),
+        (lambda: model()([[3, 4]]), "a tensor of token ids .* found list; use torch.as_tensor"),
         (lambda: model()(ids(), None, torch.ones(2, 3).bool()), "mask of booleans"),
         (lambda: model(position="learned")(ids(13)), "12 tokens, found 13"),
     ],

@@ -73,7 +73,8 @@ class Remembering(nn.Module):
 
     It is a model as those of `mnemos.models`: `mnemos.replay` trains it over segments, `mnemos.select`, `reset` and
     `join` serve its state, and gradient flows through it. Where a sequence is cut is part of the computation
-    (splits = "segments"). Cost: the decoder's over 2m + T tokens, and the head's over T.
+    (splits = "segments"); `Segmented` has segments of a fixed length, for streams. Cost: the decoder's over 2m + T
+    tokens, and the head's over T.
     Raises InputError for ids, mask and memory that do not fit, and for more tokens than the decoder's positions or
     its sliding window hold.
     """
@@ -227,6 +228,8 @@ class Remembering(nn.Module):
 
     def _checked(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
+        if not isinstance(x, Tensor):
+            raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
         if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
             raise InputError(
                 f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"

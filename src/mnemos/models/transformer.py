@@ -331,6 +331,8 @@ def _check_state(state: object, rows: int, layers: int) -> None:
 
 def check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
     """Raise InputError unless x [B, T] holds token ids below vocab_size and the mask, if any, is bool of its shape."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
     if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
         raise InputError(
             f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
