@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mnemos.memory import HashedKeys, Segments, SlotsConfig
+from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError
 
 
@@ -29,3 +30,14 @@ def test_detached_segments_have_the_values_and_no_graph():
 def test_a_setting_of_slots_of_the_wrong_type_is_refused():
     with pytest.raises(InputError, match=r"slots.*found '4'"):
         SlotsConfig(slots="4")
+
+
+def test_an_append_leaves_what_a_graph_has_kept():
+    """Keys without gradient under queries with one, as with an adapter on the queries alone."""
+    q, state, total = torch.ones(1, 1, 1, 2, requires_grad=True), KeyValues.empty(1, 1, 2), 0.0
+    for t in range(1, 6):
+        new = torch.full((1, 1, 1, 2), float(t))
+        state = state.append(new, new, torch.ones(1, 1, dtype=torch.bool))
+        total = total + (q * state.k).sum()
+    total.backward()
+    assert torch.equal(q.grad, torch.full_like(q, 5 * 1 + 4 * 2 + 3 * 3 + 2 * 4 + 5))

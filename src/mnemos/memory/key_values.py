@@ -128,7 +128,9 @@ def appended(
     more = new[0].shape[1]
     tensors, buffer, end = with_room(kept, more, buffer, end)
     for tensor, x in zip(tensors, new, strict=True):
-        tensor[:, -more:] = x
+        # By `data`, so that it does not count as a write to earlier states, which a graph or replay may have kept: they
+        # share the buffer and read none of these places.
+        tensor.data[:, -more:] = x
     return tensors, buffer, end
 
 
