@@ -53,6 +53,7 @@ def test_the_tables_are_whole():
     assert {*QUICK} <= {*DEFAULT} <= {*BENCHMARKS}
     for name, benchmark in BENCHMARKS.items():
         assert 0 < benchmark.chance < 1
+        assert benchmark.keyless == 0 or benchmark.chance < benchmark.keyless < 1
         assert all(replace(benchmark.data, **settings).files() is not None for settings in benchmark.beyond), name
         assert [benchmark.at(s) for s in benchmark.beyond] == sorted(benchmark.at(s) for s in benchmark.beyond)
         assert benchmark.of_books("x").data == (

@@ -58,7 +58,7 @@ def test_names_cover_neither_each_other_nor_points_nor_lines():
         ([("a", 0.5, 0.1), ("b", 0.9, None)], ""),
         (
             [("a", 0.24, 0.1), ("b", 0.9, 0.0)],
-            "Not learned: a. A task counts as learned if the score is above that of a guess (0.125)",
+            "Not learned: a. A task counts as learned if the score is above that of guessing (0.125)",
         ),
         ([("a", 0.25, 0.01), ("b", 0.14, None)], "Not learned: b. "),
         ([("a", 0.12, 0.01), ("b", 0.9, 0.1), ("c", 0.13, 0.1)], "Not learned: a and c. "),
@@ -66,6 +66,13 @@ def test_names_cover_neither_each_other_nor_points_nor_lines():
     ],
 )
 def test_memories_that_did_not_learn_are_named(rows, said):
-    entry = {"chance": 0.125, "rows": [{"name": name, "mean": mean, "std": std} for name, mean, std in rows]}
+    entry = {
+        "keyless": 0.0,
+        "chance": 0.125,
+        "rows": [{"name": name, "mean": mean, "std": std} for name, mean, std in rows],
+    }
     assert unlearned(entry).startswith(said)
     assert bool(unlearned(entry)) == bool(said)
+    known = unlearned(entry | {"keyless": 0.88})
+    assert known.startswith("Not learned")
+    assert "above that of ignoring what is asked (0.880)" in known

@@ -49,10 +49,11 @@ def show(entry: JSONObject) -> None:
     console = Console(width=max(130, Console().width))
     found = printed(*HEAD)
     for row in entry["rows"]:
-        found.add_row(*_cells(row, entry["axis"]))
+        found.add_row(*_cells(row))
     for name in entry["failed"]:
         found.add_row(name, "failed")
-    found.add_row("guessing", decimal(entry["chance"]))
+    for name, value in _references(entry):
+        found.add_row(name, decimal(value))
     console.print(found)
     if entry["published"]:
         theirs = printed("published", "score")  # names as long as these would break the columns above
@@ -65,16 +66,23 @@ def show(entry: JSONObject) -> None:
 
 
 def unlearned(entry: JSONObject) -> str:
-    """A sentence that names the memories whose score is not above a guess; empty if there is none."""
-    names = [row["name"] for row in entry["rows"] if row["mean"] <= entry["chance"] + (row["std"] or 0.0) + ERROR]
+    """A sentence that names the memories whose score needs no memory of what is asked; empty if there is none."""
+    what, least = max(_references(entry), key=lambda one: one[1])
+    names = [row["name"] for row in entry["rows"] if row["mean"] <= least + (row["std"] or 0.0) + ERROR]
     if not names:
         return ""
     who = "every memory" if len(names) == len(entry["rows"]) > 1 else listed(names)
     return (
-        f"Not learned: {who}. A task counts as learned if the score is above that of a guess "
-        f"({decimal(entry['chance'])}) by more than the standard deviation over seeds and {ERROR}, the error of a test "
+        f"Not learned: {who}. A task counts as learned if the score is above that of {what} "
+        f"({decimal(least)}) by more than the standard deviation over seeds and {ERROR}, the error of a test "
         "split. Without that, this training does not show what a memory can hold."
     )
+
+
+def _references(entry: JSONObject) -> list[tuple[str, float]]:
+    """What the scores are compared with: guessing and, where it is known, an answer that ignores what is asked."""
+    keyless = entry.get("keyless", 0.0)
+    return [("guessing", entry["chance"]), *([("ignoring what is asked", keyless)] if keyless else [])]
 
 
 def failed_seeds(entry: JSONObject) -> str:
@@ -96,7 +104,7 @@ def _origin(entry: JSONObject) -> str:
     )
 
 
-def _cells(row: JSONObject, axis: str) -> list[str]:
+def _cells(row: JSONObject) -> list[str]:
     emptied, beyond = row["controls"].get("emptied"), row["beyond"]
     return [
         row["name"],
@@ -108,7 +116,7 @@ def _cells(row: JSONObject, axis: str) -> list[str]:
         operations(row["flops"]),
         duration(row["seconds"]),
         "–" if emptied is None else decimal(emptied),
-        f"{decimal(beyond[-1]['mean'])} at {axis} {beyond[-1]['at']:g}" if beyond[1:] else "–",
+        f"{decimal(beyond[-1]['mean'])} at {beyond[-1]['at']:g}" if beyond[1:] else "–",
     ]
 
 
@@ -153,7 +161,7 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
     rows = []
     for row in entry["rows"]:
         index = names.index(row["name"]) % len(VARIANTS)
-        name, *cells = map(escape, _cells(row, entry["axis"]))
+        name, *cells = map(escape, _cells(row))
         rows.append([f'<i class="dot" style="color:var(--variant-{index})"></i>{name}', *cells])
     rates = listed([f"{rate:.1e}" for rate, _ in entry["rows"][0]["rates"]])
     caption = (
@@ -163,12 +171,11 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
         "row if it is read in one call. The memories are in the order of their state. FLOPs: of a training forward of "
         "one row. Training: seconds of the updates of one run with one thread, beside other runs. Emptied: the score "
         "of later segments of some rows with the state replaced by that of a new row before each. Longest: the score "
-        "on the longest rows. "
+        f"on rows of the greatest {entry['axis']}, and that {entry['axis']}. "
         f"{_origin(entry)}"
     )
-    rows.append(["guessing", decimal(entry["chance"]), *["–"] * (len(HEAD) - 2)])
-    for name, value in entry["published"]:
-        rows.append([escape(f"published: {name}"), decimal(value), *["–"] * (len(HEAD) - 2)])
+    for name, value in [*_references(entry), *((f"published: {name}", value) for name, value in entry["published"])]:
+        rows.append([escape(name), decimal(value), *["–"] * (len(HEAD) - 2)])
     return table(caption, HEAD, rows)
 
 
@@ -189,8 +196,9 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
         sign = _GLYPHS[_look(names, row)["marker"]]
         keys.append((f"variant-{names.index(row['name']) % len(VARIANTS)}", f"{sign} {row['name']}"))
     caption = (
-        f"The dotted line is a guess. Beyond training: rows of {entry['axis']} {entry['trained_at']:g} are those of "
-        "training, and longer ones were never trained on. Bars and bands are standard deviations over seeds."
+        f"Dotted: {listed([name for name, _ in _references(entry)])}. Beyond training: rows of {entry['axis']} "
+        f"{entry['trained_at']:g} are those of training, and longer ones were never trained on. Bars and bands are "
+        "standard deviations over seeds."
     )
     return figure(panels, caption, legend=legend(keys))
 
@@ -210,9 +218,8 @@ def _scatter(entry: JSONObject, names: Sequence[str], key: str, axes: "Axes") ->
     axes.tick_params(axis="x", labelsize=7)
     _chance(entry, axes)
     axes.set_ylim(bottom=-0.14)  # with space for the names of memories that have not learned
-    label(
-        axes, [Point(row["name"], row[key], row["mean"], row["std"] or 0.0) for row in entry["rows"]], [entry["chance"]]
-    )
+    points = [Point(row["name"], row[key], row["mean"], row["std"] or 0.0) for row in entry["rows"]]
+    label(axes, points, [value for _, value in _references(entry)])
 
 
 def _beyond(entry: JSONObject, names: Sequence[str], axes: "Axes") -> None:
@@ -237,7 +244,8 @@ def _look(names: Sequence[str], row: JSONObject) -> JSONObject:
 
 
 def _chance(entry: JSONObject, axes: "Axes") -> None:
-    axes.axhline(entry["chance"], color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    for _, value in _references(entry):
+        axes.axhline(value, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
     values = [one["mean"] for row in entry["rows"] for one in row["beyond"] if math.isfinite(one["mean"])]
     axes.set_ylim(-0.03, max(1.03, *values) if values else 1.03)
     axes.grid(axis="y")

@@ -213,6 +213,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         "about": benchmark.about,
         "metric": comparison["metric"],
         "chance": benchmark.chance,
+        "keyless": benchmark.keyless,
         "axis": benchmark.axis.replace("_", " "),
         "trained_at": benchmark.at({}),
         "steps": benchmark.steps,

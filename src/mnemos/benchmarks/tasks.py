@@ -22,7 +22,8 @@ Published = tuple[str, float]  # (model and its size in the publication, score)
 class Benchmark:
     """A task and how memories are trained on it.
 
-    about: the task in a sentence. chance: the score of a guess. data: the task in training. beyond: settings of longer
+    about: the task in a sentence. chance: the score of a guess. keyless: that of an answer which ignores what is asked,
+    such as the row's most frequent value; 0: not known. data: the task in training. beyond: settings of longer
     tests, one dict of changed fields each. axis: what grows in them. steps and batch: updates and rows per update.
     sizes: of the models. published: scores in publications, at other sizes unless `exact`. books: whether `path` of the
     data may name books.
@@ -39,6 +40,7 @@ class Benchmark:
     published: tuple[Published, ...] = ()
     exact: bool = False
     books: bool = False
+    keyless: float = 0.0
 
     def at(self, settings: dict[str, Any]) -> float:
         """The place of a test on the axis."""
@@ -83,6 +85,7 @@ def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
         sizes=_ZOOLOGY,
         published=_FIGURE2[length],
         exact=True,
+        keyless=1 / pairs,
     )
 
 
@@ -100,6 +103,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         beyond=tuple({"length": n} for n in (128, 256, 512)),
         sizes=replace(_ZOOLOGY, segment=16),
         published=_FIGURE2[64],
+        keyless=1 / 8,
     ),
     "rewriting": Benchmark(
         "associative retrieval with rewriting: one pair per segment, the last value of a key is asked",
@@ -119,6 +123,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         batch=16,
         beyond=tuple({"length": n} for n in (128, 256, 512)),
         sizes=Sizes(segment=16),
+        keyless=0.33,  # measured, as that of facts: log/2026-11-23-answers-without-the-key.md
     ),
     "facts": Benchmark(
         "facts in text (BABILong-like, task 1): where is a person, told among other text?",
@@ -130,6 +135,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         sizes=Sizes(segment=64),
         published=(("ARMT, GPT-2, qa1 at 50M tokens of BABILong (another task)", 0.799),),
         books=True,
+        keyless=0.59,
     ),
     "selective-copying": Benchmark(
         "MAD, selective copying, small: 8 tokens among 64, written in order",
@@ -205,6 +211,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         beyond=({"length": 512, "pairs": 128}, {"length": 1024, "pairs": 256}),
         sizes=replace(_ZOOLOGY, segment=64),
         published=_BASED,
+        keyless=1 / 64,
     ),
     "mad-recall": _mad("in-context recall", 1 / 8, MADRecallConfig()),
     "mad-noisy-recall": _mad("noisy recall", 1 / 8, MADRecallConfig(noise=0.2)),
