@@ -9,9 +9,10 @@ float64. The table has the largest differences of logits over all steps, and at 
 differs.
 
 Time: one row, one thread, of models of linear attention as in benchmarks/decoding.py and of a window of softmax. A
-round times the fused step, ONNX Runtime and the plain model in turn. ratio: the median over rounds of the ratio of two
-times of one round. clock "cpu": the CPU time of this thread, which other programs disturb less; "wall": with a quiet
-machine.
+round times the fused step, ONNX Runtime with new arrays at each step and "bound" to arrays that are made once, as
+docs/export.md shows both, and the plain model in turn; each does two steps before those that are timed. ratio: the
+median over rounds of the ratio of two times of one round. clock "cpu": the CPU time of this thread, which other
+programs disturb less; "wall": with a quiet machine.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
@@ -116,6 +118,16 @@ def parity(name: str, steps: int) -> dict[str, Any]:
     return row
 
 
+def bound(step: Any, tokens: Any, outputs: Any, before: dict[str, Any], written: dict[str, Any]) -> Any:
+    """ONNX Runtime's binding of a step: it reads `tokens` and the state `before`, and writes the other two."""
+    binding = step.io_binding()
+    for name, x in {"tokens": tokens, **before}.items():
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(x))
+    for name, x in {"outputs": outputs, **{after(name): x for name, x in written.items()}}.items():
+        binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(x))
+    return binding
+
+
 SHAPES = ((128, 4), (256, 8), (512, 8))
 
 
@@ -131,36 +143,47 @@ def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls:
     started = model(warm)[1]
     states = [x.numpy() for x in mnemos.types.leaves(model.widened(started))]
     begun = dict(zip(new, states, strict=True))
+    one, other = ({name: x.copy() for name, x in begun.items()} for _ in range(2))
+    given, outputs = tokens.numpy(), np.zeros((1, 1, sizes["vocab_size"]), np.float32)
+    turns = [bound(step, given, outputs, one, other), bound(step, given, outputs, other, one)]
+    step.run_with_iobinding(turns[0])
+    torch.testing.assert_close(torch.from_numpy(outputs), fused(tokens, started)[0], rtol=1e-4, atol=2e-5)
 
-    def torch_step(one: Callable[..., Any]) -> None:
+    def torch_step(one: Callable[..., Any], calls: int) -> None:
         state = started
         for _ in range(calls):
             _, state = one(tokens, state)
 
-    def onnx_step() -> None:
-        state, given = begun, tokens.numpy()
+    def onnx_bound(calls: int) -> None:
+        for i in range(calls):
+            step.run_with_iobinding(turns[i % 2])
+
+    def onnx_step(calls: int) -> None:
+        state = begun
         for _ in range(calls):
             _, *found = step.run(None, {"tokens": given, **state})
             state = dict(zip(state, found, strict=True))
 
-    runs: dict[str, Callable[[], None]] = {
-        "fused": lambda: torch_step(fused),
+    runs: dict[str, Callable[[int], None]] = {
+        "fused": lambda calls: torch_step(fused, calls),
         "onnxruntime": onnx_step,
-        "plain": lambda: torch_step(model),
+        "bound": onnx_bound,
+        "plain": lambda calls: torch_step(model, calls),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     now = CLOCKS[clock]
     for i in range(rounds + 1):
         for name, run in runs.items():
+            run(2)  # the one before read other weights, or the same: without this, the order would count
             start = now()
-            run()
+            run(calls)
             if i:  # the first round warms up
                 times[name].append((now() - start) / calls)
     row: dict[str, Any] = {"name": f"{attention.name}-{dim}x{layers}", "dim": dim, "layers": layers}
     row["ms"] = {name: 1e3 * statistics.median(found) for name, found in times.items()}
     row["least ms"] = {name: 1e3 * min(found) for name, found in times.items()}
     row["of the fused step"] = {}
-    for name in ("onnxruntime", "plain"):
+    for name in ("onnxruntime", "bound", "plain"):
         ratios = [a / b for a, b in zip(times[name], times["fused"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         row["of the fused step"][name] = Ratio(middle, low, high)._asdict()

@@ -121,15 +121,16 @@ def test_every_streaming_model(name, runner):
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", [in_torch, pytest.param(in_onnxruntime, marks=pytest.mark.exhaustive)])
 def test_a_program_answers_as_the_model(runner):
-    """Keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
-    cached = dataclasses.replace(small("transformer").config, cache=mnemos.GRC(length=3, scope="stream"))
+    """Rotated keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
+    plain = small("transformer", position="rotary", dim=16).config
+    cached = dataclasses.replace(plain, cache=mnemos.GRC(length=3, scope="stream"))
     model = scatter(cached.build()).float().eval()
     compare(model, export_programs(model), runner)
 
 
 @pytest.mark.exhaustive  # tests/test_readme.py runs the example
 def test_the_example_of_the_page_runs_without_pytorch(tmp_path):
-    """The ten lines of docs/export.md, in a process that cannot import PyTorch or this library."""
+    """The lines of docs/export.md, in a process that cannot import PyTorch or this library."""
     pytest.importorskip("onnxruntime")
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
     lines = re.search(r"# From here on without PyTorch:\n(.*?)```\n```text\n(.*?)```", page, re.DOTALL)

@@ -12,7 +12,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.dropout import dropout as drop
-from mnemos.ops.sinusoids import angles
+from mnemos.ops.sinusoids import angles, frequencies
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -107,10 +107,10 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
     ) -> tuple[Tensor, Keys | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         b, t, _ = x.shape
-        q, k, v = self.qkv(x).view(b, t, 3, self.num_heads, -1).unbind(2)
+        turn = None
         if self.rotary:
-            turn = rotation(t, q.shape[-1], None if state is None else state.seen, x.device)
-            q, k = rotate(q, turn), rotate(k, turn)
+            turn = rotation(t, self.dim // self.num_heads, None if state is None else state.seen, x.device)
+        q, k, v = projected(self.qkv(x), self.num_heads, turn)
         p = self.dropout if self.training else 0.0
         if isinstance(state, BranchedKeyValues):
             if t == 1 and bias is None and mask is None:
@@ -165,6 +165,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)  # autocast may have made q narrower
+    if torch.compiler.is_exporting() and isinstance(q.shape[1], int) and q.shape[1] == 1:
+        return _exported_token(q, k, v, visible)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
@@ -179,6 +181,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
     return y.transpose(1, 2)
+
+
+def _exported_token(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """`attend` for one token of an exported program: a runtime's step costs as much as it has operators.
+
+    A query that sees no key reads the mean of all values, which is finite.
+    """
+    b, _, h, d = q.shape
+    scores = q.reshape(b, h, 1, d) @ k.transpose(1, 2).mT * d**-0.5
+    if visible is not None and visible.dtype == torch.bool:
+        scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
+    elif visible is not None:
+        scores = scores + visible
+    return (torch.softmax(scores, -1) @ v.transpose(1, 2)).reshape(b, 1, h, -1)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:
@@ -206,6 +222,17 @@ def _blind(visible: Tensor) -> Tensor | None:
         found = visible.detach().amax(-1, keepdim=True).isneginf()
     fixed = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed(found)
     return found if fixed or bool(found.any()) else None
+
+
+def projected(qkv: Tensor, heads: int, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [B, T, H, d] of qkv [B, T, 3·H·d], with queries and keys rotated by `turn`, if that is not None."""
+    if torch.compiler.is_exporting():  # in few operators: queries and keys together
+        qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
+        qk = qk.unflatten(2, (2 * heads, -1))
+        q, k = (qk if turn is None else rotate(qk, turn)).chunk(2, 2)
+        return q, k, v.unflatten(2, (heads, -1))
+    q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
+    return (q, k, v) if turn is None else (rotate(q, turn), rotate(k, turn), v)
 
 
 def some(mask: Tensor) -> Tensor:
@@ -242,12 +269,15 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
 def rotation(t: int, width: int, start: Tensor | None, device: Device) -> Tensor:
     """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
 
-    Formats of exported programs have no complex numbers: there they are cosines and sines, [B or 1, T, 1, width/2, 2].
+    Formats of exported programs have no complex numbers: there they are the cosines and then the sines by which
+    `rotate` multiplies each channel, [B or 1, T, 1, 2·width].
     """
     positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    angle = angles(positions, width)[:, :, None]
     if torch.compiler.is_exporting():
-        return torch.stack([angle.cos(), angle.sin()], -1)
+        each = frequencies(width, device)[:, None] * (2 * torch.arange(2, device=device) - 1)
+        angle = positions[..., None, None].to(each.dtype) * each.flatten()
+        return torch.cat([angle.cos(), angle.sin()], -1)
+    angle = angles(positions, width)[:, :, None]
     return torch.polar(torch.ones_like(angle), angle)
 
 
@@ -255,8 +285,9 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021): rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles."""
     if not turn.is_complex():
         wide = torch.promote_types(x.dtype, torch.float32)
-        (even, odd), (cos, sin) = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1), turn.to(wide).unbind(-1)
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2).to(x.dtype)
+        other = torch.arange(x.shape[-1], device=x.device) ^ 1  # the other channel of the pair
+        cos, sin = turn.to(wide).chunk(2, -1)
+        return (x.to(wide) * cos + x.to(wide).index_select(-1, other) * sin).to(x.dtype)
     if x.dtype == torch.float64:
         pairs, turn = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex128)
     else:

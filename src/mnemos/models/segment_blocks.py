@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mnemos._compat import exportable
 from mnemos.attention.multi_head import MultiHeadAttention
-from mnemos.attention.softmax import attend, rotate
+from mnemos.attention.softmax import attend, projected
 from mnemos.memory.exported import padded
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import Device, InputError
@@ -77,11 +77,9 @@ class SegmentAttention(MultiHeadAttention[Context]):
 
     def attended(self, x: Tensor, state: Context | None, mask: Tensor | None) -> tuple[Tensor, Context | None]:
         """The heads before projection, [B, T, H, D/H], and the keys and values of x."""
-        b, t, _ = x.shape
-        q, k, v = self.qkv(x).view(b, t, 3, self.num_heads, -1).unbind(2)
+        t = x.shape[1]
+        q, k, v = projected(self.qkv(x), self.num_heads, None if state is None else state.turn)
         state = Context(k[:, :0], v[:, :0]) if state is None else state
-        if state.turn is not None:
-            q, k = rotate(q, state.turn), rotate(k, state.turn)
         p = self.dropout if self.training else 0.0
         keys, values = k, v
         if state.k.shape[1]:

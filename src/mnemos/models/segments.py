@@ -311,7 +311,7 @@ class SegmentModel(nn.Module):
         return (y, found) if self.config.position == "rotary" else (y + found, None)
 
     def _positions(self, like: Tensor) -> Tensor:
-        """What belongs to every position of a segment: a vector [n, D], or rotations [n, 1, D/2H]."""
+        """What belongs to every position of a segment: a vector [n, D], or a row of `rotation`."""
         if self.positions is not None:
             return self.positions.weight
         table, c = self._table, self.config
