@@ -78,6 +78,21 @@ def which_memory() -> str:
     return "".join(lines)
 
 
+def text_state() -> str:
+    """The table of docs/choosing.md: memories of one size on books, the best first."""
+    lines = ["| memory | bits per byte | minus Transformer-XL | updates | state, KiB |\n", "|---|---|---|---|---|\n"]
+    for row in sorted(_load("text_state")["rows"], key=lambda row: row["mean"]):
+        against = row.get("against")
+        gain = ""
+        if against is not None:
+            ends = (against["difference"], *against["interval"])
+            gain = "{} ({} to {})".format(*(f"{x:+.3f}".replace("-", "−") for x in ends))
+        cells = [row["name"].removeprefix("text-state-"), f"{row['mean']:.3f} ± {row['std']:.3f}", gain]
+        cells += [f"{row['steps']:,.0f}", f"{row['state_bytes'] / KIB:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
 def _row(entry: Value, name: str) -> Value:
     return next((row for row in entry["rows"] if row["name"] == name), None)
 
@@ -103,4 +118,8 @@ def _load(name: str) -> Value:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
-TABLES: dict[str, Callable[[], str]] = {"what-helped": what_helped, "which-memory": which_memory}
+TABLES: dict[str, Callable[[], str]] = {
+    "what-helped": what_helped,
+    "which-memory": which_memory,
+    "text-state": text_state,
+}
