@@ -165,7 +165,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)  # autocast may have made q narrower
-    if torch.compiler.is_exporting() and isinstance(q.shape[1], int) and q.shape[1] == 1:
+    if torch.compiler.is_exporting() and not dropout and isinstance(q.shape[1], int) and q.shape[1] == 1:
         return _exported_token(q, k, v, visible)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
@@ -193,7 +193,7 @@ def _exported_token(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> 
     if visible is not None and visible.dtype == torch.bool:
         scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
     elif visible is not None:
-        scores = scores + visible
+        scores = (scores + visible).clamp(min=torch.finfo(scores.dtype).min)
     return (torch.softmax(scores, -1) @ v.transpose(1, 2)).reshape(b, 1, h, -1)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mnemos._compat import pytree
+from mnemos._compat import forward_differentiated, pytree, transformed
 from mnemos.types import Device, InputError
 
 from .exported import padded
@@ -65,14 +65,16 @@ class KeyValues:
         return KeyValues(k, v, valid, seen, buffer, end)
 
     def without_last(self, n: int) -> "KeyValues":
-        """The state before its last n of N tokens, whose place the next `append` may take: a caller drops this state.
+        """The state before its last n of N tokens, whose place the next `append` takes if gradients are
+        disabled: a caller drops this state.
 
         Without a window, this is what was there before these tokens were appended. O(1).
         """
         if not n:
             return self
         kept, end = self.k.shape[1] - n, self._end - n
-        if self._buffer is not None and self._buffer.used == self._end:
+        # With gradient, a graph may have kept the last tokens: the next `append` copies.
+        if self._buffer is not None and self._buffer.used == self._end and not torch.is_grad_enabled():
             self._buffer.used = end
         return KeyValues(
             self.k[:, :kept], self.v[:, :kept], self.valid[:, :kept], self.seen - n, self._buffer, max(end, 0)
@@ -123,7 +125,8 @@ def appended(
     `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
     """
     differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new))
-    if differentiates or torch.compiler.is_exporting():  # an exported program has no buffer to write into
+    tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*kept, *new))
+    if differentiates or tangents or torch.compiler.is_exporting():  # an exported program has no buffer to write into
         return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
     more = new[0].shape[1]
     tensors, buffer, end = with_room(kept, more, buffer, end)

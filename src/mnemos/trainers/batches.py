@@ -67,7 +67,7 @@ class RolloutBatches:
             raise InputError(f"documents: expected one of at least two tokens, found none among {len(lengths)}")
         self._lengths = zlib.crc32(torch.tensor(lengths).numpy().tobytes())
         self._segments = [math.ceil((lengths[i] - 1) / segment) for i in self._usable]
-        self._place = 0
+        self._place, self._restored = 0, False
         self._process: tuple[int, int] | None = None
         self._schedule: Schedule | None = None
 
@@ -132,8 +132,9 @@ class RolloutBatches:
         return ids[:-1], labels[1:]
 
     def __iter__(self) -> Iterator[Rollout]:
-        if self.seed is None:
-            self._place = 0
+        if self.seed is None:  # an iteration begins the epoch, but for one that goes on from a saved place
+            self._place = self._place % len(self) if self._restored else 0
+        self._restored = False
         end = (self._place // len(self) + 1) * len(self)
         while self._place < end:
             self._place += 1  # before the batch is used: a state that is saved meanwhile goes on after it
@@ -146,7 +147,7 @@ class RolloutBatches:
     def load_state_dict(self, saved: JSONObject) -> None:
         """Go on from a saved place. Raises InputError if it is one of other data, or of other rows."""
         check_described(self, saved["data"])
-        self._place = int(saved["place"])
+        self._place, self._restored = int(saved["place"]), True
 
 
 def check_described(batches: RolloutBatches, saved: JSONObject) -> None:

@@ -149,9 +149,13 @@ class RolloutTrainer(Trainer):
         """As in Trainer. True: resume from the newest checkpoint of `output_dir` that is whole."""
         found: Any = resume_from_checkpoint
         if found is True:
-            found = newest(gather_object([whole_ones(Path(str(self.args.output_dir)), self._files())])) or True
+            folder = Path(str(self.args.output_dir))
+            found = newest(gather_object([whole_ones(folder, self._files())]))
+            if found is None and any(folder.glob("checkpoint-*")):
+                raise InputError(f"{folder}: expected {self._whole()}, found none; name another, or remove them all")
+            found = found or True
         elif found and not is_whole(Path(found), self._files()):
-            raise InputError(f"{found}: expected a whole checkpoint of RolloutTrainer, found none; resume from another")
+            raise InputError(f"{found}: expected {self._whole()}, found none; resume from another")
         self._resumed = Path(found) if isinstance(found, str | Path) else None
         try:
             return super().train(str(found) if self._resumed else found, *given, **named)
@@ -223,6 +227,10 @@ class RolloutTrainer(Trainer):
         if _internal_call and output_dir is not None and not self.args.save_only_model:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             checkpoint.write(Path(output_dir) / self._files()[0], self._rows.saved())
+
+    def _whole(self) -> str:
+        processes = self.args.world_size
+        return f"a whole checkpoint of RolloutTrainer, written by {processes} process{'es' * (processes > 1)}"
 
     def _files(self) -> tuple[str, str]:
         """The files of a checkpoint that this process writes: the states of its rows, and Trainer's generators."""
