@@ -110,7 +110,7 @@ def _origin(recipe: JSONObject, result: JSONObject, run: JSONObject) -> str:
     files = [str(one.get("name")) for one in data.get("files") or []]
     lines = [f"Recipe `{recipe.get('name')}`, seed {result.get('seed')}, {result.get('steps')} updates."]
     if files:
-        more = f" and {data['count'] - len(files[:5])} more" if data.get("count", 0) > 5 else ""
+        more = f" and {data['count'] - len(files[:5])} more" if (data.get("count") or 0) > 5 else ""
         lines.append(f"Data: {', '.join(files[:5])}{more}; SHA-256 {data.get('sha256')}.")
     dirty = " with changes" if run.get("dirty") else ""
     lines.append(

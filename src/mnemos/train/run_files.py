@@ -34,7 +34,7 @@ def checked_about(path: Path, about: JSONObject) -> JSONObject:
             if not isinstance(part.get(name) or {}, dict):
                 raise _damaged(path, f"{part[name]!r:.40} as its {name!r}")
         data = part.get("data") or {}
-        files, count = data.get("files") or [], data.get("count", 0)
+        files, count = data.get("files") or [], data.get("count") or 0
         if not (isinstance(files, list) and all(isinstance(one, dict) for one in files) and isinstance(count, int)):
             raise _damaged(path, f"{data!r:.60} as its 'data'")
     return about
