@@ -187,12 +187,10 @@ def _head_of_last(model: Any, n: int) -> Iterator[None]:
 
 def checked_tokens(input_ids: Tensor | None) -> Tensor:
     """The token ids. Raises InputError unless they are [B, T]."""
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
-        found = "none" if input_ids is None else type(input_ids).__name__
-        if isinstance(input_ids, Tensor):
-            found = str(list(input_ids.shape))
-        raise InputError(f"expected input_ids [B, T], found {found}; pass those of the tokenizer")
-    return input_ids
+    if isinstance(input_ids, Tensor) and input_ids.dim() == 2:
+        return input_ids
+    found = "none" if input_ids is None else getattr(input_ids, "shape", type(input_ids).__name__)
+    raise InputError(f"expected input_ids [B, T], found {found}; pass those of the tokenizer")
 
 
 def last_of_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:

@@ -65,10 +65,10 @@ class KeyValues:
         return KeyValues(k, v, valid, seen, buffer, end)
 
     def without_last(self, n: int) -> "KeyValues":
-        """The state before its last n of N tokens, whose place the next `append` takes if gradients are
-        disabled: a caller drops this state.
+        """The state before its last n of N tokens. The caller drops this state.
 
-        Without a window, this is what was there before these tokens were appended. O(1).
+        Without gradients the next `append` may write to the place of these tokens; with them it copies. Without a
+        window, this is what was there before these tokens were appended. O(1).
         """
         if not n:
             return self
