@@ -338,3 +338,25 @@ def check_stateful(state_kind: StateKind, state: object) -> None:
             f"expected no state, because none is kept between calls here, found {type(state).__name__}; pass "
             "state=None, or build it with causal=True"
         )
+
+
+def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise vocab_size") -> None:
+    """Raise InputError unless x [B, T] holds token ids below size and the mask, if any, is bool of its shape.
+
+    fix: what the error for an id that is too large or negative says to do.
+    """
+    if not isinstance(x, Tensor):
+        raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
+    if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
+        raise InputError(
+            f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
+        )
+    if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+    # Reading the values would make a device wait; there the embedding's own check has to suffice.
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = torch.aminmax(x)
+        if low < 0 or high >= size:
+            raise InputError(f"token ids: expected 0 to {size - 1}, found {int(low)} to {int(high)}; {fix}")

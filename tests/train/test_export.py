@@ -148,8 +148,12 @@ def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
     assert (tmp_path / "empty" / "kept").read_text() == "kept"
 
 
-def test_a_damaged_result_is_one_line(tmp_path):
+def test_a_damaged_file_of_a_run_is_one_line(tmp_path):
     mnemos.save(ModelCase("lstm", None, True).build(), tmp_path / "model")
+    (tmp_path / "model" / "recipe.json").write_text('{"model": {')
+    with pytest.raises(InputError, match=r"recipe\.json: .*; remove it to export"):
+        export_run(tmp_path / "model", tmp_path / "new")
+    (tmp_path / "model" / "recipe.json").unlink()
     for text in ('{"test": {', '{"test": {"loss": 1}, "reference": [2]}'):
         (tmp_path / "model" / "result.json").write_text(text)
         with pytest.raises(InputError, match=r"result\.json: .*; remove it to export"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos.memory.memory_tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
-from mnemos.types import Device, InputError, Splits, StateKind
+from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
 
 # Decoders of transformers whose logits are their head of their last hidden states: class, and where its decoder is.
 _LLAMAS = "Llama Mistral Mixtral Ministral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Phi3 Olmo Olmo2 SmolLM3 Glm4 Starcoder2"
@@ -228,23 +228,7 @@ class Remembering(nn.Module):
 
     def _checked(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
-        if not isinstance(x, Tensor):
-            raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
-        if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
-            raise InputError(
-                f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
-            )
-        if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
-            raise InputError(
-                f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-            )
-        # Reading the values would make a device wait; there the embedding's own check has to suffice.
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high, size = int(x.min()), int(x.max()), len(self.parts[0].weight)
-            if low < 0 or high >= size:
-                raise InputError(
-                    f"token ids: expected 0 to {size - 1}, found {low} to {high}; use the tokenizer of the decoder"
-                )
+        check_token_ids(x, len(self.parts[0].weight), mask, "use the tokenizer of the decoder")
         m, width = self.memory.start.shape
         if state is None:
             state = self.initial_state(len(x))

@@ -25,6 +25,7 @@ from mnemos.types import (
     State,
     StateKind,
     check_heads,
+    check_token_ids,
     combined_splits,
     combined_state_kind,
 )
@@ -32,7 +33,7 @@ from mnemos.types import (
 from .blocks import MLP, Activation, Block, Norm, branched_layers, init_weights, module_list
 from .encoder_decoder_blocks import DecoderBlock, encoded_source
 from .positions import LearnedPositions, SinusoidalPositions
-from .transformer import check_mode, check_tokens
+from .transformer import check_mode
 
 
 @register
@@ -241,7 +242,7 @@ class EncoderDecoder(nn.Module):
         return y
 
     def _hidden(self, source: Tensor, mask: Tensor | None) -> Tensor:
-        check_tokens(source, self.source_embedding.num_embeddings, mask)
+        check_token_ids(source, self.source_embedding.num_embeddings, mask)
         y = self._embedded(self.source_embedding, self.source_positions, source, None)
         for block in self.encoder:
             y, _ = block(y, None, mask)
@@ -264,7 +265,7 @@ class EncoderDecoder(nn.Module):
                 f"expected no state, because a source begins a new row, found {type(state).__name__}; pass the target "
                 "tokens alone to continue a row"
             )
-        check_tokens(x.target, self.config.vocab_size, mask)
+        check_token_ids(x.target, self.config.vocab_size, mask)
         if len(x.source) != len(x.target):
             raise InputError(
                 f"expected as many sources as targets, found {len(x.source)} and {len(x.target)}; pair them row by row"
@@ -279,7 +280,7 @@ class EncoderDecoder(nn.Module):
         __call__ = forward
 
     def _decode(self, x: Tensor, state: EncoderDecoderState, mask: Tensor | None) -> tuple[Tensor, EncoderDecoderState]:
-        check_tokens(x, self.config.vocab_size, mask)
+        check_token_ids(x, self.config.vocab_size, mask)
         y = self.embedded(x, state.seen)
         visible = visible_tokens(state.source.valid)
         layers = []

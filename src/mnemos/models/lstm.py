@@ -13,11 +13,10 @@ from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.exported import token_by_token
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind
+from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
 
 from .blocks import init_weights
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
-from .transformer import check_tokens
 
 
 @register
@@ -109,7 +108,7 @@ class LSTM(nn.Module):
         self, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, LSTMState]:
         """See the class."""
-        check_tokens(x, self.config.vocab_size, mask)
+        check_token_ids(x, self.config.vocab_size, mask)
         state = self.initial_state(x.shape[0]) if state is None else state
         wanted = (x.shape[0], self.config.layers, self.config.dim)
         if not isinstance(state, LSTMState) or state.h.shape != wanted or state.c.shape != wanted:

@@ -15,13 +15,12 @@ from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_heads, leaves, map_state
+from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_token_ids, leaves, map_state
 
 from .blocks import Activation, init_weights
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
 from .memformer_token import memformer_token
-from .transformer import check_tokens
 
 
 @register
@@ -166,7 +165,7 @@ class Memformer(nn.Module):
     ) -> tuple[Tensor, MemformerState]:
         """See the class."""
         if state is not None and torch.compiler.is_exporting():
-            check_tokens(x, self.config.vocab_size, mask)
+            check_token_ids(x, self.config.vocab_size, mask)
             self._check_state(state, x.shape[0])
             y, after = token_by_token(lambda before, given: memformer_token(self, given[0], before), state, [x])
             return self.head(y), after
@@ -220,7 +219,7 @@ class Memformer(nn.Module):
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
-        check_tokens(x, self.config.vocab_size, mask)
+        check_token_ids(x, self.config.vocab_size, mask)
         b, t = x.shape
         if state is None:
             state, seen = self.initial_state(b), [0] * b

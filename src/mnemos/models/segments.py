@@ -12,12 +12,22 @@ from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.exported import changed_if_any, token_by_token
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.ops.dropout import Dropout
-from mnemos.types import Device, InputError, Splits, State, StateKind, check_heads, leaves, map_state, select
+from mnemos.types import (
+    Device,
+    InputError,
+    Splits,
+    State,
+    StateKind,
+    check_heads,
+    check_token_ids,
+    leaves,
+    map_state,
+    select,
+)
 
 from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .segment_blocks import Context, Layout, SegmentAttention, SegmentCache, visible
-from .transformer import check_tokens
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,7 @@ class SegmentModel(nn.Module):
 
     def _read(self, x: Tensor, state: SegmentState | None, mask: Tensor | None) -> tuple[Tensor, SegmentState]:
         """The last block's outputs [B, T, D] for the tokens, and the new state."""
-        check_tokens(x, self.config.vocab_size, mask)
+        check_token_ids(x, self.config.vocab_size, mask)
         b, t = x.shape
         if state is None:
             state, seen = self.initial_state(b), [0] * b

@@ -24,6 +24,7 @@ from mnemos.types import (
     State,
     StateKind,
     check_heads,
+    check_token_ids,
     combined_splits,
     combined_state_kind,
     leaves,
@@ -210,7 +211,7 @@ class Transformer(nn.Module):
         self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, TransformerState | None]:
         """See the class."""
-        check_tokens(x, self.config.vocab_size, mask)
+        check_token_ids(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
         b, t = x.shape
         if state is not None:
@@ -327,24 +328,3 @@ def _check_state(state: object, rows: int, layers: int) -> None:
         raise InputError(
             f"expected a state of {rows} rows, as the tokens have, found {found_rows}; use select or reset"
         )
-
-
-def check_tokens(x: Tensor, vocab_size: int, mask: Tensor | None) -> None:
-    """Raise InputError unless x [B, T] holds token ids below vocab_size and the mask, if any, is bool of its shape."""
-    if not isinstance(x, Tensor):
-        raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
-    if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
-        raise InputError(
-            f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
-        )
-    if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-        )
-    # Reading the values would make a device wait; there the embedding's own check has to suffice.
-    if x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
-        low, high = torch.aminmax(x)
-        if low < 0 or high >= vocab_size:
-            raise InputError(
-                f"token ids: expected 0 to {vocab_size - 1}, found {int(low)} to {int(high)}; raise vocab_size"
-            )

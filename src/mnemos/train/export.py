@@ -18,7 +18,7 @@ from mnemos.types import InputError, JSONObject
 
 from .exported_tokenizer import exported_tokenizers
 from .model_card import model_card
-from .recipe_files import recipe_of_model
+from .recipe_files import NoRecipeError, recipe_of_model
 from .run_files import read_about, read_result
 
 FOLDER = "hf"  # of a run, where its checkpoint is by default
@@ -52,8 +52,8 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
 
     The folder has config.json, model.safetensors, generation_config.json, modeling_mnemos.py (which imports this
     library), README.md with the run's own numbers and, for runs of text and translation, the tokenizer.
-    Raises InputError for a run that is not finished, a model that reads no tokens, a damaged result.json or run.json,
-    and a folder that is not empty.
+    Raises InputError for a run that is not finished, a model that reads no tokens, a damaged recipe.json, result.json
+    or run.json, and a folder that is not empty.
     """
     run = Path(run)
     model = load(run)
@@ -149,13 +149,23 @@ def _of_run(run: Path, part: str, read: Callable[[Path], JSONObject]) -> JSONObj
     try:
         return read(run) if path.exists() else {}
     except InputError as error:
-        found = str(error).rpartition(";")[0]
-        raise InputError(f"{found}; remove it to export the model without what it says of the run") from None
+        raise _damaged(error) from None
 
 
 def _recipe(run: Path) -> JSONObject:
-    """The recipe of a run; {} for the folder of a model alone, and for a run of `mnemos.fit`, which have none."""
+    """The recipe of a run; {} for the folder of a model alone and for a run of `mnemos.fit`, which have none.
+
+    Raises InputError for a damaged one.
+    """
     try:
         return to_dict(recipe_of_model(run))
-    except InputError:
+    except NoRecipeError:
         return {}
+    except InputError as error:
+        raise _damaged(error) from None
+
+
+def _damaged(error: InputError) -> InputError:
+    """The error of a damaged file, with what to do for an export."""
+    found = str(error).rpartition(";")[0]
+    return InputError(f"{found}; remove it to export the model without what it says of the run")

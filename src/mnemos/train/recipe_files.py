@@ -14,6 +14,10 @@ from .recipe import OWN, Recipe
 MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: the recipe of the run
 
 
+class NoRecipeError(InputError):
+    """A folder that has no recipe, or that of a run of `mnemos.fit`, whose model and data are not stored."""
+
+
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name, or that of a file whose name ends in .json: what `mnemos show` printed, or a run's.
 
@@ -44,7 +48,7 @@ def read_recipe(folder: Path) -> Recipe:
         return _read(folder / "recipe.json")
     except FileNotFoundError:
         found = "no recipe.json in it" if folder.exists() else "no such folder"
-        raise InputError(f"{folder}: expected a run, found {found}; name a folder that mnemos train wrote") from None
+        raise NoRecipeError(f"{folder}: expected a run, found {found}; name a folder that mnemos train wrote") from None
 
 
 def is_model(folder: Path) -> bool:
@@ -73,7 +77,7 @@ def _read(path: Path) -> Recipe:
             raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
         model = saved.get("model")
         if isinstance(model, dict) and model.get("is") == OWN:
-            raise InputError(
+            raise NoRecipeError(
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
                 "it with fit(..., resume=True)"
             )
@@ -89,5 +93,5 @@ def _read(path: Path) -> Recipe:
             f"{path}: expected a recipe, found a file that cannot be read ({error}); name another"
         ) from None
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
     return recipe
