@@ -3,7 +3,7 @@
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -12,6 +12,8 @@ from mnemos.types import InputError
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
+Asked = tuple[int, int, int]  # index, batch size, seed
+_NO_BATCH = -1, 0, 0  # stands for what no batch is asked by
 
 
 def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> Iterator[Result]:
@@ -48,6 +50,44 @@ def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> I
         raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers, or 0") from None
     finally:
         end_workers(results)
+
+
+class BatchesAhead(Generic[Key, Result]):
+    """Training batches, by (index, batch size, seed), that `workers` processes make in advance.
+
+    Random access stays possible: a batch that does not follow the previous one is made in this process. make, workers:
+    see `ahead`. keys(asked): the keys of that batch and of all later ones. It must hold no reference to the owner of
+    this object, so that the processes end when the owner is garbage-collected.
+    """
+
+    def __init__(self, make: Callable[[Key], Result], keys: Callable[[Asked], Iterator[Key]], workers: int) -> None:
+        if workers < 0:
+            raise InputError(f"data.workers: expected at least 0, found {workers}; raise it")
+        self._make, self._keys, self._workers = make, keys, workers
+        self._stream: Iterator[Result] | None = None  # yields batch `_next` and the batches after it
+        self._next = self._after = _NO_BATCH  # `_after` is the batch after the one that was requested last
+
+    def batch(self, index: int, batch_size: int, seed: int) -> Result:
+        """Batch `index`. Raises InputError if `make` does, or if a worker process dies."""
+        asked, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
+        if self._workers and asked == self._after and asked != self._next:  # a second one in sequence: more will follow
+            self.close()
+            self._stream, self._next = ahead(self._make, self._keys(asked), self._workers), asked
+        self._after = follower
+        if self._stream is None or asked != self._next:
+            return self._make(next(self._keys(asked)))
+        self._next = follower
+        try:
+            return next(self._stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the worker processes. Batches can still be asked for."""
+        if self._stream is not None:
+            self._stream.close()  # type: ignore[attr-defined]
+        self._stream, self._next, self._after = None, _NO_BATCH, _NO_BATCH
 
 
 class _CallsAsDataset:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mnemos.types import InputError
 
-from .ahead import ahead
+from .ahead import Asked, BatchesAhead, ahead
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch
 from .batch_checks import check_images
@@ -43,7 +44,6 @@ class Colours(NamedTuple):
     std: tuple[float, ...]
 
 
-_NO_BATCH = -1, 0, 0  # stands for (index, batch size, seed) of no batch
 IMAGENET = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -51,10 +51,9 @@ class ImageTask(Task):
     """A classification `Task` of images [B, C, size, size], float32, normalised.
 
     `names` are the class names. Evaluation visits every image of a split once, in a fixed random order, so that each
-    batch holds many classes. With `workers` > 0, that many processes prepare the following batches in advance. They do
-    not change the batches. Random access stays possible: a batch that does not follow the previous one is made in this
-    process. Raises InputError for settings out of range, a missing library, and, when a batch is requested, an image
-    that cannot be read.
+    batch holds many classes. With `workers` > 0, that many processes prepare the following batches in advance
+    (`BatchesAhead`). They do not change the batches. Raises InputError for settings out of range, a missing library,
+    and, when a batch is requested, an image that cannot be read.
     """
 
     inputs: Literal["images"] = "images"
@@ -72,8 +71,6 @@ class ImageTask(Task):
         for split, view in splits.items():
             if not len(view.rows):
                 raise InputError(f"{split} split: expected at least one image, found none; add images")
-        if workers < 0:
-            raise InputError(f"data.workers must be at least 0, found {workers}")
         self.names, self.classes, self.side, self.colours = list(names), len(names), size, colours
         self._views = dict(splits)
         for split in ("valid", "test"):
@@ -84,8 +81,7 @@ class ImageTask(Task):
         self._order = Order(len(self._views["train"].rows))
         self._maker = _Maker(self._views["train"].pictures, size, self.classes, colours, augment)
         self._workers = workers
-        self._stream: Iterator[Batch] | None = None  # yields batch `_next` and the batches after it
-        self._next = self._after = _NO_BATCH  # `_after` is the batch after the one that was requested last
+        self._ahead = BatchesAhead(self._maker, partial(_keys, self._views["train"].rows, self._order), workers)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Training batch `index`, augmented: a pure function of (index, batch_size, seed).
@@ -93,24 +89,7 @@ class ImageTask(Task):
         The augmentation of a row depends on (seed, index, row). The global generators of Python, NumPy and PyTorch
         are unchanged afterwards.
         """
-        key, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
-        if self._workers and key == self._after and key != self._next:  # a second batch in sequence: more will follow
-            self.close()
-            self._stream, self._next = ahead(self._maker, self._keys(key), self._workers), key
-        self._after = follower
-        if self._stream is None or key != self._next:
-            return self._maker(next(self._keys(key)))
-        self._next = follower
-        try:
-            return next(self._stream)
-        except BaseException:
-            self.close()
-            raise
-
-    def _keys(self, first: tuple[int, int, int]) -> Iterator["_Key"]:
-        """The keys of training batch `first` and all later ones. The iterator has no reference to the task."""
-        rows, order, (index, batch_size, seed) = self._views["train"].rows, self._order, first
-        return (_Key(rows[order.batch(i, batch_size, seed)], (seed, i)) for i in itertools.count(index))
+        return self._ahead.batch(index, batch_size, seed)
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
         """Batches that hold every image of a split once, without augmentation."""
@@ -158,9 +137,7 @@ class ImageTask(Task):
 
     def close(self) -> None:
         """End the worker processes. The task can still make batches."""
-        if self._stream is not None:
-            self._stream.close()  # type: ignore[attr-defined]
-        self._stream, self._next, self._after = None, _NO_BATCH, _NO_BATCH
+        self._ahead.close()
 
 
 class _Key(NamedTuple):
@@ -168,6 +145,12 @@ class _Key(NamedTuple):
 
     rows: NDArray[np.int64]
     augmentation: tuple[int, int] | None
+
+
+def _keys(rows: NDArray[np.int64], order: Order, asked: Asked) -> Iterator[_Key]:
+    """The keys of a training batch and of all later ones."""
+    index, batch_size, seed = asked
+    return (_Key(rows[order.batch(i, batch_size, seed)], (seed, i)) for i in itertools.count(index))
 
 
 class _Maker:

@@ -1,6 +1,7 @@
 """The task of detection: batches, the one training loop, what a finished run has, and what is refused."""
 
 import json
+import pickle
 import re
 import shutil
 from dataclasses import replace
@@ -9,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import mnemos
 from mnemos import registry
 from mnemos.data.detection.batch import flipped, together
 from mnemos.data.detection.detector_outputs import Detected, detect
-from mnemos.data.detection.scenes import Objects, objects
+from mnemos.data.detection.scenes import Objects, ground_truth, objects
 from mnemos.data.detection.sources import COCOConfig, ShapesConfig, VOCConfig
 from mnemos.figures import report
 from mnemos.memory.gated_cache import caches
@@ -92,6 +94,34 @@ def test_training_batches_are_functions_of_their_number_and_mirror_half():
     assert torch.equal(first.pictures[row].flip(2), straight[row])
     found = objects(task.splits["train"], int(first.rows[row]))
     assert torch.equal(first.masks[row, : len(found.labels)].flip(2), torch.from_numpy(found.masks.astype(np.uint8)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masks", [True, False])
+def test_workers_make_the_same_batches_and_name_a_damaged_photo(tmp_path, masks):
+    drawn = ShapesConfig(side=32, train=6, valid=1, test=1).build().splits["train"]
+    (tmp_path / "annotations").mkdir()
+    for split in ("train2017", "val2017"):
+        (tmp_path / split).mkdir()
+        content = ground_truth(drawn, range(6))
+        for row, one in enumerate(content["images"]):
+            one["file_name"] = f"{row}.png"
+            Image.fromarray(drawn.picture(row)).save(tmp_path / split / f"{row}.png")
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    alone, helped = (COCOConfig(str(tmp_path), masks=masks, workers=workers).build() for workers in (0, 2))
+    pickle.loads(pickle.dumps(helped._makers))  # for workers that are not forked
+    for index in (0, 1, 2, 5, 1, 2, 3):
+        for a, b in zip(alone.train_batch(index, 2, 7), helped.train_batch(index, 2, 7), strict=True):
+            assert torch.equal(a, b) if a is not None else b is None
+    helped.close()
+    for (i, a), (j, b) in zip(*(one.chosen_batches("test", 4, {1}) for one in (alone, helped)), strict=True):
+        assert (i, j, len(a.rows)) == (1, 1, 2)
+        assert torch.equal(a.pictures, b.pictures)
+        assert a.rows.tolist() == b.rows.tolist() == [10, 11]
+    path = tmp_path / "val2017" / "5.png"
+    path.write_bytes(path.read_bytes()[:60] + path.read_bytes()[-12:])
+    with pytest.raises(InputError, match=r"5\.png: expected an image"):
+        list(helped.batches("test", 1))
 
 
 def test_the_figures_of_perfect_detections_are_100():

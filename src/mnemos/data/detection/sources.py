@@ -80,7 +80,8 @@ class COCOConfig(DataConfig):
     splits; "": train2017 and val2017, or their usual other names. The test split is COCO's validation split, whose
     annotations are public. A test split with the name of the training split scores photos that are trained on.
     `valid_size` training photos, chosen at random, are the validation split; 0: it is the test split, as is usual for
-    COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`.
+    COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`. workers: processes that read and decode
+    photos and masks in advance; 0: the training process does.
     """
 
     name: ClassVar[str] = "coco"
@@ -91,6 +92,7 @@ class COCOConfig(DataConfig):
     valid_size: int = 0
     masks: bool = True
     flip: bool = True
+    workers: int = 0
 
     def files(self) -> tuple[Path, ...]:
         """The two annotation files. Their photos are not hashed."""
@@ -107,7 +109,7 @@ class COCOConfig(DataConfig):
         known = dict(zip(train.categories, train.classes, strict=True))
         same = self.test != "" and self.test == self.train
         test = train if same else read_coco(*find_split(self.folder, self.test, training=False), known)
-        return _opened(train, test, self.valid_size, self.masks, self.flip)
+        return _opened(train, test, self.valid_size, self.masks, self.flip, self.workers)
 
 
 @register
@@ -115,7 +117,8 @@ class COCOConfig(DataConfig):
 class VOCConfig(DataConfig):
     """Photos with boxes in the format of PASCAL VOC: the folder of one year, such as VOC2012.
 
-    train, test: the names of lists in ImageSets/Main. `valid_size`, flip: see `COCOConfig`. There are no masks.
+    train, test: the names of lists in ImageSets/Main. `valid_size`, flip, workers: see `COCOConfig`. There
+    are no masks.
     """
 
     name: ClassVar[str] = "voc"
@@ -125,6 +128,7 @@ class VOCConfig(DataConfig):
     test: str = "val"
     valid_size: int = 0
     flip: bool = True
+    workers: int = 0
 
     def files(self) -> tuple[Path, ...]:
         """The lists of the splits. Annotations and photos are not hashed."""
@@ -134,10 +138,13 @@ class VOCConfig(DataConfig):
         """The task. Raises InputError for a folder of another layout, and for wrong or missing files."""
         train = read_voc(self.folder, self.train)
         known = dict(zip(train.categories, train.classes, strict=True))
-        return _opened(train, read_voc(self.folder, self.test, known), self.valid_size, False, self.flip)
+        test = read_voc(self.folder, self.test, known)
+        return _opened(train, test, self.valid_size, False, self.flip, self.workers)
 
 
-def _opened(train: FileScenes, test: FileScenes, valid_size: int, masks: bool, flip: bool) -> DetectionTask:
+def _opened(
+    train: FileScenes, test: FileScenes, valid_size: int, masks: bool, flip: bool, workers: int
+) -> DetectionTask:
     """The task of two splits of files, and a line about each."""
     splits: dict[Split, Scenes] = {"train": train, "valid": test, "test": test}
     if not 0 <= valid_size < len(train):
@@ -152,7 +159,7 @@ def _opened(train: FileScenes, test: FileScenes, valid_size: int, masks: bool, f
     shown = [row for row in rows if any(not one["iscrowd"] for one in splits["train"].annotations(row))]
     empty = len(rows) - len(shown)
     splits["train"] = Part(splits["train"], np.array(shown, np.int64))
-    task = DetectionTask(splits, masks, flip, _figures(splits["valid"], splits["test"]))
+    task = DetectionTask(splits, masks, flip, _figures(splits["valid"], splits["test"]), workers)
     task.about = tuple(_about(train, test, valid_size, empty))
     return task
 

@@ -9,19 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mnemos.data.ahead import BatchesAhead, ahead
 from mnemos.data.buckets import Order
 from mnemos.data.metrics import CorpusMetric
-from mnemos.data.randomness import AUGMENT, generator
 from mnemos.data.task import Split, Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
 from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
-from .batch import DetectionBatch, flipped, together
+from .batch import DetectionBatch
+from .batch_maker import BatchMaker, Key, keys_from
 from .detector_outputs import Detected, as_results, detect
 from .preprocessing import DetectionPreprocessing
 from .reported import class_figures, write_detections
-from .scenes import Annotation, Scenes, ground_truth, objects
+from .scenes import Annotation, Scenes, ground_truth
 from .squares import Backbone, Squares
 
 _SQUARE = 224  # pixels of the squares of photos on which a backbone of unknown size is explained
@@ -37,13 +38,20 @@ class DetectionTask(Task):
     `FIGURES` that are reported. The figure of a size is NaN if the scored pictures have no object of that size.
 
     Training batch i is a pure function of (i, batch_size, seed): pictures of similar proportions, in an order of their
-    own in each epoch. Raises InputError for a split without a picture, and for masks of data that have none.
+    own in each epoch. With `workers` > 0, that many processes read and decode the following pictures in advance
+    (`BatchesAhead`); each holds up to two batches of shared memory. Raises InputError for a split without a picture,
+    for masks of data that have none, and for a negative number of workers.
     """
 
     inputs = "photos"
 
     def __init__(
-        self, splits: Mapping[Split, Scenes], masks: bool, flip: bool = True, figures: Sequence[str] = FIGURES
+        self,
+        splits: Mapping[Split, Scenes],
+        masks: bool,
+        flip: bool = True,
+        figures: Sequence[str] = FIGURES,
+        workers: int = 0,
     ) -> None:
         for split, scenes in splits.items():
             if not len(scenes):
@@ -54,10 +62,12 @@ class DetectionTask(Task):
                     "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
-        self.names, self._masks, self._flip = list(splits["train"].classes), masks, flip
+        self.names, self._masks, self._workers = list(splits["train"].classes), masks, workers
         self.classes = len(self.names)
         height, width = self.splits["train"].sizes.T
-        self._order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
+        order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
+        self._makers = {split: BatchMaker(scenes, masks, flip) for split, scenes in self.splits.items()}
+        self._ahead = BatchesAhead(self._makers["train"], partial(keys_from, order), workers)
         self._figures = tuple(figures)
         self._scored: dict[Kind, tuple[list[Record], AveragePrecision]] = {}
         kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
@@ -84,12 +94,11 @@ class DetectionTask(Task):
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> DetectionBatch:
         """Training batch `index`; each row is mirrored with probability ½."""
-        rows = self._order.batch(index, batch_size, seed)
-        mirrored = generator(seed, AUGMENT, index).random(batch_size) < (0.5 if self._flip else 0.0)
-        read = [self._read("train", row) for row in rows.tolist()]
-        read = [flipped(*one) if turn else one for one, turn in zip(read, mirrored.tolist(), strict=True)]
-        pictures, found = zip(*read, strict=True)
-        return together(pictures, found, rows.tolist())
+        return self._ahead.batch(index, batch_size, seed)
+
+    def close(self) -> None:
+        """End the worker processes. The task can still make batches."""
+        self._ahead.close()
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[DetectionBatch]:
         """Every picture of a held-out split once, in order."""
@@ -106,15 +115,11 @@ class DetectionTask(Task):
     ) -> Iterator[tuple[int, DetectionBatch]]:
         """(number, batch) of some of `batches`; the others are not decoded."""
         before = len(self.splits["valid"]) if split == "test" else 0
-        for number, count in enumerate(self.rows_of_batches(split, batch_size)):
-            if number in numbers:
-                rows = range(number * batch_size, number * batch_size + count)
-                pictures, found = zip(*(self._read(split, row) for row in rows), strict=True)
-                yield number, together(pictures, found, [row + before for row in rows])
-
-    def _read(self, split: Split, row: int) -> Any:
-        scenes = self.splits[split]
-        return scenes.picture(row), objects(scenes if self._masks else _without_masks(scenes), row)
+        sizes = self.rows_of_batches(split, batch_size)
+        chosen = [number for number in range(len(sizes)) if number in numbers]
+        keys = (Key(np.arange(sizes[number]) + number * batch_size, before, None) for number in chosen)
+        read = ahead(self._makers[split], keys, min(self._workers, len(chosen)))
+        return zip(chosen, read, strict=True)
 
     def size(self, split: Split) -> int:
         """The number of pictures."""
@@ -221,21 +226,6 @@ class DetectionTask(Task):
         return Backbone(backbone), Squares(self.splits, side, colours)
 
 
-class _Boxes:
-    """`Scenes` without their masks."""
-
-    has_masks = False
-
-    def __init__(self, scenes: Scenes) -> None:
-        self._scenes = scenes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scenes, name)
-
-    def __len__(self) -> int:
-        return len(self._scenes)
-
-
 def _unmasked(scenes: Scenes) -> str:
     """The first object without a segmentation, by the ids of the annotation file."""
     for row in range(len(scenes)):
@@ -243,7 +233,3 @@ def _unmasked(scenes: Scenes) -> str:
             if not one.get("iscrowd", 0) and not one.get("segmentation"):
                 return f"annotation {one.get('id', '?')} of picture {scenes.image_id(row)} without"
     return "no object"
-
-
-def _without_masks(scenes: Scenes) -> Any:
-    return _Boxes(scenes) if scenes.has_masks else scenes

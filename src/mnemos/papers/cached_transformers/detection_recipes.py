@@ -41,7 +41,7 @@ def _coco(kind: Kind, depths: tuple[int, ...]) -> Recipe:
     schedule = ScheduleConfig(name="step", warmup=500, start=1e-3, floor=0.1, drop_at=(8 * _EPOCH, 11 * _EPOCH))
     return Recipe(
         model=DetectorConfig(backbone=_PVT(depths=depths), detector=kind, classes=0),
-        data=COCOConfig(masks=kind == "mask-rcnn"),
+        data=COCOConfig(masks=kind == "mask-rcnn", workers=4),
         optim=OptimConfig(lr=1e-4, weight_decay=1e-4, grad_clip=0.0, schedule=schedule),
         train=TrainConfig(
             steps=12 * _EPOCH, batch_size=16, devices=8, eval_every=_EPOCH, checkpoint_every=_EPOCH, log_every=50
