@@ -97,9 +97,14 @@ def test_a_folder_keeps_states_for_the_same_weights_alone(tmp_path):
         model.head.bias[3] += 1
     with pytest.raises(InputError, match="found others"):
         again.prefill(rows)
-    next(folder.glob("*.safetensors")).write_bytes(b"no state")
-    with pytest.raises(InputError, match="cannot be read"):
-        PrefixTree(built(), block=8, folder=folder).prefill(rows)
+    whole = PrefixTree(built(), block=8, folder=folder)
+    damaged = next(folder.glob("*.safetensors"))
+    damaged.write_bytes(b"no state")
+    with pytest.raises(InputError, match=r"cannot be read .*; remove the file"):
+        whole.prefill(rows)
+    damaged.unlink()
+    same(whole.prefill(rows), rows)
+    assert damaged.is_file()
     (folder / "prefixes.json").write_text("{")
     with pytest.raises(InputError, match="JSON"):
         PrefixTree(built(), folder=folder)

@@ -207,6 +207,11 @@ def test_bad_input():
         model()
     with pytest.raises(InputError, match="attention_mask"):
         model(IDS, attention_mask=MASK[:, :3])
+    for network in (model, built("adaptive softmax")[1]):
+        with pytest.raises(InputError, match=rf"labels: expected \[2, {PROMPT}\].*found \[2, 3\]"):
+            network(IDS, attention_mask=MASK, labels=IDS[:, :3])
+    with pytest.raises(InputError, match=rf"labels: expected 0 to {VOCABULARY - 1}.*found -1 to"):
+        model(IDS, labels=IDS.masked_fill(MASK == 0, -1))
     with pytest.raises(InputError, match="gradient checkpointing"):
         model.gradient_checkpointing_enable()
     with pytest.raises(InputError, match="cache_implementation"):

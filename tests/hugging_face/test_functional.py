@@ -169,6 +169,22 @@ def test_copies_and_other_types(name):
     torch.testing.assert_close(step(embedded)[0], step(x)[0], **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["Llama", "Qwen3Next", "RecurrentGemma"])
+@torch.no_grad()
+def test_a_state_goes_on_in_a_model_of_another_type(name):
+    model, x = build(name), tokens(2, 8)
+    step = mnemos.functional(model)
+    whole, state = step(x)[0], step(x[:, :5])[1]
+    model.bfloat16()
+    mask = torch.tensor([[True] * 3, [False, True, True]])
+    for given in (None, mask):
+        y, after = step(x[:, 5:], state, given)
+        bound = 0.05 * float(whole.abs().max())
+        torch.testing.assert_close(y[:1].float(), whole[:1, 5:], rtol=0, atol=bound)
+        kinds = {part.k.dtype for part in after.parts if isinstance(part, KeyValues)}
+        assert kinds == {torch.bfloat16}
+
+
 @torch.no_grad()
 def test_a_model_without_a_head_returns_hidden_states():
     base = step_of("Llama").model.model

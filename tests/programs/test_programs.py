@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from mnemos.cli import main
 from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.programs.folder import after
 from mnemos.programs.onnx_graphs import onnx_graph
+from mnemos.programs.quiet import quiet
 from mnemos.programs.steps import Programs, export_programs
 from mnemos.types import InputError, leaves, likelihood_of
 
@@ -192,6 +194,27 @@ def test_what_is_not_exportable_is_named(build, says, tmp_path, capsys):
     assert "\n" not in str(caught.value)
     assert "def forward" not in capsys.readouterr().err  # PyTorch prints the graph of what fails
     assert not (tmp_path / "out").exists()
+
+
+def test_other_threads_keep_their_output_while_a_model_is_exported(capsys):
+    begun, done = threading.Event(), threading.Event()
+
+    def other():
+        begun.wait()
+        print("of another thread", file=sys.stderr)
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with quiet():
+        kept = sys.stderr
+        print("of the exporter", file=sys.stderr)
+        print("of the exporter")
+        begun.set()
+        done.wait()
+    thread.join()
+    print("later", file=kept)  # as a handler of logging does
+    assert tuple(capsys.readouterr()) == ("", "of another thread\nlater\n")
 
 
 def test_nothing_half_written(tmp_path, monkeypatch, capsys):

@@ -237,8 +237,11 @@ def test_what_does_not_apply_is_refused(tmp_path):
     args = arguments(tmp_path)
     with pytest.raises(InputError, match="data_collator"):
         RolloutTrainer(model=made("linear"), args=args, data_collator=dict, segment=4, rollout=1)
-    with pytest.raises(InputError, match="activation_checkpointing"):
-        trainer_of(made("linear"), tmp_path, activation_checkpointing=True)
+    for name, value in (("activation_checkpointing", True), ("fsdp", True), ("parallelism_config", object())):
+        given = arguments(tmp_path)
+        setattr(given, name, value)
+        with pytest.raises(InputError, match=f"without {name}, because"):
+            RolloutTrainer(model=made("linear"), args=given, train_dataset=documents(), segment=4, rollout=1)
     for data, said in [
         ([{"text": "a b"}], "input_ids"),
         (["a b"], "tokenise"),
@@ -252,6 +255,20 @@ def test_what_does_not_apply_is_refused(tmp_path):
     ]:
         with pytest.raises(InputError, match=said):
             trainer_of(made("linear"), tmp_path, data=data, max_steps=1).train()
+
+
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed"])
+def test_what_the_launcher_sets_is_refused(name, tmp_path, monkeypatch):
+    """`accelerate launch --use_fsdp` is in no argument of Trainer."""
+    plain = transformers().Trainer.create_accelerator_and_postprocess
+
+    def launched(self):
+        plain(self)
+        setattr(self, f"is_{name}_enabled", True)
+
+    monkeypatch.setattr(transformers().Trainer, "create_accelerator_and_postprocess", launched)
+    with pytest.raises(InputError, match=f"without {name}, because"):
+        trainer_of(made("linear"), tmp_path)
 
 
 @pytest.mark.slow

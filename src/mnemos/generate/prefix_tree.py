@@ -140,7 +140,11 @@ class PrefixTree:
         if stream is not None:
             self._stored.move_to_end(key)
         elif self.folder is not None and (file := self.folder / f"{key}.safetensors").is_file():
-            stream = Stream._restored(self.model, file, self._new.step, self._weights)
+            try:
+                stream = Stream._restored(self.model, file, self._new.step, self._weights)
+            except InputError as error:
+                found = str(error).rpartition(";")[0]
+                raise InputError(f"{found}; remove the file, and its tokens are read again") from error
             self._keep(key, stream)
         return stream
 

@@ -202,8 +202,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             return None
         if len(self.new) == len(self.given):
             raise InputError(
-                f"functional: expected {len(self.given)} layers with a state, found more; make it again after changing "
-                "the model"
+                f"functional: expected {len(self.given)} layers with a state, found more; turn gradient checkpointing "
+                "of Transformers off, which calls layers twice, or make it again after changing the model"
             )
         return self.given[len(self.new)]
 
@@ -222,6 +222,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, N + T, D] of an attention, from those of T tokens."""
         k, v, past = key_states.transpose(1, 2), value_states.transpose(1, 2), self.take()
+        if past is not None and (past.k.dtype, past.v.dtype) != (k.dtype, v.dtype):  # from before `model.half()`, say
+            past = KeyValues(past.k.to(k.dtype), past.v.to(v.dtype), past.valid, past.seen)
         seen = self.seen_after.to(k.device)
         valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
         if self.padding is not None:

@@ -351,8 +351,9 @@ def _checked_model(model: nn.Module) -> tuple[Any, str]:
     base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(base, libraries.transformers().PreTrainedModel):
         raise InputError(
-            f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; models of "
-            "mnemos are called as y, state = model(x, state) already"
+            f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "
+            "itself, without torch.compile or DistributedDataParallel around it (models of mnemos are called as y, "
+            "state = model(x, state) already)"
         )
     takes = inspect.signature(base.forward).parameters
     cache = next((name for name in _CACHES if name in takes), None)

@@ -155,6 +155,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         if cache is None and use_cache:
             cache = StateCache()
         mask = last_of_mask(attention_mask, input_ids)
+        check_labels(labels, input_ids)
         with self._collect() as auxiliary:
             keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
             outputs, _ = self._read(cache, input_ids, mask, keep)
@@ -206,6 +207,15 @@ def last_of_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None
     return attention_mask[:, -tokens.shape[1] :].bool()
 
 
+def check_labels(labels: Tensor | None, tokens: Tensor) -> None:
+    """Raise InputError unless there is a label for each of the tokens, or none at all."""
+    if labels is not None and labels.shape != tokens.shape:
+        raise InputError(
+            f"labels: expected {list(tokens.shape)}, one for each token, found {list(labels.shape)}; −100 where a "
+            "token does not count"
+        )
+
+
 def kept(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
     """The outputs [B, n, ·] of the last `logits_to_keep` tokens, or of those at places [n]; 0: all."""
     if isinstance(logits_to_keep, Tensor):
@@ -232,12 +242,22 @@ def next_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tuple
 
 
 def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, count: Any = None) -> Tensor:
-    """The sum of −log p of targets [B, T], −100 left out, over their number or the given one."""
+    """The sum of −log p of targets [B, T], −100 left out, over their number or the given one.
+
+    Raises InputError for other targets that are no tokens.
+    """
     if likelihood is not None:
         total = likelihood.loss(outputs, targets)
     else:
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).flatten(0, -2)
-        total = F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=-100)
+        try:
+            total = F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=-100)
+        except IndexError as error:
+            found = targets[targets != -100]
+            raise InputError(
+                f"labels: expected 0 to {logits.shape[-1] - 1}, or −100 where a token does not count, found "
+                f"{int(found.min())} to {int(found.max())}; use the tokenizer of this model"
+            ) from error
     return total / ((targets >= 0).sum().clamp(min=1) if count is None else count)
 
 

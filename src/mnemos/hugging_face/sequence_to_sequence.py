@@ -10,7 +10,7 @@ from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.types import InputError
 
-from .language_model import Generates, kept, last_of_mask, mean_loss, with_auxiliary
+from .language_model import Generates, check_labels, kept, last_of_mask, mean_loss, with_auxiliary
 from .padded import packed_right
 from .pretrained_model import MnemosPreTrainedModel
 from .state_cache import StateCache, checked_cache
@@ -108,6 +108,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None:
             raise InputError("expected decoder_input_ids [B, T] or labels, found neither; pass one of them")
+        check_labels(labels, decoder_input_ids)
         with self._collect() as auxiliary:
             if cache.state is None:
                 if encoder_outputs is None:

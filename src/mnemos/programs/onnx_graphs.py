@@ -1,7 +1,5 @@
 """ONNX graphs of exported programs, and the operators that need another translation than PyTorch's."""
 
-import contextlib
-import io
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +7,8 @@ from typing import Any
 import torch
 
 from mnemos import libraries
+
+from .quiet import quiet
 
 OPSET = 20  # that of torch.onnx by default: runtimes of 2024 have it
 
@@ -21,7 +21,7 @@ def onnx_graph(program: torch.export.ExportedProgram, inputs: Sequence[str], out
     libraries.onnx()
     libraries.onnxscript()
     # Without gradient: else PyTorch takes the attention apart into views that strides do not allow.
-    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with torch.no_grad(), warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         return torch.onnx.export(
             program,

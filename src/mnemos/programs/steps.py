@@ -1,7 +1,5 @@
 """`torch.export` of a streaming model: programs of one step and of any number of tokens, from state to state."""
 
-import contextlib
-import io
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +13,8 @@ from mnemos.models.encoder_decoder import EncoderDecoder
 from mnemos.modes import evaluating
 from mnemos.ops.linear.exported import Form, exporting
 from mnemos.types import LogProbLikelihood, Recurrent, State, leaves, likelihood_of
+
+from .quiet import quiet
 
 ROWS, TOKENS, SEEN, SOURCE = "rows", "tokens", "seen", "source"  # the sizes that a program leaves open
 Shape = tuple[int | str, ...]
@@ -143,7 +143,7 @@ def _dense(x: Tensor) -> Tensor:
 
 def _exported(program: nn.Module, model: nn.Module, given: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # the exporter prints the graph of a model that fails
+        with quiet():  # the exporter prints the graph of a model that fails
             return torch.export.export(program, given, dynamic_shapes=sizes, strict=False)
     except Exception as error:  # of any class: the exporter passes on what the model's own code raises
         part, reason = _part(error, model), " ".join(str(error).split())

@@ -39,6 +39,7 @@ _REFUSED_ARGUMENTS = {
     "activation_checkpointing": "replay keeps the activations of one segment alone",
     "fsdp": "gradients are reduced once per rollout, by all processes alike; use torchrun without it",
     "deepspeed": "gradients are reduced once per rollout, by all processes alike; use torchrun without it",
+    "parallelism_config": "each process reads whole rows with a whole model; use torchrun without it",
 }
 
 
@@ -81,11 +82,15 @@ class RolloutTrainer(Trainer):
                 )
         _check_trainer()
         model = given[0] if given else named.get("model")
+        args = given[1] if len(given) > 1 else named.get("args")
+        for name in _REFUSED_ARGUMENTS:
+            _refuse(name, getattr(args, name, None))  # now, as Trainer has errors of its own for some
         self._found = None if model is None else Reader(model)  # before Trainer changes the model's configuration
         super().__init__(*given, **named)
-        for name, why in _REFUSED_ARGUMENTS.items():
-            if getattr(self.args, name, None):
-                raise InputError(f"RolloutTrainer: expected args without {name}, because {why}")
+        # What `accelerate launch` sets is not among the arguments.
+        _refuse("fsdp", self.is_fsdp_enabled)
+        _refuse("deepspeed", self.is_deepspeed_enabled)
+        _refuse("parallelism_config", getattr(self.accelerator, "parallelism_config", None))
         if self.args.n_gpu > 1:
             raise InputError(
                 f"RolloutTrainer: expected one GPU per process, found {self.args.n_gpu}; start it with torchrun"
@@ -236,6 +241,12 @@ class RolloutTrainer(Trainer):
         """The files of a checkpoint that this process writes: the states of its rows, and Trainer's generators."""
         own = self.args.process_index
         return f"rows-{own}.safetensors", f"rng_state_{own}.pth" if self.args.world_size > 1 else "rng_state.pth"
+
+
+def _refuse(name: str, value: object) -> None:
+    """Raise InputError if an argument, or a setting of the launcher with its name, is given."""
+    if value:
+        raise InputError(f"RolloutTrainer: expected args without {name}, because {_REFUSED_ARGUMENTS[name]}")
 
 
 def _check_trainer() -> None:
