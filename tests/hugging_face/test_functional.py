@@ -125,6 +125,21 @@ def test_rows_are_selected_reset_joined_and_saved(name, tmp_path):
     assert torch.equal(kept.generate(5, temperature=0)[0], Stream(step).prefill(x).generate(5, temperature=0)[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}), ("Mamba", None)]
+)
+def test_a_stream_is_of_one_configuration(name, other, tmp_path):
+    """Rotary positions are no weights: with others the same weights would go on from what is not their state."""
+    model, x = build(name), tokens(1, 6)
+    Stream(mnemos.functional(model)).prefill(x).save(tmp_path / "stream")
+    model.save_pretrained(tmp_path / "model")
+    loaded = type(model).from_pretrained(tmp_path / "model").eval()
+    assert torch.equal(Stream.restore(mnemos.functional(loaded), tmp_path / "stream").last, x[:, -1:])
+    if other is not None:
+        with pytest.raises(mnemos.InputError, match="another configuration"):
+            Stream.restore(mnemos.functional(build(name, **other)), tmp_path / "stream")
+
+
 @pytest.mark.parametrize("name", ["Mamba", "Bamba", "Llama"])
 def test_beams_are_theirs(name):
     step, prompt = step_of(name), tokens(2, 5)

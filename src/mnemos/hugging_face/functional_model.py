@@ -1,6 +1,8 @@
 """`functional(model)`: a recurrent or cached causal model of Transformers as `y, state = step(x, state)`."""
 
+import hashlib
 import inspect
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from .known_layers import add_steps
 _CACHES = ("cache_params", "past_key_values", "state")  # what forwards of Transformers call their cache
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
 _FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
+_OF_ORIGIN = ("architectures", "auto_map", "dtype", "transformers_version", "use_cache")
 _UNFIT = {  # what their caches ask of a call
     "cpmant": "reads the ids of all earlier tokens in every call",
     "prophetnet": "reads one token in a call with a cache",
@@ -47,10 +50,22 @@ def functional(model: nn.Module) -> "Functional":
 
 @dataclass(frozen=True)
 class Host:
-    """What a `Stream` notes of the model: its class, and the size of its vocabulary."""
+    """What a `Stream` notes of the model: its class, the size of its vocabulary, and a hash of its other settings.
+
+    Settings that are no weights, such as the base of rotary positions, change what a state means.
+    """
 
     architecture: str
     vocab_size: int
+    settings: str
+
+    @staticmethod
+    def of(model: Any) -> "Host":
+        """That of a model of Transformers; where it was loaded from, and in which type, does not count."""
+        config = model.config
+        found = {name: x for name, x in config.to_diff_dict().items() if name[0] != "_" and name not in _OF_ORIGIN}
+        settings = hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
+        return Host(type(model).__name__, int(config.get_text_config(decoder=True).vocab_size), settings)
 
 
 class Functional(nn.Module):
@@ -83,7 +98,7 @@ class Functional(nn.Module):
         super().__init__()
         base, self._cache = _checked_model(model)
         self.model, self.training = model, model.training
-        self.config = Host(type(base).__name__, int(base.config.get_text_config(decoder=True).vocab_size))
+        self.config = Host.of(base)
         self.autoregressive = base.get_output_embeddings() is not None
         self._ids, self._width = (int(n) for n in base.get_input_embeddings().weight.shape)
         self._padding_id = getattr(base.config.get_text_config(decoder=True), "pad_token_id", None)
