@@ -88,6 +88,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         model = found[0] if isinstance(found, tuple) else found
         if not getattr(model, "hf_device_map", None):
             model.model.to(model.device)  # what is not in the state dict follows
+        _align(model)
         return found
 
     def init_weights(self) -> None:
@@ -162,6 +163,17 @@ class MnemosPreTrainedModel(PreTrainedModel):
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def _align(model: nn.Module) -> None:
+    """Copy weights that lie in a file's memory at any address to where PyTorch puts new ones.
+
+    A CPU's kernels add in another order at other addresses: a loaded model would differ from what was saved by
+    rounding.
+    """
+    for _, x in _tensors(model):
+        if x.device.type == "cpu" and x.data_ptr() % 64:
+            x.data = x.data.clone()
 
 
 def tied(model: nn.Module) -> dict[str, str]:

@@ -27,9 +27,9 @@ class _OfOthers:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Inside, what this thread writes to `sys.stdout` and `sys.stderr` is dropped."""
-    streams = _OfOthers(sys.stdout), _OfOthers(sys.stderr)
+    streams: list[Any] = [_OfOthers(sys.stdout), _OfOthers(sys.stderr)]
     try:
-        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):  # type: ignore[type-var]
+        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
             yield
     finally:  # who has kept one, such as a handler of logging, goes on as if it were the stream
         for stream in streams:
