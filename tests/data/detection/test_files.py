@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mnemos.data.detection.batch import flipped
 from mnemos.data.detection.coco_files import find_split, read_coco
-from mnemos.data.detection.scenes import encode, objects
+from mnemos.data.detection.scenes import encode, ground_truth, objects
+from mnemos.data.detection.sources import COCOConfig
 from mnemos.data.detection.task import DetectionTask
 from mnemos.data.detection.voc_files import read_voc
 from mnemos.types import InputError
@@ -72,14 +74,39 @@ def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
     assert "1 picture without an object" in read_coco(*write(tmp_path, [])).said()
 
 
+def test_a_box_of_a_rounding_error_is_left_out_because_mirroring_makes_it_none(tmp_path):
+    found = [annotation(1, None, (-3.2, 5, 3.2000000000000006, 4)), annotation(2, None, (1, 5, 0.02, 4))]
+    scenes = read_coco(*write(tmp_path, found))
+    assert len(scenes.annotations(0)) == 1
+    mirrored = flipped(scenes.picture(0), objects(scenes, 0))[1].boxes
+    assert (mirrored[:, 2:] > mirrored[:, :2]).all()
+
+
+def test_what_is_null_has_its_usual_value(tmp_path):
+    scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))
+    (one,) = ground_truth(scenes, [0])["annotations"]
+    assert (one["iscrowd"], one["area"]) == (0, 60)
+
+
+def test_a_held_out_split_without_an_object_is_refused(tmp_path):
+    file, photos = write(tmp_path, [annotation(1, None)])
+    train = file.with_name("train.json")
+    train.write_bytes(file.read_bytes())
+    (tmp_path / "train").symlink_to(photos)
+    write(tmp_path, [annotation(1, None, crowd=1)])
+    settings = COCOConfig(str(tmp_path), "train", "val2017", masks=False)
+    with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none; name"):
+        settings.build()
+
+
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
     polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
-    nothing = [[[10, 5, 25, 9]], [[]], {"size": [20, 30], "counts": [600]}]
+    nothing = [[[10, 5, 25, 9]], [[]], [[40, 5, 50, 5, 50, 9]], {"size": [20, 30], "counts": [600]}]
     found = [annotation(number, one) for number, one in enumerate([polygon, *nothing])]
     scenes = read_coco(*write(tmp_path, found))
     assert scenes.has_masks
     assert [one["id"] for one in scenes.annotations(0)] == [0]
-    assert "objects whose segmentation encloses nothing: 3" in scenes.said()
+    assert "objects whose segmentation encloses nothing: 4" in scenes.said()
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
     with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
@@ -96,7 +123,14 @@ IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
         ([annotation(3, None, box=(1, 2, 3, float("nan")))], {}, "expected bbox"),
         ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
         ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
+        ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
+        ([annotation(3, {"size": [20, 30], "counts": "zz!!"})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
+        ([annotation(3, [[1, 1, 1e12, 1, 1e12, 5]])], {}, r"polygons within 100,000 pixels, found 1e\+12"),
+        ([annotation(3, None, crowd="0")], {}, "annotation 3 of a.jpg: expected 0 or 1 as iscrowd, found '0'"),
+        ([annotation(3, None) | {"area": "60"}], {}, "annotation 3 of a.jpg: expected at least 0 as area, found '60'"),
         ([annotation(3, None) | {"image_id": 1}], {}, "found annotation 3 of an unknown picture 1"),
+        ([], {"images": [IMAGE | {"height": 0}]}, "a height and width of at least 1, found 0 and 30 of a.jpg"),
+        ([], {"categories": [{"id": 7, "name": "a"}, {"id": 7, "name": "b"}]}, "found 'a' and 'b' of id 7"),
         ([], {"images": [IMAGE | {"file_name": "b.jpg"}]}, "found no .*b.jpg; add them"),
         ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
         ([], {"images": [{"id": 9}]}, "expected 'file_name' in every entry"),
@@ -176,11 +210,17 @@ def test_voc_counts_pixels_from_one_and_scores_no_difficult_object(tmp_path):
         (VOC.replace("<xmin>11</xmin>", ""), "expected a <xmin> in <bndbox>, found none"),
         (VOC.replace("11", "left"), "expected a number as <xmin>, found 'left'"),
         (VOC.replace("size>", "sizes>"), "expected the photo's <size>"),
+        (VOC.replace("<width>30", "<width>inf"), "expected a size of whole pixels as <width>, found inf"),
+        ('<?xml version="1.0" encoding="GBK"?>' + VOC, "expected VOC's annotations as XML, found multi-byte encodings"),
+        ('<?xml version="1.0" encoding="none"?>' + VOC, "expected VOC's annotations as XML, found unknown encoding"),
     ],
 )
 def test_wrong_voc_files_are_refused_by_name(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         read_voc(voc(tmp_path, text), "train")
+    (tmp_path / "ImageSets/Main/test.txt").write_bytes("für".encode("latin1"))
+    with pytest.raises(InputError, match=r"test\.txt: expected names of photos in UTF-8"):
+        read_voc(tmp_path, "test")
     with pytest.raises(InputError, match=r"ImageSets/Main/val.txt"):
         read_voc(tmp_path, "val")
     with pytest.raises(

@@ -46,7 +46,14 @@ def read_coco(file: Path, photos: Path, categories: dict[int, str] | None = None
     `FileScenes`.
     """
     content = _read(file)
-    own = {_integer(one, "id", file): str(_value(one, "name", file)) for one in content["categories"]}
+    own: dict[int, str] = {}
+    for one in content["categories"]:
+        number, name = _integer(one, "id", file), str(_value(one, "name", file))
+        if own.setdefault(number, name) != name:
+            raise InputError(
+                f"{file}: expected one category of each id, found {own[number]!r} and {name!r} of id {number}; number "
+                "them anew"
+            )
     if categories is None:
         categories = dict(sorted(own.items()))
     for number, name in own.items():
@@ -61,7 +68,13 @@ def read_coco(file: Path, photos: Path, categories: dict[int, str] | None = None
         if number in listed:
             raise InputError(f"{file}: expected one picture of each id, found two of id {number}; number them anew")
         path = photos / str(_value(image, "file_name", file))
-        listed[number] = Listed(path, number, _integer(image, "height", file), _integer(image, "width", file))
+        height, width = _integer(image, "height", file), _integer(image, "width", file)
+        if min(height, width) < 1:
+            raise InputError(
+                f"{file}: expected a height and width of at least 1, found {height} and {width} of {path.name}; "
+                "correct them"
+            )
+        listed[number] = Listed(path, number, height, width)
     for one in content["annotations"]:
         number = _integer(one, "image_id", file)
         if number not in listed:

@@ -14,7 +14,10 @@ from mnemos.data.image_files import check_image_files
 from mnemos.data.pictures import pillow, problem
 from mnemos.types import InputError
 
-from .scenes import Annotation, coco_masks, run_lengths
+from .scenes import Annotation, decode, run_lengths
+
+_LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
+_FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
 
 
 @dataclass
@@ -32,7 +35,8 @@ class FileScenes:
     """`Scenes` of files, decoded when they are read.
 
     Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out;
-    `skipped` counts them by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge".
+    `skipped` counts them by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge". A
+    side below 0.01 pixels is no area. An annotation without an area gets that of its box.
     Raises InputError for missing and truncated files, and for annotations of unknown categories or without numbers.
     """
 
@@ -63,7 +67,13 @@ class FileScenes:
         if not isinstance(box, list) or len(box) != 4 or not all(_is_number(n) for n in box):
             raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
         x, y, w, h = box
-        if min(x + w, of.width) <= max(x, 0) or min(y + h, of.height) <= max(y, 0):
+        crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
+        if crowd not in (0, 1):
+            raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
+        if area is not None and not (_is_number(area) and area >= 0):
+            raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
+        annotation["iscrowd"], annotation["area"] = int(crowd), w * h if area is None else area
+        if min(x + w, of.width) - max(x, 0) < _LEAST or min(y + h, of.height) - max(y, 0) < _LEAST:
             self.skipped["boxes without an area in the picture"] += 1
             return False
         if annotation.get("segmentation") and not _encloses(annotation, of, name):
@@ -71,8 +81,6 @@ class FileScenes:
             return False
         if x < 0 or y < 0 or x + w > of.width or y + h > of.height:
             self.skipped["boxes cut at the edge"] += 1
-        annotation.setdefault("area", w * h)
-        annotation.setdefault("iscrowd", 0)
         return True
 
     def __len__(self) -> int:
@@ -142,13 +150,16 @@ def _check_files(paths: Sequence[str], where: str) -> None:
 
 
 def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
-    """Whether a segmentation encloses pixels; its polygons of one or two points, which enclose none, are removed.
+    """Whether a segmentation encloses pixels; its polygons that have no extent in the picture are removed.
 
-    Raises InputError unless it is polygons, or run lengths of the picture's size.
+    Raises InputError unless it is polygons, or run lengths of the picture's pixels.
     """
     found = annotation["segmentation"]
     if isinstance(found, list) and all(_is_polygon(one) for one in found):
-        annotation["segmentation"] = [one for one in found if len(one) >= 6]
+        furthest = max((abs(n) for one in found for n in one), default=0)
+        if furthest > _FAR:
+            raise InputError(f"{name}: expected polygons within {_FAR:,} pixels, found {furthest:g}; correct them")
+        annotation["segmentation"] = [one for one in found if _has_extent(one, of)]
         return bool(annotation["segmentation"])
     try:
         lengths = run_lengths(found, of.height, of.width)
@@ -156,7 +167,19 @@ def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
         raise InputError(f"{name}: {error}") from None
     if (size := list(lengths["size"])) != [of.height, of.width]:
         raise InputError(f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them")
-    return bool(coco_masks().area(lengths) > 0)
+    try:
+        return bool(decode(lengths).any())
+    except (ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name}: expected run lengths of {of.height * of.width:,} pixels, but they cannot be decoded "
+            f"({problem(error)}); correct them"
+        ) from None
+
+
+def _has_extent(polygon: list[float], of: Listed) -> bool:
+    """Whether a polygon has three points, and its bounding box an area in the picture."""
+    x, y = polygon[::2], polygon[1::2]
+    return len(x) >= 3 and min(max(x), of.width) > max(min(x), 0) and min(max(y), of.height) > max(min(y), 0)
 
 
 def _is_polygon(value: Any) -> bool:

@@ -156,6 +156,10 @@ def _opened(
         valid, rest = held_out(len(train), (valid_size,), "data.valid_size")
         splits |= {"valid": Part(train, valid), "train": Part(train, rest)}
     rows = range(len(splits["train"]))
+    for split, scenes in (("valid", splits["valid"]), ("test", test)):
+        if not any(not one["iscrowd"] for row in range(len(scenes)) for one in scenes.annotations(row)):
+            fix = "raise data.valid_size" if split == "valid" and valid_size else "name an annotated split as data.test"
+            raise InputError(f"{split} split: expected an annotated object, to score detections, found none; {fix}")
     shown = [row for row in rows if any(not one["iscrowd"] for one in splits["train"].annotations(row))]
     empty = len(rows) - len(shown)
     splits["train"] = Part(splits["train"], np.array(shown, np.int64))

@@ -1,5 +1,6 @@
 """Read data sets in the format of PASCAL VOC: one XML file of boxes for each photo."""
 
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,7 +32,11 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
     `FileScenes`.
     """
     listing = find_list(folder, split)
-    names = [line.split()[0] for line in listing.read_text(encoding="utf-8").splitlines() if line.split()]
+    try:
+        lines = listing.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{listing}: expected names of photos in UTF-8, found {error.reason}; convert it") from None
+    names = [line.split()[0] for line in lines if line.split()]
     trees = [_parse(Path(folder) / _ANNOTATIONS / f"{name}.xml") for name in names]
     if categories is None:
         found = sorted({_text(one, "name", path) for path, tree in trees for one in tree.iter("object")})
@@ -73,7 +78,7 @@ def _parse(path: Path) -> tuple[Path, ElementTree.Element]:
         return path, ElementTree.fromstring(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: expected VOC's annotations, but {error.strerror}; add the file") from None
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: encodings that it cannot read
         raise InputError(f"{path}: expected VOC's annotations as XML, found {error}; correct it") from None
 
 
@@ -94,6 +99,6 @@ def _number(entry: ElementTree.Element, name: str, path: Path) -> float:
 
 def _whole(entry: ElementTree.Element, name: str, path: Path) -> int:
     found = _number(entry, name, path)
-    if found < 1 or found != int(found):
+    if not math.isfinite(found) or found < 1 or found != int(found):
         raise InputError(f"{path}: expected a size of whole pixels as <{name}>, found {found:g}; correct it")
     return int(found)
