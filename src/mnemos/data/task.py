@@ -177,6 +177,9 @@ class Task:
         if not leaves(batch):
             raise InputError(f"{where}: expected a batch of tensors, found none in it; check the data")
 
+    def check_model(self, model: nn.Module) -> None:
+        """Raise InputError for a model that this task's data do not fit. A run calls it before it has a folder."""
+
     # Results of a trained model beside its metrics.
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:

@@ -122,6 +122,7 @@ def _train(
         if model is None:  # with a model of the user's, the data loader has made batches already
             check_batch(task, recipe.train)
         check_state(checked, task)
+        task.check_model(checked)
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
             start = Start.read(Path(recipe.train.init_from), checked)

@@ -256,6 +256,17 @@ def test_what_does_not_fit_is_refused(tmp_path):
     (batch,) = replace(SHAPES, masks=False).build().batches("valid", 3)
     with pytest.raises(InputError, match="expected masks for MaskRCNN, found data without them"):
         detect(replace(detector(), classes=4).build().eval(), batch)
+    for kind, masks, message in (("mask-rcnn", False, "data without them"), ("retinanet", True, "finds no masks")):
+        with pytest.raises(InputError, match=message):
+            run(recipe(kind, data=replace(SHAPES, masks=masks)), tmp_path / "run", quiet=True)
+        assert not (tmp_path / "run").exists(), "so that the mended command can name the same folder"
+    task = SHAPES.build()
+    (batch,) = task.batches("test", 5)
+    boxes = [{**one, "scores": torch.ones(len(one["labels"]))} for one in batch.targets()]
+    for one in boxes:
+        del one["masks"]
+    with pytest.raises(InputError, match="expected a mask of every detection, found one without"):
+        task.scored("mask", task.found(None, Detected({}, boxes), batch))
     for fields, message in (
         ({"classes": 0}, "classes: expected at least 1"),
         ({"classes": 1, "sides": ()}, "sides: expected at least one"),

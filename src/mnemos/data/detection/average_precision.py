@@ -54,7 +54,7 @@ class AveragePrecision:
     """The evaluation of detections against annotations, both in COCO's format.
 
     figures: {name: value} of `FIGURES`, in per cent, as papers print them; NaN for sizes of which there is no object.
-    Raises InputError for detections of unknown pictures.
+    Raises InputError for detections of unknown pictures, and for masks of detections without one.
     """
 
     def __init__(self, truth: Annotation, detections: Sequence[Annotation], kind: Kind) -> None:
@@ -67,6 +67,11 @@ class AveragePrecision:
                     f"expected detections of annotated pictures, found one of picture {one['image_id']!r}; score the "
                     "split that was predicted"
                 )
+        if kind == "mask" and any("segmentation" not in one for one in detections):
+            raise InputError(
+                "expected a mask of every detection, found one without; set data.masks False, or use a detector with a "
+                "mask branch (model.detector mask-rcnn)"
+            )
         # With a box the library would take its area, not the mask's, for the figures by size. It also adds entries.
         dropped = {"bbox"} if kind == "mask" else {"segmentation"}
         found = annotated.loadRes([{k: v for k, v in one.items() if k not in dropped} for one in detections])

@@ -26,16 +26,10 @@ class Detected(NamedTuple):
 def detect(model: nn.Module, batch: DetectionBatch) -> Detected:
     """Run a detector on a batch. In eval mode also its losses are computed, which costs a second forward.
 
-    model: a detector of torchvision, or a module with one as `host`. Raises InputError for a detector with a mask
-    branch and a batch without masks.
+    model: a detector of torchvision, or a module with one as `host`. Raises InputError as `check_masks`.
     """
     detector: Any = getattr(model, "host", model)
-    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", lambda: False)
-    if batch.masks is None and has_mask():
-        raise InputError(
-            f"expected masks for {type(detector).__name__}, found data without them; use a data set with segmentations "
-            "and data.masks True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
-        )
+    check_masks(model, batch.masks is not None)
     dtype = next(p.dtype for p in detector.parameters() if p.is_floating_point())
     images, targets = batch.images(dtype), batch.targets()
     if detector.training:
@@ -45,6 +39,25 @@ def detect(model: nn.Module, batch: DetectionBatch) -> Detected:
     with torch.no_grad(), generators.kept(), _computing_losses(detector):
         torch.manual_seed(0)
         return Detected(detector(images, targets), detections)
+
+
+def check_masks(model: nn.Module, masks: bool) -> None:
+    """Raise InputError for a mask branch without masks to learn, and for masks to score without a mask branch.
+
+    Of a detector that is not torchvision's, only the former is known.
+    """
+    detector: Any = getattr(model, "host", model)
+    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", lambda: False)()
+    if has_mask and not masks:
+        raise InputError(
+            f"expected masks for {type(detector).__name__}, found data without them; use a data set with segmentations "
+            "and data.masks True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
+        )
+    if masks and not has_mask and type(detector).__module__.startswith("torchvision."):
+        raise InputError(
+            f"expected data of boxes for {type(detector).__name__}, which finds no masks, found masks to score; set "
+            "data.masks False, or use model.detector mask-rcnn"
+        )
 
 
 @contextlib.contextmanager

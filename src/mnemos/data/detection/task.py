@@ -19,7 +19,7 @@ from mnemos.types import InputError, JSONObject
 from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
 from .batch import DetectionBatch
 from .batch_maker import BatchMaker, Key, keys_from
-from .detector_outputs import Detected, as_results, detect
+from .detector_outputs import Detected, as_results, check_masks, detect
 from .preprocessing import DetectionPreprocessing
 from .reported import class_figures, write_detections
 from .scenes import Annotation, Scenes, ground_truth
@@ -183,6 +183,10 @@ class DetectionTask(Task):
                 f"{where}: expected boxes with an area in their picture and labels 1 to {self.classes}, found "
                 f"{boxes[row, place].tolist()} of label {int(batch.labels[row, place])}; check the data"
             )
+
+    def check_model(self, model: nn.Module) -> None:
+        """See `check_masks`."""
+        check_masks(model, self._masks)
 
     # Results.
 
