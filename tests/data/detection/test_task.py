@@ -65,7 +65,7 @@ def test_batches_are_padded_and_come_back_whole():
         Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, 5, 3), np.bool_)),
     ]
     batch = together(pictures, some, [4, 8])
-    assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 6), (2, 1, 5, 6))
+    assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 6), (2, 1, 5, 1))
     images, targets = batch.images(torch.float64), batch.targets()
     assert [tuple(image.shape) for image in images] == [(3, 4, 6), (3, 5, 3)]
     assert bool((images[0] == 9 / 255).all())
@@ -93,7 +93,7 @@ def test_training_batches_are_functions_of_their_number_and_mirror_half():
     row = turned.index(True)
     assert torch.equal(first.pictures[row].flip(2), straight[row])
     found = objects(task.splits["train"], int(first.rows[row]))
-    assert torch.equal(first.masks[row, : len(found.labels)].flip(2), torch.from_numpy(found.masks.astype(np.uint8)))
+    assert torch.equal(first.targets()[row]["masks"].flip(2), torch.from_numpy(found.masks.astype(np.uint8)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ class DetectionBatch(NamedTuple):
 
     pictures: [B, 3, H, W] uint8, each in the upper left corner, zeros around it. sizes: [B, 2] int64, (height, width)
     of each. boxes: [B, N, 4] float32, (x1, y1, x2, y2) in pixels. labels: [B, N] int64 from 1; 0 where there is no
-    object. masks: [B, N, H, W] uint8 of 0 and 1, or None. rows: [B], the pictures' numbers in the held-out splits.
+    object. masks: [B, N, H, ⌈W/8⌉] uint8, or None: a bit per pixel, the first pixel in the highest bit. Masks of bytes
+    would be most of a batch. rows: [B], the pictures' numbers in the held-out splits.
     """
 
     pictures: Tensor
@@ -38,26 +39,27 @@ class DetectionBatch(NamedTuple):
             some = self.labels[i] > 0
             one = {"boxes": self.boxes[i, some].float(), "labels": self.labels[i, some]}
             if self.masks is not None:
-                one["masks"] = self.masks[i, some, :height, :width]
+                one["masks"] = _unpacked(self.masks[i, some, :height])[..., :width]
             found.append(one)
         return found
 
 
 def together(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], rows: Sequence[int]) -> DetectionBatch:
-    """The batch of pictures [H_i, W_i, 3]. Cost: copies, of B·N·H·W bytes for masks."""
+    """The batch of pictures [H_i, W_i, 3]. Cost: copies, of B·N·H·W/8 bytes for masks."""
     sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
     (height, width), most = sizes.max(0).tolist(), max(1, *(len(one.labels) for one in objects))
     count = len(pictures)
     pixels = np.zeros((count, 3, height, width), np.uint8)
     boxes, labels = np.zeros((count, most, 4), np.float32), np.zeros((count, most), np.int64)
     masked = objects[0].masks is not None
-    masks = np.zeros((count, most, height, width), np.uint8) if masked else None
+    masks = np.zeros((count, most, height, -(-width // 8)), np.uint8) if masked else None
     for i, (picture, one) in enumerate(zip(pictures, objects, strict=True)):
         h, w = picture.shape[:2]
         pixels[i, :, :h, :w] = picture.transpose(2, 0, 1)
         boxes[i, : len(one.labels)], labels[i, : len(one.labels)] = one.boxes, one.labels
         if masks is not None:
-            masks[i, : len(one.labels), :h, :w] = one.masks
+            assert one.masks is not None  # all objects of a split have masks, or none has
+            masks[i, : len(one.labels), :h, : -(-w // 8)] = np.packbits(one.masks, axis=-1)
     return DetectionBatch(
         torch.from_numpy(pixels),
         torch.from_numpy(sizes),
@@ -66,6 +68,12 @@ def together(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], 
         None if masks is None else torch.from_numpy(masks),
         torch.tensor(list(rows)),
     )
+
+
+def _unpacked(masks: Tensor) -> Tensor:
+    """Masks [..., W/8] of bits as [..., W] uint8 of 0 and 1."""
+    bits = torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)
+    return ((masks[..., None] >> bits) & 1).flatten(-2)
 
 
 def flipped(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
