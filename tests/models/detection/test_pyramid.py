@@ -262,3 +262,14 @@ def test_levels_coarser_maps_and_what_is_refused():
         leave_out_padding(mask_rcnn(backbone("pvt")))
     with pytest.raises(InputError, match="pass the whole detector"):
         leave_out_padding(backbone("pvt"))
+
+
+def test_maps_of_equal_widths_must_have_one_size():
+    class Stages(nn.Module):
+        channels = (4, 4)
+
+        def forward(self, images):
+            return [images[:, :1, ::4, ::4].expand(-1, 4, -1, -1), images[:, :1, ::8, ::8].expand(-1, 4, -1, -1)]
+
+    with pytest.raises(InputError, match=r"maps of one size .* found \[\(4, 4\), \(8, 8\)\]; let its maps"):
+        FeaturePyramid(Stages(), 8)(torch.zeros(1, 3, 32, 32))

@@ -66,6 +66,7 @@ class FeaturePyramid(nn.Module):
         found = self.backbone(images)
         maps: Sequence[Tensor] = getattr(found, "feature_maps", found)
         if self.simple is not None:
+            _check_one_size(maps, self.channels_last)
             maps = self.simple(self._channels_first(maps[-1], self.backbone_widths[-1]))
         else:
             maps = [self._channels_first(x, width) for x, width in zip(maps, self.backbone_widths, strict=True)]
@@ -115,6 +116,16 @@ def _described(backbone: Any) -> tuple[list[int], bool]:
             f"Face: AutoBackbone; others: a list `channels`), found {type(backbone).__name__}; make it one"
         )
     return list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
+
+
+def _check_one_size(maps: Sequence[Tensor], channels_last: bool) -> None:
+    """Raise InputError unless maps of equal widths have one size, as a ViT's: all but the last are not used."""
+    sizes = {tuple(x.shape[1:3] if channels_last else x.shape[2:]) for x in maps}
+    if len(sizes) > 1:
+        raise InputError(
+            f"expected maps of one size of a backbone whose `channels` are all equal, found {sorted(sizes)}; let its "
+            "maps have different widths, such as by 1 × 1 convolutions, or return the last map alone"
+        )
 
 
 def _channels_last(backbone: Any) -> bool:
