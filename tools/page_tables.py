@@ -31,10 +31,16 @@ def what_helped() -> str:
         cells = [_spread(rows[stem]), _spread(rows[f"{stem}-wider"]), _spread(cached)]
         cells += ["not run", "not known"] if unwritten is None else [_spread(unwritten), _added(cached, unwritten)]
         lines.append(f"| {title} | " + " | ".join(cells) + " |\n")
-    (recall,) = (entry for entry in _load("bench_memory")["benchmarks"] if entry["name"] == "mqar")
-    window, cached, unwritten = (_row(recall, name) for name in ("window", "gated-cache", "gated-cache-unwritten"))
-    cells = [_spread(window), "not run", _spread(cached), _spread(unwritten), _added(cached, unwritten)]
-    lines.append("| recall of pairs (MQAR, small), cache per stream | " + " | ".join(cells) + " |\n")
+    titles = {
+        "mqar": "recall of pairs (MQAR, small)",
+        "noisy-recall": "recall among noise, small",
+        "selective-copying": "selective copying, small",
+        "listops-32": "ListOps of 9 to 25 symbols",
+    }
+    for entry in _load("bench_memory")["benchmarks"]:
+        window, cached, unwritten = (_row(entry, name) for name in ("window", "gated-cache", "gated-cache-unwritten"))
+        cells = [_spread(window), "not run", _spread(cached), _spread(unwritten), _added(cached, unwritten)]
+        lines.append(f"| {titles[entry['name']]}, cache per stream | " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 
