@@ -63,9 +63,18 @@ class Host:
     def of(model: Any) -> "Host":
         """That of a model of Transformers; where it was loaded from, and in which type, does not count."""
         config = model.config
-        found = {name: x for name, x in config.to_diff_dict().items() if name[0] != "_" and name not in _OF_ORIGIN}
-        settings = hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
+        found = json.dumps(_meaning(config.to_diff_dict()), sort_keys=True, default=str)
+        settings = hashlib.sha256(found.encode()).hexdigest()
         return Host(type(model).__name__, int(config.get_text_config(decoder=True).vocab_size), settings)
+
+
+def _meaning(settings: Any) -> Any:
+    """The settings of a configuration, and of those in it, that change what a state means."""
+    if not isinstance(settings, dict):
+        return settings
+    left_out = {name for name in settings if name in _OF_ORIGIN or str(name).startswith("_")}
+    left_out |= {name for name in settings if str(name).endswith("_token_id")}  # what generation ends with, and padding
+    return {name: _meaning(x) for name, x in settings.items() if name not in left_out}
 
 
 class Functional(nn.Module):

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+_LOCK = threading.RLock()  # two exports at once would restore each other's streams
+
 
 class _OfOthers:
     """A stream that drops what one thread writes, as long as it is told to, and passes on everything else."""
@@ -26,11 +28,12 @@ class _OfOthers:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, what this thread writes to `sys.stdout` and `sys.stderr` is dropped."""
-    streams: list[Any] = [_OfOthers(sys.stdout), _OfOthers(sys.stderr)]
-    try:
-        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-            yield
-    finally:  # who has kept one, such as a handler of logging, goes on as if it were the stream
-        for stream in streams:
-            stream.drops = False
+    """Inside, what this thread writes to `sys.stdout` and `sys.stderr` is dropped; other threads that export wait."""
+    with _LOCK:
+        streams: list[Any] = [_OfOthers(sys.stdout), _OfOthers(sys.stderr)]
+        try:
+            with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+                yield
+        finally:  # who has kept one, such as a handler of logging, goes on as if it were the stream
+            for stream in streams:
+                stream.drops = False

@@ -18,7 +18,7 @@ from mnemos.types import InputError, JSONObject
 
 from .exported_tokenizer import exported_tokenizers
 from .model_card import model_card
-from .recipe_files import NoRecipeError, recipe_of_model
+from .recipe_files import UnreadableRecipeError, recipe_of_model
 from .run_files import read_about, read_result
 
 FOLDER = "hf"  # of a run, where its checkpoint is by default
@@ -153,16 +153,16 @@ def _of_run(run: Path, part: str, read: Callable[[Path], JSONObject]) -> JSONObj
 
 
 def _recipe(run: Path) -> JSONObject:
-    """The recipe of a run; {} for the folder of a model alone and for a run of `mnemos.fit`, which have none.
+    """The recipe of a run; {} for the folder of a model alone, and where model or data are not of this library.
 
     Raises InputError for a damaged one.
     """
     try:
         return to_dict(recipe_of_model(run))
-    except NoRecipeError:
-        return {}
-    except InputError as error:
+    except UnreadableRecipeError as error:
         raise _damaged(error) from None
+    except InputError:
+        return {}
 
 
 def _damaged(error: InputError) -> InputError:

@@ -14,8 +14,8 @@ from .recipe import OWN, Recipe
 MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: the recipe of the run
 
 
-class NoRecipeError(InputError):
-    """A folder that has no recipe, or that of a run of `mnemos.fit`, whose model and data are not stored."""
+class UnreadableRecipeError(InputError):
+    """A recipe's file that is no JSON, or cannot be read at all."""
 
 
 def find_recipe(name: str) -> Recipe:
@@ -48,7 +48,7 @@ def read_recipe(folder: Path) -> Recipe:
         return _read(folder / "recipe.json")
     except FileNotFoundError:
         found = "no recipe.json in it" if folder.exists() else "no such folder"
-        raise NoRecipeError(f"{folder}: expected a run, found {found}; name a folder that mnemos train wrote") from None
+        raise InputError(f"{folder}: expected a run, found {found}; name a folder that mnemos train wrote") from None
 
 
 def is_model(folder: Path) -> bool:
@@ -77,7 +77,7 @@ def _read(path: Path) -> Recipe:
             raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
         model = saved.get("model")
         if isinstance(model, dict) and model.get("is") == OWN:
-            raise NoRecipeError(
+            raise InputError(
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
                 "it with fit(..., resume=True)"
             )
@@ -85,13 +85,13 @@ def _read(path: Path) -> Recipe:
     except FileNotFoundError:
         raise
     except json.JSONDecodeError as error:
-        raise InputError(
+        raise UnreadableRecipeError(
             f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
+        raise UnreadableRecipeError(
             f"{path}: expected a recipe, found a file that cannot be read ({error}); name another"
         ) from None
     except InputError as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}") from None
     return recipe

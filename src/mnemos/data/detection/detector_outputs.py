@@ -47,7 +47,8 @@ def check_masks(model: nn.Module, masks: bool) -> None:
     Of a detector that is not torchvision's, only the former is known.
     """
     detector: Any = getattr(model, "host", model)
-    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", lambda: False)()
+    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", False)
+    has_mask = bool(has_mask() if callable(has_mask) else has_mask)  # a method of torchvision's
     if has_mask and not masks:
         raise InputError(
             f"expected masks for {type(detector).__name__}, found data without them; use a data set with segmentations "

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from mnemos.libraries import torchvision
@@ -66,7 +67,8 @@ class FeaturePyramid(nn.Module):
         found = self.backbone(images)
         maps: Sequence[Tensor] = getattr(found, "feature_maps", found)
         if self.simple is not None:
-            _check_one_size(maps, self.channels_last)
+            if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # sizes are no numbers there
+                _check_one_size(maps, self.channels_last)
             maps = self.simple(self._channels_first(maps[-1], self.backbone_widths[-1]))
         else:
             maps = [self._channels_first(x, width) for x, width in zip(maps, self.backbone_widths, strict=True)]
