@@ -169,7 +169,7 @@ def test_bf16_keeps_soft_targets(tmp_path):
         (recipe({"classes": 5}), "model.classes is 5, but the data needs 7; use model.classes 7"),
         (recipe({"image": 32}), "model.image is 32, but the data needs 12; use model.image 12"),
         (recipe({"channels": 1}), "model.channels is 1, but the data needs 3; use model.channels 3"),
-        (recipe(data={"workers": -1}), "data.workers must be at least 0, found -1"),
+        (recipe(data={"workers": -1}), "data.workers: expected at least 0, found -1; raise it"),
         (recipe(data={"augment": AugmentConfig("timm", mixup=-1.0)}), "data.augment.mixup must be at least 0"),
     ],
 )
