@@ -40,8 +40,10 @@ def stream_caches() -> str:
     """The table of docs/results.md: what a written cache per stream adds, in every default benchmark."""
     lines = ["| test accuracy, cache per stream | no cache | cached | cached, never written | the memory adds |\n"]
     lines.append("|---|---|---|---|---|\n")
-    for entry in _load("bench_memory")["benchmarks"]:
-        lines.append(f"| `{entry['name']}` | {_cache_per_stream(entry).replace('not run | ', '')} |\n")
+    lines += [
+        f"| `{entry['name']}` | {_cache_per_stream(entry).replace('not run | ', '')} |\n"
+        for entry in _load("bench_memory")["benchmarks"]
+    ]
     return "".join(lines)
 
 
