@@ -16,7 +16,7 @@ from mnemos.types import leaves, reset, select
 sys.path.insert(0, str(Path(__file__).parent))
 import memory_tokens_oracle as oracle
 
-SMALL = {"vocab_size": 11, "dim": 12, "layers": 2, "num_heads": 3, "mlp": 10, "segment": 4}
+SMALL = {"vocab_size": 11, "dim": 12, "layers": 2, "num_heads": 3, "mlp": 10, "segment": 4, "position": "sinusoidal"}
 ROTARY = {"position": "rotary", "num_heads": 2}
 KINDS = {
     "mt": (MemoryTransformer, {"memory_tokens": 3}),

@@ -58,7 +58,7 @@ def test_gradients_are_those_of_back_propagation_through_time(kind, horizon):
 
 def test_the_memory_carries_gradient_to_the_first_segment_and_not_past_the_horizon():
     torch.manual_seed(0)
-    model = RMT(vocab_size=13, dim=12, segment=L, memory=TokensConfig(tokens=3)).double()
+    model = RMT(vocab_size=13, dim=16, segment=L, memory=TokensConfig(tokens=3)).double()
     x = torch.randint(13, (2, 3 * L))
     first = model.initial_state(2)
     tokens = torch.randn_like(first.memory.tokens, requires_grad=True)

@@ -42,7 +42,7 @@ class SegmentConfig(ModelConfig):
     mlp: int = 512  # hidden width of the MLP; 0: blocks of attention alone
     segment: int = 64  # L, the number of tokens of a segment
     norm: Norm = "pre"
-    position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"  # within a segment
+    position: Literal["sinusoidal", "learned", "rotary", "none"] = "rotary"  # within a segment
     activation: Activation = "gelu"
     dropout: float = 0.0
     tied: bool = False  # the head shares the embedding's weights
