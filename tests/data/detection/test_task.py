@@ -252,6 +252,18 @@ def test_frozen_stages_are_not_trained():
         )
 
 
+def test_retinanet_can_begin_with_the_finest_map():
+    maps = {}
+    for finest in (0, 1):
+        model = replace(detector("retinanet"), classes=4, finest=finest, anchor=8).build()
+        maps[finest] = [tuple(x.shape[-2:]) for x in model.host.backbone(torch.zeros(1, 3, 64, 64)).values()]
+        sizes = model.host.anchor_generator.sizes
+        assert len(sizes) == len(maps[finest])
+        assert sizes[0] == (8, 10, 13)
+    assert maps[0][0] == (16, 16)
+    assert maps[1][0] == (8, 8)
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     (batch,) = replace(SHAPES, masks=False).build().batches("valid", 3)
     with pytest.raises(InputError, match="expected masks for MaskRCNN, found data without them"):
@@ -271,6 +283,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ({"classes": 0}, "classes: expected at least 1"),
         ({"classes": 1, "sides": ()}, "sides: expected at least one"),
         ({"classes": 1, "frozen_stages": 3}, "frozen_stages: expected 0 to 2"),
+        ({"classes": 1, "finest": 2}, "finest: expected 0 to 1"),
     ):
         with pytest.raises(InputError, match=message):
             replace(detector(), **fields).build()

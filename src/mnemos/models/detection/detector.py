@@ -48,8 +48,9 @@ class DetectorConfig(ModelConfig):
     size. classes: of objects, without the background. channels: width of the feature pyramid.
     sides: pictures are scaled so that their shorter side is one of these in training, chosen at random, and the last
     one in evaluation; longest: but their longer side at most this. anchor: side of the smallest anchor boxes, twice as
-    large at each coarser level. frozen_stages: the first stages of the backbone, whose parameters are not trained.
-    group_norm: normalise after the convolutions of the pyramid's levels and within RetinaNet's heads and the mask
+    large at each coarser level. finest: the backbone's finest map that RetinaNet reads; 1, the second, as published
+    (stride 8 of a PVT); 0 for small objects. The others read all maps. frozen_stages: the first stages of the backbone,
+    whose parameters are not trained. group_norm: normalise after the convolutions of the pyramid's levels and within RetinaNet's heads and the mask
     branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and the region proposals have no
     normalisation. For training without a pretrained backbone: RetinaNet's heads begin with weights of 0.01, through
     four layers of which almost nothing comes if they are narrow. False, as in the paper, is torchvision's default.
@@ -65,6 +66,7 @@ class DetectorConfig(ModelConfig):
     sides: tuple[int, ...] = (800,)
     longest: int = 1333
     anchor: int = 32
+    finest: int = 1
     frozen_stages: int = 0
     group_norm: bool = False
     regions: RegionConfig = field(default_factory=RegionConfig)
@@ -80,6 +82,11 @@ class DetectorConfig(ModelConfig):
             raise InputError(
                 f"detector: frozen_stages: expected 0 to {len(self.backbone.depths)}, the stages of the backbone, "
                 f"found {self.frozen_stages}; change it"
+            )
+        if not 0 <= self.finest < len(self.backbone.depths):
+            raise InputError(
+                f"detector: finest: expected 0 to {len(self.backbone.depths) - 1}, a map of the backbone, found "
+                f"{self.finest}; change it"
             )
         features = self.backbone.features()
         if isinstance(self.backbone.cache, GRC):
@@ -103,7 +110,7 @@ class DetectorConfig(ModelConfig):
         from torchvision.models.detection.retinanet import RetinaNetHead
         from torchvision.models.detection.rpn import AnchorGenerator
 
-        levels = tuple(range(1, len(self.backbone.depths)))
+        levels = tuple(range(self.finest, len(self.backbone.depths)))
         norm = _group_norm if self.group_norm else None
         pyramid = FeaturePyramid(features, self.channels, levels, "convolutions", norm)
         scales = [self.anchor * 2**i for i in range(pyramid.maps)]
