@@ -36,6 +36,7 @@ MODELS = {
     "wide": {"dim": 128, "num_heads": 8, "mlp": 300, "vocab_size": 70, "layers": 5},
     "learned": {"position": "learned"},
     "nowhere": {"position": "none"},
+    "scaled": {"scale_embedding": True},
     "tied": {"head": HeadConfig(tied=True)},
     "classes": {"head": HeadConfig(classes=5, pool="last"), "norm": "post"},
     "deep head": {"head": HeadConfig(classes=5, hidden=19, pool="mean")},

@@ -55,6 +55,14 @@ def test_branched_rows_equal_copied_rows_and_share_their_keys(fields):
     assert model(causal=False, head=HeadConfig(classes=2)).branch(None, 3) is None
 
 
+def test_scaled_embeddings_are_the_embeddings_times_the_root_of_the_width():
+    scaled, plain = model(scale_embedding=True), model()
+    assert not torch.allclose(scaled(ids())[0], plain(ids())[0])
+    with torch.no_grad():
+        plain.embedding.weight *= 4
+    torch.testing.assert_close(scaled(ids())[0], plain(ids())[0])
+
+
 def test_post_norm_equals_torchs_encoder_layer():
     torch.manual_seed(0)
     ours = Transformer(vocab_size=5, dim=16, layers=1, num_heads=2, mlp=32, norm="post", position="none").eval()

@@ -74,7 +74,7 @@ def _window(s: Sizes) -> Memory:
 
 
 def _linear(s: Sizes) -> Memory:
-    return Memory(_transformer(s, attention=LinearConfig()))
+    return Memory(_transformer(s, scale_embedding=True, attention=LinearConfig()))  # it has sinusoids
 
 
 def _transformer_xl(s: Sizes) -> Memory:

@@ -79,7 +79,7 @@ def plan_of(model: Any) -> Plan:
         numbers=(
             blocks[0].mlp_norm.eps,
             attention.eps if linear else 0.0,
-            c.dim**0.5 if pairs and c.scale_embedding else 1.0,
+            c.dim**0.5 if c.scale_embedding else 1.0,
         ),
         outputs=(1, outputs) if pairs or not c.head.classes else (outputs,),
         window=None if linear else attention.window,

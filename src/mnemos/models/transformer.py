@@ -65,6 +65,7 @@ class TransformerConfig(ModelConfig):
     causal: bool = True
     norm: Norm = "pre"
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
+    scale_embedding: bool = False  # multiply embeddings by √D, so that sinusoids are not larger than they are
     activation: Activation = "gelu"
     dropout: float = 0.0
     attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
@@ -218,6 +219,8 @@ class Transformer(nn.Module):
             _check_state(state, b, len(self.blocks))
         seen = None if state is None else state.seen
         y = self.embedding(x)
+        if self.config.scale_embedding:
+            y = y * self.config.dim**0.5
         if self.cls is not None:
             y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
             mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)

@@ -102,7 +102,8 @@ def text_state_memformer() -> Recipe:
 @recipe
 def text_state_linear() -> Recipe:
     """text-state-xl with linear attention: running sums of 8 heads, 17 × 16 each."""
-    return _recipe(replace(_MODEL, num_heads=8, position="sinusoidal", attention=LinearConfig()))
+    model = replace(_MODEL, num_heads=8, position="sinusoidal", scale_embedding=True, attention=LinearConfig())
+    return _recipe(model)
 
 
 @recipe
