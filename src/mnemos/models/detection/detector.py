@@ -50,10 +50,11 @@ class DetectorConfig(ModelConfig):
     one in evaluation; longest: but their longer side at most this. anchor: side of the smallest anchor boxes, twice as
     large at each coarser level. finest: the backbone's finest map that RetinaNet reads; 1, the second, as published
     (stride 8 of a PVT); 0 for small objects. The others read all maps. frozen_stages: the first stages of the backbone,
-    whose parameters are not trained. group_norm: normalise after the convolutions of the pyramid's levels and within RetinaNet's heads and the mask
-    branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and the region proposals have no
-    normalisation. For training without a pretrained backbone: RetinaNet's heads begin with weights of 0.01, through
-    four layers of which almost nothing comes if they are narrow. False, as in the paper, is torchvision's default.
+    whose parameters are not trained. group_norm: normalise after the convolutions of the pyramid's levels and within
+    RetinaNet's heads and the mask branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and
+    the region proposals have no normalisation. For training without a pretrained backbone: RetinaNet's heads begin with
+    weights of 0.01, through four layers of which almost nothing comes if they are narrow. False, as in the paper, is
+    torchvision's default.
     """
 
     name: ClassVar[str] = "detector"
