@@ -1,8 +1,14 @@
 """`mnemos export RUN --to hf`: what Transformers loads writes as the run's own model does, with the run's numbers."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +72,46 @@ def test_a_pipeline_writes_what_predict_writes(exported, tmp_path, monkeypatch):
     drawn = pipeline.model.generate(**tokens, max_new_tokens=5, do_sample=False)[:, tokens.input_ids.shape[1] :]
     assert [bytes(row.tolist()).decode(errors="replace") for row in drawn] == expected
     assert [one[0]["generated_text"] for one in found] == expected
+
+
+@pytest.mark.slow
+def test_transformers_serve_writes_what_generate_writes(exported, tmp_path):
+    """In a process that has not imported this library before it reads the checkpoint, and without a network."""
+    if not transformers().utils.import_utils.is_serve_available():
+        pytest.skip("the server of Transformers is not installed; run: pip install 'transformers[serving]'")
+    checkpoint = str(exported[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", checkpoint, "--trust-remote-code"]
+    command += ["--device", "cpu", "--host", "127.0.0.1", "--port", port]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    said = tmp_path / "said.txt"
+    with said.open("wb") as file, subprocess.Popen(command, env=environment, stdout=file, stderr=file) as server:
+        try:
+            body = {"model": checkpoint, "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0}
+            found = _answer(f"http://127.0.0.1:{port}/v1/completions", body, server, said)
+        finally:
+            server.kill()
+    tokenizer = transformers().AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers().AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokens = tokenizer(PROMPTS[0], return_tensors="pt")
+    drawn = model.generate(**tokens, max_new_tokens=12, do_sample=False)[0, tokens.input_ids.shape[1] :]
+    assert found["choices"][0]["text"] == tokenizer.decode(drawn, skip_special_tokens=True)
+    assert found["usage"]["completion_tokens"] == 12
+
+
+def _answer(address, body, server, said):
+    """What a server answers, as soon as it listens."""
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    while server.poll() is None:
+        try:
+            return json.loads(urllib.request.urlopen(request).read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(said.read_text()) from error
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise AssertionError(said.read_text())
 
 
 def test_the_card_has_the_run_s_own_numbers(exported):
