@@ -1,6 +1,5 @@
 """ONNX graphs of exported programs, and the operators that need another translation than PyTorch's."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +20,7 @@ def onnx_graph(program: torch.export.ExportedProgram, inputs: Sequence[str], out
     libraries.onnx()
     libraries.onnxscript()
     # Without gradient: else PyTorch takes the attention apart into views that strides do not allow.
-    with torch.no_grad(), warnings.catch_warnings(), quiet():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), quiet():
         return torch.onnx.export(
             program,
             dynamo=True,
