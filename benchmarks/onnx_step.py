@@ -1,12 +1,14 @@
 """Exported steps in ONNX Runtime beside PyTorch: 10,000 streamed steps of every kind of state, and the time of a step.
 
     python benchmarks/onnx_step.py parity [--kinds linear rmt ...] [--steps 10000] [--out FILE]
+    python benchmarks/onnx_step.py parity --runs FOLDER ... --text FILE [--steps 10000] [--out FILE]
     python benchmarks/onnx_step.py speed [--rounds 40] [--clock cpu] [--out FILE]
 
 Parity: a small model of each kind reads the same tokens, ONNX Runtime step by step from its own states, PyTorch as a
 whole (token by token where the cuts are part of the computation), in float32 and, if it may be read as a whole, in
-float64. The table has the largest differences of logits over all steps, and at how many tokens the most probable one
-differs.
+float64. The table has the largest differences of logits over all steps and in each tenth of them, at how many tokens
+the most probable one differs, and the mean −log p of the tokens in nats. With --runs: the models of these runs of
+bytes, and beside each a new one of the same configuration, on the first bytes of a file.
 
 Time: one row, one thread, of models of linear attention as in benchmarks/decoding.py and of a window of softmax. A
 round times the fused step, ONNX Runtime with new arrays at each step and "bound" to arrays that are made once, as
@@ -20,7 +22,7 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
@@ -94,11 +97,12 @@ def streamed(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def parity(name: str, steps: int) -> dict[str, Any]:
-    model = KINDS[name]()
-    tokens = torch.randint(VOCABULARY, (1, steps), generator=torch.Generator().manual_seed(1))
+def parity(name: str, model: nn.Module, tokens: Tensor) -> dict[str, Any]:
+    """The differences over tokens [1, T]. The model is of float64 afterwards."""
+    steps = tokens.shape[1]
     found = streamed(model, tokens)
     row: dict[str, Any] = {"name": name, "steps": steps}
+    parts: dict[str, list[float]] = {}
     if model.splits == "anywhere":
         ours = model(tokens)[0][0]
         exact = model.double()(tokens)[0][0]
@@ -106,6 +110,7 @@ def parity(name: str, steps: int) -> dict[str, Any]:
             "onnxruntime": float((found - exact).abs().max()),
             "torch": float((ours - exact).abs().max()),
         }
+        parts["torch from float64"] = tenths(ours - exact)
     else:
         state, outputs = model.initial_state(1), []
         for i in range(steps):
@@ -113,9 +118,34 @@ def parity(name: str, steps: int) -> dict[str, Any]:
             outputs.append(y[0, 0])
         ours = torch.stack(outputs)
     row["largest difference from torch"] = float((found - ours).abs().max())
+    row["largest differences in tenths"] = {"onnxruntime from torch": tenths(found - ours), **parts}
     row["standard deviation of logits"] = float(ours.std())
     row["other most probable tokens"] = int((found.argmax(-1) != ours.argmax(-1)).sum())
+    row["nats"] = float(F.cross_entropy(found[:-1], tokens[0, 1:]))
     return row
+
+
+def tenths(difference: Tensor) -> list[float]:
+    """The largest size of a difference [T, V] in each tenth of the tokens."""
+    return [float(part.abs().max()) for part in difference.tensor_split(10)]
+
+
+def of_kinds(names: list[str], steps: int) -> Iterator[dict[str, Any]]:
+    """A row for each kind: its model with random weights, on random tokens."""
+    for name in names:
+        model = KINDS[name]()
+        yield parity(name, model, torch.randint(VOCABULARY, (1, steps), generator=torch.Generator().manual_seed(1)))
+
+
+def of_runs(folders: list[str], text: Path, steps: int) -> Iterator[dict[str, Any]]:
+    """Two rows for each run of bytes: its model, and a new one of the same configuration."""
+    tokens = torch.tensor([list(text.read_bytes()[:steps])])
+    for folder in folders:
+        model = mnemos.load(folder)
+        torch.manual_seed(0)
+        untrained = model.config.build()
+        yield parity(f"{model.config.name}, trained", model.eval(), tokens)
+        yield parity(f"{model.config.name}, untrained", untrained.eval(), tokens)
 
 
 def bound(step: Any, tokens: Any, outputs: Any, before: dict[str, Any], written: dict[str, Any]) -> Any:
@@ -194,11 +224,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=("parity", "speed"))
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--runs", nargs="*", default=[], help="in place of the kinds: folders of runs of bytes")
+    parser.add_argument("--text", type=Path, help="with --runs: the file that their models read")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--clock", choices=CLOCKS, default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.runs and options.text is None:
+        parser.error("--runs: expected --text FILE beside it")
     torch.set_num_threads(1)
     found: dict[str, Any] = {"provenance": provenance(0, "cpu"), "onnxruntime": onnxruntime.__version__}
     found |= {"threads": 1, "rows": []}
@@ -206,8 +240,10 @@ def main() -> None:
         found["clock"] = options.clock
         shapes = [(*shape, one) for shape in SHAPES for one in (LinearConfig(), SoftmaxConfig(window=64))]
         rows = (speed(*shape, options.rounds, options.clock) for shape in shapes)
+    elif options.runs:
+        rows = of_runs(options.runs, options.text, options.steps)
     else:
-        rows = (parity(name, options.steps) for name in options.kinds)
+        rows = of_kinds(options.kinds, options.steps)
     for row in rows:
         print(json.dumps(row), flush=True)
         found["rows"].append(row)
