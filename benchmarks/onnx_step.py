@@ -233,6 +233,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.runs and options.text is None:
         parser.error("--runs: expected --text FILE beside it")
+    if options.runs and options.table == "speed":
+        parser.error("--runs: expected parity, found speed; leave it out")
     torch.set_num_threads(1)
     found: dict[str, Any] = {"provenance": provenance(0, "cpu"), "onnxruntime": onnxruntime.__version__}
     found |= {"threads": 1, "rows": []}

@@ -62,7 +62,8 @@ class SegmentAttention(MultiHeadAttention[Context]):
         super().__init__(dim, num_heads, True, dropout, splits="segments", state_kind="constant")
         if rotary and dim // num_heads % 2:
             raise InputError(
-                f"rotary positions: expected an even width per head, found {dim // num_heads}; change dim or num_heads"
+                f"rotary positions: expected an even width per head, found {dim // num_heads}; change dim or "
+                'num_heads, or use position="learned"'
             )
         self.qkv = torch.nn.Linear(dim, 3 * dim)
         self.output = torch.nn.Linear(dim, dim)

@@ -65,7 +65,7 @@ class TransformerConfig(ModelConfig):
     causal: bool = True
     norm: Norm = "pre"
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
-    scale_embedding: bool = False  # multiply embeddings by √D, so that sinusoids are not larger than they are
+    scale_embedding: bool = False  # tokens' embeddings times √D: without, sinusoids are larger than new embeddings
     activation: Activation = "gelu"
     dropout: float = 0.0
     attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one

@@ -75,7 +75,7 @@ def text_state_compressive() -> Recipe:
 
 @recipe
 def text_state_rmt() -> Recipe:
-    """text-state-xl as a Recurrent Memory Transformer: 64 memory tokens, rewritten every 64 bytes."""
+    """text-state-xl as a Recurrent Memory Transformer: 64 memory tokens, rewritten every 64 bytes; rotary."""
     return _recipe(RMTConfig(**_SIZES, memory=TokensConfig(64)))
 
 
@@ -101,7 +101,7 @@ def text_state_memformer() -> Recipe:
 
 @recipe
 def text_state_linear() -> Recipe:
-    """text-state-xl with linear attention: running sums of 8 heads, 17 × 16 each."""
+    """text-state-xl with linear attention: running sums of 8 heads, 17 × 16 each; sinusoids, embeddings times √128."""
     model = replace(_MODEL, num_heads=8, position="sinusoidal", scale_embedding=True, attention=LinearConfig())
     return _recipe(model)
 

@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ({"classes": 0}, "classes: expected at least 1"),
         ({"classes": 1, "sides": ()}, "sides: expected at least one"),
         ({"classes": 1, "frozen_stages": 3}, "frozen_stages: expected 0 to 2"),
-        ({"classes": 1, "finest": 2}, "finest: expected 0 to 1"),
+        ({"classes": 1, "detector": "retinanet", "finest": 2}, "finest: expected 0 to 1"),
     ):
         with pytest.raises(InputError, match=message):
             replace(detector(), **fields).build()

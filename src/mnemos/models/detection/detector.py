@@ -84,7 +84,7 @@ class DetectorConfig(ModelConfig):
                 f"detector: frozen_stages: expected 0 to {len(self.backbone.depths)}, the stages of the backbone, "
                 f"found {self.frozen_stages}; change it"
             )
-        if not 0 <= self.finest < len(self.backbone.depths):
+        if self.detector == "retinanet" and not 0 <= self.finest < len(self.backbone.depths):
             raise InputError(
                 f"detector: finest: expected 0 to {len(self.backbone.depths) - 1}, a map of the backbone, found "
                 f"{self.finest}; change it"
