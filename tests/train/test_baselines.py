@@ -8,7 +8,7 @@ from mnemos.config import ModelConfig
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.ops.block_sparse import is_dense
-from mnemos.train.baselines import equal_parameters, parameters, with_baselines
+from mnemos.train.baselines import equal_parameters, parameters, widths_text, with_baselines
 from mnemos.train.compare import compare
 from mnemos.train.stopping import Interrupted
 from mnemos.train.variants import variants
@@ -81,6 +81,17 @@ def test_slots_have_baselines_too():
     assert (wider.name, wider.model.memory.slots) == ("text-memformer-wider", 0)
     assert parameters(wider.model) == pytest.approx(parameters(recipe.model), rel=0.005)
     assert with_baselines([recipe, never, wider]) == [recipe, never, wider]
+
+
+def test_detectors_have_wider_backbones():
+    recipe = registry.load("recipe", "shapes-mask-rcnn-cached")()
+    recipe = replace(recipe, model=replace(recipe.model, classes=4))
+    made = equal_parameters(recipe)
+    assert parameters(made.model) == pytest.approx(parameters(recipe.model), rel=1e-3)
+    assert made.model.backbone.cache is None
+    plain = replace(recipe.model, backbone=replace(recipe.model.backbone, cache=None))
+    assert made.model == replace(plain, backbone=made.model.backbone)
+    assert widths_text(plain, made.model).startswith("mlp_ratios (4, 6, 4, 6) instead of (4, 4, 4, 4)")
 
 
 @pytest.mark.parametrize("name", ["text-rmt", "text-armt"])

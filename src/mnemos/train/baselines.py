@@ -124,7 +124,14 @@ def _none() -> Any:
 
 
 def _widened(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
-    """The model with the MLP widths whose number of parameters is nearest to `wanted`; the count is linear in them."""
+    """The model with the MLP widths whose number of parameters is nearest to `wanted`; the count is linear in them.
+
+    Of a detector, the MLPs of its backbone.
+    """
+    backbone = getattr(model, "backbone", None)
+    if isinstance(backbone, ModelConfig):
+        rest = parameters(model) - parameters(backbone)
+        return replace(model, backbone=_widened(backbone, wanted - rest, option))  # type: ignore[call-arg]
     name = next((name for name in _WIDTHS if hasattr(model, name)), None)
     if name is None:
         raise InputError(
@@ -148,8 +155,9 @@ def _widened(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
 
 def widths_text(before: ModelConfig, after: ModelConfig) -> str | None:
     """How the widths of the MLPs of two models differ: "mlp 384 instead of 512"; None if they do not."""
+    widened, original = getattr(after, "backbone", after), getattr(before, "backbone", before)
     for name in _WIDTHS:
-        old, new = getattr(before, name, None), getattr(after, name, None)
+        old, new = getattr(original, name, None), getattr(widened, name, None)
         if old != new:
             return f"{name} {_text(new)} instead of {_text(old)}, {parameters(after):,} parameters"
     return None
