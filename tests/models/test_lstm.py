@@ -5,6 +5,7 @@ import torch
 
 import mnemos
 from mnemos import InputError, Stream
+from mnemos.models import lstm
 from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.types import reset
 
@@ -91,6 +92,15 @@ def test_streams_at_constant_cost_and_autocasts():
         low, state = network(x, state)
     wanted = network(x, network(x)[1])[0]
     assert (low.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+
+
+def test_autocasts_on_processors_whose_lstm_has_no_bfloat16(monkeypatch):
+    monkeypatch.setattr(lstm, "_BFLOAT16_LSTM", False)
+    network, x = model(layers=1).float().eval(), ids(1, 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, state = network(x)
+    torch.testing.assert_close(state, network(x)[1])
+    assert low.dtype == torch.bfloat16
 
 
 def test_refuses_what_does_not_fit():

@@ -1,5 +1,6 @@
 """The recurrent baseline among language models: an LSTM whose state is passed in and returned."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -12,11 +13,15 @@ from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.exported import token_by_token
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.precision import full_precision
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
 
 from .blocks import init_weights
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
+
+# Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
+_BFLOAT16_LSTM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 @register
@@ -122,7 +127,8 @@ class LSTM(nn.Module):
             return self.head(self.dropout(y)), new
         before = tuple(part.to(y.dtype).transpose(0, 1).contiguous() for part in state)
         if mask is None:
-            y, after = self.lstm(y, before)
+            with nullcontext() if _BFLOAT16_LSTM else full_precision("cpu"):
+                y, after = self.lstm(y, before)
         else:
             y, after = self._packed(y, before, mask)
         return self.head(self.dropout(y)), LSTMState(*(part.transpose(0, 1) for part in after))
