@@ -88,6 +88,23 @@ def test_what_is_null_has_its_usual_value(tmp_path):
     assert (one["iscrowd"], one["area"]) == (0, 60)
 
 
+def test_an_area_that_is_missing_is_that_of_the_segmentation(tmp_path):
+    triangle = [[10, 5, 25, 5, 10, 9]]
+    found = [
+        annotation(1, triangle),
+        annotation(2, encode(MASK), (10, 5, 20, 4)),
+        annotation(3, None),
+        annotation(4, triangle),
+    ]
+    for one in found[:3]:
+        del one["area"]
+    scenes = read_coco(*write(tmp_path, found))
+    areas = [one["area"] for one in scenes.annotations(0)]
+    assert 25 < areas[0] < 35
+    assert areas[1:] == [60, 60, 60]
+    assert "objects without an area, measured here: 3" in scenes.said()
+
+
 def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     file, photos = write(tmp_path, [annotation(1, None)])
     train = file.with_name("train.json")
@@ -196,6 +213,7 @@ def voc(folder, text=VOC):
 def test_voc_counts_pixels_from_one_and_scores_no_difficult_object(tmp_path):
     scenes = read_voc(voc(tmp_path), "train")
     assert scenes.classes == ("cat", "dog")
+    assert "measured here" not in scenes.said()  # the format has no areas
     assert not scenes.has_masks
     some = objects(scenes, 0)
     assert (some.boxes.tolist(), some.labels.tolist()) == ([[10, 5, 25, 9]], [2])

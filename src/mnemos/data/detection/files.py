@@ -14,7 +14,7 @@ from mnemos.data.image_files import check_image_files
 from mnemos.data.pictures import pillow, problem
 from mnemos.types import InputError
 
-from .scenes import Annotation, decode, run_lengths
+from .scenes import Annotation, coco_masks, decode, run_lengths
 
 _LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
 _FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
@@ -36,7 +36,8 @@ class FileScenes:
 
     Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out;
     `skipped` counts them by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge". A
-    side below 0.01 pixels is no area. An annotation without an area gets that of its box.
+    side below 0.01 pixels is no area. An annotation without "area" gets that of its segmentation, or else of its box,
+    and is counted too: the figures by size depend on it.
     Raises InputError for missing and truncated files, and for annotations of unknown categories or without numbers.
     """
 
@@ -72,7 +73,7 @@ class FileScenes:
             raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
         if area is not None and not (_is_number(area) and area >= 0):
             raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
-        annotation["iscrowd"], annotation["area"] = int(crowd), w * h if area is None else area
+        annotation["iscrowd"] = int(crowd)
         if min(x + w, of.width) - max(x, 0) < _LEAST or min(y + h, of.height) - max(y, 0) < _LEAST:
             self.skipped["boxes without an area in the picture"] += 1
             return False
@@ -81,6 +82,9 @@ class FileScenes:
             return False
         if x < 0 or y < 0 or x + w > of.width or y + h > of.height:
             self.skipped["boxes cut at the edge"] += 1
+        if area is None:
+            annotation["area"] = _area(annotation, of)
+            self.skipped["objects without an area, measured here"] += 1
         return True
 
     def __len__(self) -> int:
@@ -174,6 +178,14 @@ def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
             f"{name}: expected run lengths of {of.height * of.width:,} pixels, but they cannot be decoded "
             f"({problem(error)}); correct them"
         ) from None
+
+
+def _area(annotation: Annotation, of: Listed) -> float:
+    """The pixels of an object's segmentation, which is COCO's `area`; of its box if it has none."""
+    found = annotation.get("segmentation")
+    if found:
+        return float(coco_masks().area(run_lengths(found, of.height, of.width)))
+    return float(annotation["bbox"][2] * annotation["bbox"][3])
 
 
 def _has_extent(polygon: list[float], of: Listed) -> bool:

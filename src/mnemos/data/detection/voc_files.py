@@ -66,6 +66,7 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
                     "id": len(one.annotations) + 1,
                     "category_id": ids[label],
                     "bbox": [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1],
+                    "area": abs((x2 - x1 + 1) * (y2 - y1 + 1)),
                     "iscrowd": int((entry.findtext("difficult") or "0").strip() == "1"),
                 }
             )
