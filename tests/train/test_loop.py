@@ -9,6 +9,7 @@ from train_standins import Toy, Toys, look
 
 from mnemos.data.batch import row_count
 from mnemos.train import checkpoint, learner
+from mnemos.train.checks import precision_warning
 from mnemos.train.loop import train
 from mnemos.train.recipe import ScheduleConfig
 from mnemos.train.stopping import TrainingFailed
@@ -256,14 +257,38 @@ def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, language):
     assert part["test"] != whole["test"]
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys):
+def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
     recipe = Toys().recipe()
+    recipe = replace(recipe, train=replace(recipe.train, precision="bf16-mixed", accelerator="cpu"))
     schedule = ScheduleConfig(name="cosine", warmup=4 * recipe.train.steps)
     train(replace(recipe, optim=replace(recipe.optim, schedule=schedule)), tmp_path / "a")
     said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert len(said) == 1
+    assert len(said) == 2
+    assert "train.precision" in said[1]
     assert "toy: warning: optim.schedule.warmup is 48 steps and the run has 12" in said[0]
     assert "0.25 times optim.lr" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "has", "warns"),
+    [
+        ("cpu", "bf16-mixed", {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, True),
+        ("cpu", "bf16-true", {"architecture": "x86_64"}, True),
+        ("cpu", "bf16-mixed", {"architecture": "x86_64", "avx512_bf16": True}, False),
+        ("cpu", "bf16-mixed", {"architecture": "x86_64", "amx_bf16": True}, False),
+        ("cpu", "bf16-mixed", {"architecture": "arm64"}, False),
+        ("cpu", "32-true", {"architecture": "x86_64"}, False),
+        ("cuda", "bf16-mixed", {"architecture": "x86_64"}, False),
+    ],
+)
+def test_bfloat16_without_instructions_for_it_is_a_warning(monkeypatch, device, precision, has, warns):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    recipe = Toys().recipe()
+    said = precision_warning(replace(recipe, train=replace(recipe.train, precision=precision)), device)
+    assert (said is not None) == warns
+    if said is not None:
+        assert precision in said
 
 
 def test_what_is_said_on_a_terminal(tmp_path, capsys, monkeypatch):

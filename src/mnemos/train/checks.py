@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from mnemos.config import ModelConfig
 from mnemos.data.metrics import LOSS, Metric, SumMetric
 from mnemos.data.task import Task
@@ -90,6 +92,22 @@ def schedule_warning(recipe: Recipe) -> str | None:
     return (
         f"optim.schedule.warmup is {warmup:,} steps and the run has {steps:,}: it ends within the warm-up, at "
         f"{highest:.2g} times optim.lr; lower optim.schedule.warmup"
+    )
+
+
+def precision_warning(recipe: Recipe, device: str) -> str | None:
+    """One line for bfloat16 on an x86 processor without instructions for it; None for any other run.
+
+    device: "cpu", "cuda", …. None too where PyTorch does not say what a processor has.
+    """
+    if device != "cpu" or not recipe.train.precision.startswith("bf16"):
+        return None
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if has.get("architecture") != "x86_64" or has.get("avx512_bf16") or has.get("amx_bf16"):
+        return None
+    return (
+        f"train.precision is {recipe.train.precision}, and this processor has no instructions for bfloat16, which can "
+        "take several times the time of 32-bit; use train.precision 32-true"
     )
 
 

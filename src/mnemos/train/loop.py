@@ -33,7 +33,7 @@ from mnemos.types import JSONObject
 
 from . import checkpoint, devices
 from .averaging import average, parameter_names
-from .checks import check_rows, check_settings, check_state, check_task, complete, schedule_warning
+from .checks import check_rows, check_settings, check_state, check_task, complete, precision_warning, schedule_warning
 from .continuing import Start, check_start, final_weights
 from .learner import Learner
 from .model_size import check_batch, check_memory, on_meta
@@ -142,8 +142,9 @@ def _train(
             ended = learner.count.step == saved["recipe"]["train"]["steps"]
         elif start is not None:
             start.load(learner.model)
-        if run is not None and not quiet and (warning := schedule_warning(recipe)):
-            print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
+        if run is not None and not quiet:
+            for warning in filter(None, (schedule_warning(recipe), precision_warning(recipe, fabric.device.type))):
+                print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
         display = progress(quiet or run is None, recipe.name, recipe.train.steps, learner.count.step)
         with StopSignals() as signals, display:
             session = _Session(fabric, learner, run, folder, display, signals, on_evaluation)
