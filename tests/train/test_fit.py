@@ -193,6 +193,8 @@ def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
     result = mnemos.fit(trained, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
     assert mnemos.fit(fresh, rows(), rows(), tmp_path / "run", 2, train=SETTINGS, resume=True) == result
     torch.testing.assert_close(fresh.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    with pytest.raises(InputError, match=r"found one of mnemos.fit, .* resume=True"):
+        mnemos.load(tmp_path / "run")
 
 
 def test_metrics_that_would_overwrite_numbers_are_refused(tmp_path):

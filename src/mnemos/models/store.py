@@ -79,6 +79,11 @@ def load(folder: str | Path) -> Any:
 
     folder = Path(folder)
     if (folder / "recipe.json").is_file() and not (folder / "config.json").is_file():
+        if _trained_by_fit(folder / "recipe.json"):
+            raise InputError(
+                f"{folder}: expected a run that stores its model, found one of mnemos.fit, which stores the weights of "
+                "your own model only; call the model itself, with its weights again by mnemos.fit(..., resume=True)"
+            )
         missing = next((name for name in (RUN_MODEL, "result.json") if not (folder / name).exists()), None)
         if missing is not None:  # a run that is being trained for longer has the model of its earlier end
             raise InputError(
@@ -105,6 +110,13 @@ def load(folder: str | Path) -> Any:
     except (SafetensorError, RuntimeError, OSError) as error:
         raise _other_weights(weights, " ".join(str(error).split())[:200]) from None
     return model.eval()
+
+
+def _trained_by_fit(recipe: Path) -> bool:
+    try:
+        return bool(json.loads(recipe.read_bytes()[:LONGEST_CONFIG])["model"]["is"] == "own")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 class _Saved(NamedTuple):
