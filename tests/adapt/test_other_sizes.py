@@ -102,6 +102,25 @@ def test_two_grids_of_one_number_of_tokens_and_checkpointing(reentrant):
         sum(one.sum() for one in found).backward()
 
 
+@pytest.mark.parametrize("length", [4, "paper"])
+def test_swin_v2_of_hugging_face_shows_the_grid_of_each_call(length):
+    """Windows of 4 × 4 tokens; the layer shifts a grid of one window too, because it was made for a larger one."""
+    library = libraries.transformers()
+    small = {"patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": [2], "num_heads": [2], "image_size": 32}
+    model = library.Swinv2Model(library.Swinv2Config(**small, drop_path_rate=0.0)).double()
+    mnemos.cache(model, GRC(length=length))
+    layers, tokens, grids = [], [], watched(model)
+    for layer in model.encoder.layers[0].blocks:
+        layer.register_forward_pre_hook(lambda _, args: layers.append(args[0]))
+        layer.attention.self.register_forward_pre_hook(lambda _, args: tokens.append(args[0]))
+    for height, width in ((32, 32), (48, 24), (16, 16), (20, 36)):
+        del layers[:], tokens[:], grids[:]
+        model.train()(images(height, width))
+        assert grids == [(height // 4, width // 4)] * 2
+        for branch, windows, whole in zip(caches(model), tokens, layers, strict=True):
+            close((branch.windows or branch.padded).at(grids[0]).to_grid(windows), whole)
+
+
 @pytest.mark.parametrize("name", ["timm_swin", "hf_swin"])
 @pytest.mark.parametrize("options", [{}, {"preset": "official"}, {"resample": "grid", "length": 4}])
 def test_the_padding_of_windows_is_left_out(name, options):

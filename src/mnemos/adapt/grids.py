@@ -94,6 +94,9 @@ def reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] |
     """The module above an attention that shows the grid, and how: its block, or the model's first convolution."""
     block = site.above[-1] if site.above else None
     names = [] if block is None else list(inspect.signature(type(block).forward).parameters)[1:]
+    if "input_dimensions" not in names and len(site.above) > 1:  # Swin v2 has a module more around its attention
+        layer = list(inspect.signature(type(site.above[-2]).forward).parameters)[1:]
+        block, names = (site.above[-2], layer) if "input_dimensions" in layer else (block, names)
     for wanted in (("input_dimensions",), ("H", "W")):  # Swin and Swin v2; XCiT
         if block is not None and all(name in names for name in wanted):
             return block, GridReader(wanted, tuple(map(names.index, wanted)))

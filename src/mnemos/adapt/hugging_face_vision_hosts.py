@@ -61,10 +61,12 @@ def _window(site: Site, seen: int | None) -> AttentionInput:
 
 def _window2(site: Site, seen: int | None) -> AttentionInput:
     """Swin v2: the attention is inside a module with the projection, and that inside the layer."""
-    return _windows(site, site.module.window_size[0], site.above[-2] if len(site.above) > 1 else None)
+    layer = site.above[-2] if len(site.above) > 1 else None
+    return _windows(site, site.module.window_size[0], layer, fixed_shift=True)
 
 
-def _windows(site: Site, side: int, layer: object) -> AttentionInput:
+def _windows(site: Site, side: int, layer: object, fixed_shift: bool = False) -> AttentionInput:
+    """fixed_shift: the layer decides whether it shifts when it is made, not in each call."""
     stage = _stage(site, "layers")
     if stage is None:  # a part of a Swin
         return window(Windows(getattr(layer, "input_resolution", (side, side)), (side, side)), None)
@@ -72,7 +74,7 @@ def _windows(site: Site, side: int, layer: object) -> AttentionInput:
     grid = stage_grid((-(-image[0] // patch[0]), -(-image[1] // patch[1])), stage)
     # A grid of one window is not shifted.
     shift = 0 if layer is None or min(grid) <= side else int(layer.shift_size)  # type: ignore[attr-defined]
-    return window(Windows(grid, (side, side), (shift, shift), pads_first=True), stage)
+    return window(Windows(grid, (side, side), (shift, shift), pads_first=True, fixed_shift=fixed_shift), stage)
 
 
 def _stage(site: Site, path: str) -> int | None:

@@ -14,13 +14,15 @@ class Windows(NamedTuple):
 
     grid: (height, width) of one sample's tokens. window: (height, width) of a window. shift: the places by which the
     grid is rolled back before it is divided; (0, 0) for none. pads_first: the grid is padded to whole windows before
-    it is rolled (Hugging Face), not after (timm).
+    it is rolled (Hugging Face), not after (timm). fixed_shift: the shift stays on a grid of one window (Swin v2 of
+    Hugging Face).
     """
 
     grid: tuple[int, int]
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
     pads_first: bool = False
+    fixed_shift: bool = False
 
     @property
     def divided(self) -> tuple[int, int]:
@@ -63,10 +65,10 @@ class Windows(NamedTuple):
         return whole[..., 0].repeat(rows // (down * across), 1)
 
     def at(self, grid: tuple[int, int] | None) -> "Windows":
-        """The same windows on another grid. A grid of one window is not shifted where padding comes first."""
+        """The same windows on another grid. A grid of one window is not shifted by Hugging Face's Swin."""
         if grid is None or grid == self.grid:
             return self
-        alone = self.pads_first and min(grid) <= min(self.window)
+        alone = self.pads_first and not self.fixed_shift and min(grid) <= min(self.window)
         return self._replace(grid=grid, shift=(0, 0) if alone else self.shift)
 
     def to_windows(self, x: Tensor) -> Tensor:
