@@ -60,6 +60,7 @@ class FileScenes:
         name = f"{where}: annotation {annotation.get('id', '?')} of {of.path.name}"
         if annotation.get("category_id") not in self.categories:
             known = ", ".join(map(str, self.categories[:10])) + (", …" if self.categories[10:] else "")
+            known = known or "the file's list, which is empty"
             raise InputError(
                 f"{name}: expected a category of {known}, found {annotation.get('category_id')!r}; add it to the "
                 "categories or remove the annotation"
