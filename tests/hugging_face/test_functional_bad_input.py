@@ -9,6 +9,7 @@ from functional_models import build, step_of, tokens
 
 import mnemos
 from mnemos import InputError
+from mnemos.hugging_face import MnemosForCausalLM, RememberingForCausalLM
 from mnemos.libraries import transformers
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 17}
@@ -40,6 +41,17 @@ def test_models_without_a_causal_state_that_is_known(kind, sizes, words):
     model = getattr(library, kind)
     config = {name: size for name, size in {**SMALL, **sizes}.items() if size is not None}
     refused(lambda: mnemos.functional(model(model.config_class(**config))), "expected", words)
+
+
+def test_models_of_ours_in_transformers():
+    ours = MnemosForCausalLM.of(mnemos.Transformer(vocab_size=17, dim=8, layers=1, num_heads=2, mlp=8))
+    remembering = RememberingForCausalLM.of(mnemos.remember(build("GPT2"), tokens=2), segment=4)
+    for model in (ours, remembering):
+        refused(lambda model=model: mnemos.functional(model), type(model).__name__, "y, state = model.model(x, state)")
+        x = tokens(2, 5)
+        y, state = model.model(x)  # what the error says
+        assert y.shape[:2] == x.shape
+        assert state is not None
 
 
 def test_gated_caches_that_rows_share():

@@ -23,8 +23,11 @@ _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances o
 _FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
 _OF_ORIGIN = ("architectures", "auto_map", "dtype", "transformers_version", "use_cache")
 _UNFIT = {  # what their caches ask of a call
-    "cpmant": "reads the ids of all earlier tokens in every call",
-    "prophetnet": "reads one token in a call with a cache",
+    "cpmant": "reads the ids of all earlier tokens in every call; use another model",
+    "prophetnet": "reads one token in a call with a cache; use another model",
+    **dict.fromkeys(
+        ("MnemosForCausalLM", "RememberingForCausalLM"), "has its own state; call y, state = model.model(x, state)"
+    ),
 }
 
 
@@ -387,11 +390,8 @@ def _checked_model(model: nn.Module) -> tuple[Any, str]:
             f"functional: expected a causal model with a cache, found {name}, whose forward takes none of "
             f"{', '.join(_CACHES)}; use a decoder"
         )
-    if config.model_type in _UNFIT:
-        raise InputError(
-            f"functional: expected a model that goes on from a cache with any number of tokens, found {name}, which "
-            f"{_UNFIT[config.model_type]}; use another model"
-        )
+    if unfit := _UNFIT.get(config.model_type) or _UNFIT.get(name):
+        raise InputError(f"functional: expected a model that goes on from any cache, found {name}, which {unfit}")
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise InputError(
             f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "

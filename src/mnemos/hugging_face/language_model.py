@@ -49,8 +49,10 @@ class Generates:
             cache._is_user_defined = True
         elif generation_config.use_cache is not False:
             cache = model_kwargs["past_key_values"] = StateCache()
-        if cache is not None and generation_config.is_assistant:
-            cache.activate_past_recording()
+        if generation_config.is_assistant:
+            model_kwargs.pop("position_ids", None)  # those of the model that this one drafts for
+            if cache is not None:
+                cache.activate_past_recording()
 
     def _read(self, cache: StateCache | None, tokens: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, State]:
         """Outputs [B, n, ·] of the last n = `keep` tokens of [B, T] (0: all) after the cache's, and the state.
