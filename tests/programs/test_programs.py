@@ -174,19 +174,26 @@ class Reader(nn.Module):
         return x[..., None].float() if bool(x.sum() > 0) else x[..., None].float() + 1
 
 
+def decoder_of_theirs() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1, n_positions=8)
+    return mnemos.functional(transformers.GPT2LMHeadModel(config))
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [
         (lambda: ModelCase("transformer", None, False).build().float(), "causal language model with a state"),
         (lambda: attention(ATTENTIONS["softmax"]).bfloat16(), "torch.bfloat16"),
         (Whole, r"reader \(Reader\)"),
+        (decoder_of_theirs, "found GPT2LMHeadModel of Transformers"),
         pytest.param(
             lambda: attention(ATTENTIONS["reformer"]),
             r"blocks\.0\.attention \(ReformerAttention\) .*rotations",
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["classifier", "bfloat16", "reads-a-value", "reformer"],
+    ids=["classifier", "bfloat16", "reads-a-value", "of-theirs", "reformer"],
 )
 def test_what_is_not_exportable_is_named(build, says, tmp_path, capsys):
     with pytest.raises(InputError, match=says) as caught:

@@ -83,6 +83,11 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
             f"export: expected a model of this library, found {type(model).__name__} around {type(inner).__name__}; "
             "give its .model"
         )
+    if foreign := [type(x).__name__ for x in model.modules() if type(x).__module__.startswith("transformers.")]:
+        raise InputError(
+            f"export: expected a model of this library, found {foreign[0]} of Transformers, whose code for caches is "
+            "not exportable; use this library to run the model"
+        )
     with evaluating(model), torch.no_grad(), exporting(form):
         new = widened(model, new_state(model, 1, "export"))
         begun, read, *others = _examples(model)
