@@ -136,7 +136,11 @@ IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
     ("annotations", "changes", "message"),
     [
         ([annotation(3, None, category=8)], {}, r"annotation 3 of a.jpg: expected a category of 7, 90, found 8"),
-        ([annotation(3, None, category=8)], {"categories": []}, r"a category of the file's list, which is empty, found"),
+        (
+            [annotation(3, None, category=8)],
+            {"categories": []},
+            r"a category of the file's list, which is empty, found",
+        ),
         ([annotation(3, None, box=(1, 2, 3))], {}, r"expected bbox \[x, y, width, height\], found \[1, 2, 3\]"),
         ([annotation(3, None, box=(1, 2, 3, float("nan")))], {}, "expected bbox"),
         ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
