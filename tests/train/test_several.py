@@ -10,7 +10,7 @@ import pytest
 from mnemos.train import apart, several
 from mnemos.train.apart import child_of_comparison
 from mnemos.train.recipe import Recipe
-from mnemos.train.stopping import Interrupted
+from mnemos.train.stopping import Interrupted, TrainingFailed
 
 
 def recipe(name: str) -> Recipe:
@@ -43,6 +43,23 @@ def test_a_signal_ends_all_runs_with_one_line(monkeypatch, tmp_path, number):
     if "the same command continues" not in str(found.value):  # the thread's own error may come first
         assert str(found.value).endswith("seed-0: interrupted")
     assert len(began) == 2, "no other run begins"
+
+
+def test_a_run_that_is_stopped_while_it_starts_is_not_told_as_a_failure(capsys, monkeypatch, tmp_path):
+    """A child without its handlers yet is ended by the signal: it has no code of an interruption."""
+    stopped, ended = threading.Event(), threading.Barrier(2)
+
+    def train(given: Recipe, place: Path, quiet: bool) -> None:
+        if ended.wait(10) == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stopped.wait(10)
+        raise TrainingFailed(f"{place}: the run failed with exit code -15")
+
+    monkeypatch.setattr(several, "train_apart", train)
+    monkeypatch.setattr(several.multiprocessing, "active_children", lambda: stopped.set() or [])
+    with pytest.raises(Interrupted, match="the same command continues"):
+        several.train_several([(recipe(name), tmp_path / name) for name in "ab"], jobs=2, keep_going=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_child_that_is_interrupted_leaves_the_line_to_its_parent(capsys, monkeypatch):

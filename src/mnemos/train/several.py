@@ -34,18 +34,18 @@ def train_several(
     signal all runs have ended and saved, and one line names the folder of them all.
     """
     left = left or RunsLeft([recipe.name for recipe, _ in runs], jobs)
+    stopped = threading.Event()
     if jobs == 1:
         for recipe, place in runs:  # in the main thread, which passes signals on
-            _train(recipe, place, quiet, tell, keep_going, left)
+            _train(recipe, place, quiet, tell, keep_going, left, stopped)
         return
-    stopped = threading.Event()
 
     def job(recipe: Recipe, place: Path) -> None:
         """Train a run, unless another one has stopped all."""
         if stopped.is_set():
             return
         try:
-            _train(recipe, place, quiet, tell, keep_going, left)
+            _train(recipe, place, quiet, tell, keep_going, left, stopped)
         except BaseException:
             stopped.set()  # here and not by the thread that waits, which may be late
             raise
@@ -69,13 +69,15 @@ def train_several(
             raise
 
 
-def _train(recipe: Recipe, place: Path, quiet: bool, tell: bool, keep_going: bool, left: RunsLeft) -> None:
+def _train(
+    recipe: Recipe, place: Path, quiet: bool, tell: bool, keep_going: bool, left: RunsLeft, stopped: threading.Event
+) -> None:
     """Train a run and print its line. A run that was finished before is counted and not printed."""
     began = None if finished(place) else left.now()
     try:
         train_apart(recipe, place, quiet)
     except TrainingFailed as error:
-        if not keep_going:
+        if not keep_going or stopped.is_set():  # a child that is stopped while it starts has not failed
             raise
         print(f"  {error} ({left.done(recipe.name, began)})", flush=True)
         return
