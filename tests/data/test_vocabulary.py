@@ -59,6 +59,11 @@ def test_words_are_counted_and_come_back():
     assert Words.count([("a", b"x x y y y z\n")], most=4).list == ("y", "x", "<eos>", "<unk>")
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+    (tmp_path / "words.txt").write_bytes("\ufeffthe\r\ncat\r\n<eos>\r\n<unk>\r\n".encode())
+    assert Words.read(tmp_path / "words.txt").encode(b"the cat\n", "text").tolist() == [0, 1, 2]
+
+
 def test_sub_words_come_back_with_their_bytes(tmp_path):
     vocabulary = SubWords.read(byte_level(tmp_path))
     text = "the Größe 😀\n".encode()
