@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from mnemos.figures.attention_maps import grey
 from mnemos.figures.cache_slots import spotlit
@@ -13,7 +14,7 @@ from mnemos.figures.markup import decimal, duration, listed, memory, operations,
 from mnemos.figures.names import shortened
 from mnemos.figures.origins import command, flat
 from mnemos.figures.results import Comparison, Row, RunRecord
-from mnemos.figures.style import HEADS, head, thin
+from mnemos.figures.style import HEADS, curve, head, steps_axis, thin
 from mnemos.figures.summary_image import heading
 
 
@@ -33,6 +34,16 @@ def test_long_curves_are_means_of_stretches():
     assert len(x) == len(y) == 400
     assert x[1] == y[1] == 14.5
     assert y[0] == pytest.approx((45 - 5) / 9)  # the infinite one is left out
+
+
+def test_the_axis_of_a_single_record_has_its_number():
+    figure = Figure()
+    axes = figure.subplots()
+    steps_axis(axes)
+    curve(axes, np.array([12]), np.array([3.0]))
+    figure.canvas.draw()
+    low, high = axes.get_xlim()
+    assert "12" in [tick.get_text() for tick in axes.get_xticklabels() if low <= tick.get_position()[0] <= high]
 
 
 def test_axis_does_not_magnify_noise():

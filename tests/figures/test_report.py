@@ -356,3 +356,11 @@ def test_classes_of_a_run_that_has_their_figures_as_text_are_left_to_its_example
     assert detections.section(comparison) == ""
     run.result = {"by_class": [{"class": "circle", "box AP": 12.3}]}
     assert "12.3" in detections.section(comparison)
+
+
+def test_classes_without_an_object_are_left_out_and_counted():
+    rows = [{"class": "circle", "box AP": 12.3}, {"class": "star", "box AP": None}]
+    run = SimpleNamespace(detected=(), label="a", result={"by_class": rows})
+    found = detections.section(SimpleNamespace(variants=["a"], runs={"a": [run]}))
+    assert "1 of 2 classes, of which they have no object, are left out" in found
+    assert "star" not in found

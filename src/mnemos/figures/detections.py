@@ -52,13 +52,16 @@ def _classes(run: RunRecord) -> list[JSONObject]:
 def _by_class(name: str, run: RunRecord) -> str:
     classes = _classes(run)
     columns = [column for column in classes[0] if column != "class"]
-    rows = [[escape(one["class"]), *(_cell(one.get(column)) for column in columns)] for one in classes]
+    shown = [one for one in classes if any(one.get(column) is not None for column in columns)]
+    rows = [[escape(one["class"]), *(_cell(one.get(column)) for column in columns)] for one in shown]
+    absent = len(classes) - len(shown)
+    left_out = f" {absent:,} of {len(classes):,} classes, of which they have no object, are left out." if absent else ""
     caption = (
         f"{name}: average precision of each class on the scored pictures of the test split, in per cent, by overlap "
-        "and by size of the objects as in the table of metrics; – where the pictures have no such object. From "
-        f"{run.label}/result.json."
+        "and by size of the objects as in the table of metrics; – where the pictures have no such object."
+        f"{left_out} From {run.label}/result.json."
     )
-    return table(caption, ["class", *columns], rows)
+    return table(caption, ["class", *columns], rows, "classes")
 
 
 def _cell(value: object) -> str:

@@ -209,7 +209,7 @@ def steps_axis(axes: "Axes") -> None:
     """Prepare axes with updates along x, few round ticks and light horizontal rules."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=ROUND))
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=ROUND, min_n_ticks=1))  # one for a single record
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x == int(x) else ""))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
     axes.grid(axis="y")

@@ -83,7 +83,7 @@ def _many_metrics(
         for i, (name, about) in enumerate(zip(names, abouts, strict=True))
     ]
     caption = "Other metrics of the test split, mean ± sample standard deviation over seeds."
-    return table(caption, ["metric", *variants, "what it is"], cells)
+    return table(caption, ["metric", *variants, "what it is"], cells, "metrics")
 
 
 def _variants(comparison: Comparison) -> str:

@@ -66,10 +66,13 @@ def _with_boxes(
         font: Any = ImageFont.load_default(max(12, shorter // 36))
     except (TypeError, ImportError):  # an old Pillow, or one without FreeType, has one size
         font = ImageFont.load_default()
-    for one in sorted(entries, key=lambda one: one.get("score", 0.0)):
+    entries = sorted(entries, key=lambda one: one.get("score", 0.0))
+    for one in entries:
         x, y, w, h = (scale * n for n in one["bbox"])
-        colour = colours[one["category_id"]]
-        pen.rectangle((x, y, max(x + w, x + 1), max(y + h, y + 1)), outline=colour, width=line)
+        corners = x, y, max(x + w, x + 1), max(y + h, y + 1)
+        pen.rectangle(corners, outline=colours[one["category_id"]], width=line)
+    for one in entries:  # after all boxes, whose lines would cross them
+        x, y, colour = scale * one["bbox"][0], scale * one["bbox"][1], colours[one["category_id"]]
         said = names[one["category_id"]] + (f" {one['score']:.2f}" if "score" in one else "")
         left, top, right, bottom = pen.textbbox((0, 0), said, font=font)
         across, down = right - left + 2 * line, bottom - top + 2 * line
