@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.adapt.branch import HostBranch
+from mnemos.adapt.grids import Grid
 from mnemos.attention.gated import GatedCacheAttention
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.types import JSON, JSONObject
@@ -33,14 +34,16 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
     The model must be in eval mode and its inputs without padding.
     """
     handles = []
-    inputs: dict[GatedBranch, Tensor] = {}
+    inputs: dict[GatedBranch, tuple[Tensor, Grid | None]] = {}
 
-    def keep_input(layer: GatedBranch, args: tuple) -> None:
-        inputs[layer] = args[0]
+    def keep_input(layer: GatedBranch, args: tuple, kwargs: dict) -> None:
+        inputs[layer] = args[0], kwargs.get("grid")
 
     def observe_host(name: str) -> Callable[[HostBranch, Tensor, Tensor], None]:
         def report(layer: HostBranch, y: Tensor, o_mem: Tensor) -> None:
-            observe(name, BranchOutputs(_summary(layer, inputs[layer], y), y, o_mem))
+            x, grid = inputs[layer]
+            source = (x if layer.grc.source == "input" else y)[..., : layer.cache_dim]
+            observe(name, BranchOutputs(layer.summarised(source, None, grid)[0], y, o_mem))
 
         return report
 
@@ -50,7 +53,7 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
     try:
         for name, layer in layers.items():
             if isinstance(layer, HostBranch):
-                handles.append(layer.register_forward_pre_hook(keep_input))
+                handles.append(layer.register_forward_pre_hook(keep_input, with_kwargs=True))
                 layer.observer = observe_host(name)
             else:
                 handles.append(layer.register_forward_pre_hook(observe_own(name)))
@@ -63,16 +66,12 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
                 layer.observer = None
 
 
-def _summary(layer: GatedBranch, x: Tensor, y: Tensor) -> Tensor:
-    source = x if layer.grc.source == "input" else y
-    return layer.summarised(source[..., : layer.cache_dim], None)[0]
-
-
 def _computed(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
     """Compute the branches of a `GatedCacheAttention` for input [B, T, D]; it has no submodule to hook."""
     o_self = layer.inner.heads(x, None, None)[0]
     projected = layer.inner.project(o_self)
-    summary = _summary(layer, x, projected)
+    source = x if layer.grc.source == "input" else projected
+    summary = layer.summarised(source[..., : layer.cache_dim], None)[0]
     query = layer.queries(x[..., : layer.cache_dim])
     o_mem = layer.lifted(layer.read(query, layer.current(summary, None)) if layer.moves else layer.frozen(query))
     return BranchOutputs(summary, (o_self if layer.lift is None else projected).flatten(2), o_mem.flatten(2))

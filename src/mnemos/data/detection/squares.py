@@ -1,5 +1,6 @@
 """The centre squares of photos as pictures of an image model: what a detector's backbone is explained on."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mnemos.adapt.branch import HostBranch
 from mnemos.data.augment import normalise
 from mnemos.data.batch import Batch
 from mnemos.data.pictures import fit, pillow
@@ -16,6 +18,8 @@ from mnemos.data.task import Split
 from .scenes import Scenes
 
 _NOTHING = "no object"
+_SIDE = 224  # pixels, for a backbone whose caches do not say for which size they were made
+_MULTIPLE = 32  # detectors pad images to multiples of it, and some backbones take no others
 
 
 class Squares:
@@ -69,3 +73,29 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, state: None) -> tuple[Any, None]:
         """See the class."""
         return self.backbone(images), state
+
+
+@torch.no_grad()
+def side_of_caches(detector: Any, backbone: nn.Module) -> int:
+    """The side in pixels of the square images for which the caches of a detector's backbone were made.
+
+    A cache has the grid of tokens that it was made for. How many tokens an image has is seen in a forward of one at the
+    detector's own size, which the backbone takes. detector: one of torchvision's, in eval mode.
+    """
+    made = [one for one in backbone.modules() if isinstance(one, HostBranch) and one.grid and one.padded is None]
+    if not made:
+        return _SIDE
+    first, counts = made[0], []
+    handle = first.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape))
+    side = min(detector.transform.min_size[-1], detector.transform.max_size)
+    side = -(-side // _MULTIPLE) * _MULTIPLE
+    parameter = next(p for p in backbone.parameters() if p.is_floating_point())
+    try:
+        backbone(parameter.new_zeros(1, 3, side, side))
+    finally:
+        handle.remove()
+    if not counts:
+        return _SIDE
+    rows, tokens = counts[0][:2]
+    height, width = first.grid or (1, 1)
+    return max(1, round(side * math.sqrt(height * width / (rows * (tokens - first.prefix)))))
