@@ -121,11 +121,12 @@ def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def read_image(path: str | Path, least: int = 0) -> "Image.Image":
+def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image.Image":
     """Read an image file as a PIL image: RGB, rotated as its EXIF data say, transparent pixels on white.
 
     With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as its shorter side is at least
-    `least`. Raises InputError, with the file's name, if it cannot be read.
+    `least`. upright: False leaves the pixels as they are stored. Raises InputError, with the file's name, if it cannot
+    be read.
     """
     try:
         with open(path, "rb") as file:
@@ -134,10 +135,10 @@ def read_image(path: str | Path, least: int = 0) -> "Image.Image":
         raise InputError(
             f"{path}: expected an image, but the file cannot be read ({error.strerror}); check the path"
         ) from None
-    return parse_image(data, str(path), least)
+    return parse_image(data, str(path), least, upright)
 
 
-def parse_image(data: bytes, name: str, least: int = 0) -> "Image.Image":
+def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) -> "Image.Image":
     """Like `read_image`, from a file's bytes. `name` is used in error messages."""
     opener = pillow()
     try:
@@ -145,7 +146,7 @@ def parse_image(data: bytes, name: str, least: int = 0) -> "Image.Image":
             if least:
                 image.draft(None, (least, least))
             image.load()
-            return _colours(_upright(image))
+            return _colours(_upright(image) if upright else image)
     except Exception as error:  # decoders can raise any exception
         raise InputError(
             f"{name}: expected an image, but it cannot be decoded ({problem(error)}); replace or remove it"

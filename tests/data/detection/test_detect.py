@@ -13,6 +13,7 @@ from mnemos.data.detection import preprocessing
 from mnemos.data.detection.overlay import overlay
 from mnemos.data.detection.preprocessing import DetectionPreprocessing
 from mnemos.data.detection.scenes import decode, encode
+from mnemos.evaluate.predict import read_preprocessing
 from mnemos.models.detection import DetectorConfig, RegionConfig
 from mnemos.models.vision import PVTConfig
 from mnemos.types import InputError
@@ -82,9 +83,11 @@ def test_photos_are_upright_and_large_ones_are_read_smaller(model, tmp_path, mon
     assert one.drawn is None
     monkeypatch.setattr(preprocessing, "LONGEST", 45)
     (small,) = mnemos.detect(model, [file], score=0.0)
-    corners = np.array([entry["bbox"] for entry in small.objects])
     assert small.objects[0]["segmentation"]["size"] == [90, 60]
-    assert (corners[:, :2] + corners[:, 2:]).max(0) == pytest.approx([60, 90], abs=1), "boxes are in the photo's pixels"
+    half = preprocessing.read_image(file).resize((30, 45), Image.Resampling.BICUBIC)
+    found = read_preprocessing(model).objects(mnemos.load(model).eval(), np.array(half), 1, 0.0)
+    boxes = [np.array([entry["bbox"] for entry in entries]) for entries in (small.objects, found)]
+    np.testing.assert_allclose(boxes[0], 2 * boxes[1], rtol=1e-5, err_msg="boxes are in the photo's pixels")
 
 
 def test_a_photo_too_thin_for_the_detector_is_named_and_others_are_read(model, tmp_path):
@@ -119,6 +122,17 @@ def test_what_is_refused(model, tmp_path):
     mnemos.save(mnemos.LSTMConfig(vocab_size=4, dim=4, layers=1).build(), other)
     with pytest.raises(InputError, match=r"lstm: expected a model that reads files .*detection"):
         mnemos.detect(other, [photos])
+
+
+def test_no_box_crosses_a_name():
+    grey, names = np.full((400, 400, 3), 128, np.uint8), {1: "cat", 2: "dog"}
+    cat = {"category_id": 1, "bbox": [100, 200, 90, 90], "score": 0.4}
+    dog = {"category_id": 2, "bbox": [120, 100, 150, 150], "score": 0.9}  # its left side goes through the cat's name
+    name = np.s_[185:199, 100:140]
+    alone, both = overlay(grey, [cat], names)[name], overlay(grey, [cat, dog], names)[name]
+    drawn = (alone != 128).any(-1)
+    assert drawn[:, 20:23].any(), "the place that the line goes through"
+    assert (both[drawn] == alone[drawn]).all()
 
 
 def test_objects_are_drawn_where_they_are():

@@ -106,14 +106,18 @@ def test_an_area_that_is_missing_is_that_of_the_segmentation(tmp_path):
 
 
 def test_a_held_out_split_without_an_object_is_refused(tmp_path):
-    file, photos = write(tmp_path, [annotation(1, None)])
+    file, (photos, *_) = write(tmp_path, [annotation(1, None)])
     train = file.with_name("train.json")
     train.write_bytes(file.read_bytes())
     (tmp_path / "train").symlink_to(photos)
-    write(tmp_path, [annotation(1, None, crowd=1)])
     settings = COCOConfig(str(tmp_path), "train", "val2017", masks=False)
+    _, places = write(tmp_path, [])
     with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none; name"):
         settings.build()
+    file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
+    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) or difficult objects alone; set iscrowd"):
+        settings.build()
+    assert "1 object of 1 class, 1 of the objects groups or difficult" in read_coco(file, places).said()
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
@@ -166,28 +170,64 @@ def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, m
 
 
 def test_a_split_that_numbers_its_classes_otherwise_is_refused(tmp_path):
-    file, photos = write(tmp_path, [annotation(1, None)])
-    assert read_coco(file, photos, {7: "train", 8: "sky", 90: "brush"}).classes == ("train", "sky", "brush")
+    file, places = write(tmp_path, [annotation(1, None)])
+    assert read_coco(file, places, {7: "train", 8: "sky", 90: "brush"}).classes == ("train", "sky", "brush")
     with pytest.raises(InputError, match="expected category 90 to be 'train', as in the training split, found 'brush'"):
-        read_coco(file, photos, {7: "brush", 90: "train"})
+        read_coco(file, places, {7: "brush", 90: "train"})
 
 
 def test_wrong_photos_are_refused_by_name(tmp_path):
-    file, photos = write(tmp_path, [], [IMAGE | {"height": 21}])
-    with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20"):
-        read_coco(file, photos).picture(0)
+    file, places = write(tmp_path, [], [IMAGE | {"height": 21}])
+    with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20; correct"):
+        read_coco(file, places).picture(0)
+    photos = places[0]
     whole = (photos / "a.jpg").read_bytes()
     (photos / "a.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"a\.jpg: expected an image"):
-        read_coco(file, photos)
+        read_coco(file, places)
     file.write_text("{")
     with pytest.raises(InputError, match="expected annotations as JSON"):
-        read_coco(file, photos)
+        read_coco(file, places)
+
+
+def test_photos_are_read_as_detection_reads_them_but_not_turned(tmp_path):
+    """Transparent pixels on white, 16 bits scaled. Where annotations are of the turned photo, the error says so."""
+    images = [{"id": i, "file_name": f"{i}.png", "height": 20, "width": 30} for i in (1, 2, 3)]
+    file, places = write(tmp_path, [], images)
+    Image.fromarray(np.full((20, 30), 257 * 100, np.uint16)).save(places[0] / "1.png")
+    Image.fromarray(np.zeros((20, 30, 4), np.uint8)).save(places[0] / "2.png")
+    turned = Image.fromarray(np.zeros((30, 20, 3), np.uint8))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(places[0] / "3.png", exif=exif)
+    scenes = read_coco(file, places)
+    assert (scenes.picture(0) == 100).all()
+    assert (scenes.picture(1) == 255).all()
+    with pytest.raises(InputError, match=r"expected 30 x 20 pixels, .* found 20 x 30; turn its pixels as its EXIF"):
+        scenes.picture(2)
+    sizes = [image | {"height": 30, "width": 20} if image["id"] == 3 else image for image in images]
+    assert read_coco(*write(tmp_path, [], sizes)).picture(2).shape == (30, 20, 3)
+
+
+def test_the_export_of_a_tool_that_lists_photos_with_their_folder_and_writes_numbers_as_floats(tmp_path):
+    image = {"id": 9.0, "file_name": "images\\a.jpg", "height": 20.0, "width": 30.0}
+    (_, (photos, *_)) = write(tmp_path, [])
+    content = {
+        "images": [image],
+        "annotations": [annotation(1, None, category=7.0) | {"image_id": 9.0}],
+        "categories": [{"id": 7.0, "name": "train"}],
+    }
+    (tmp_path / "labels").mkdir()
+    photos.rename(tmp_path / "labels" / "images")
+    (tmp_path / "labels" / "train.json").write_text(json.dumps(content))
+    scenes = read_coco(*find_split(tmp_path / "labels", "", training=True))
+    assert scenes.image_id(0) == 9
+    assert objects(scenes, 0).labels.tolist() == [1]
 
 
 @pytest.mark.parametrize("layout", ["annotations/train.json", "train/_annotations.coco.json", "train.json"])
 def test_other_layouts_are_found(tmp_path, layout):
-    file, photos = write(tmp_path / "coco", [annotation(1, None)])
+    file, (photos, *_) = write(tmp_path / "coco", [annotation(1, None)])
     with pytest.raises(InputError, match=r"annotations/instances_train2017.json, found none"):
         find_split(tmp_path / "coco", "", training=True)
     place = tmp_path / "other" / layout

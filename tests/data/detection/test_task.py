@@ -19,6 +19,7 @@ from mnemos.data.detection.batch import flipped, together
 from mnemos.data.detection.detector_outputs import Detected, detect
 from mnemos.data.detection.scenes import Objects, ground_truth, objects
 from mnemos.data.detection.sources import COCOConfig, ShapesConfig, VOCConfig
+from mnemos.evaluate.branches import observe_branches
 from mnemos.figures import report
 from mnemos.memory.gated_cache import caches
 from mnemos.models.detection import DetectorConfig, RegionConfig
@@ -177,6 +178,24 @@ def test_a_cached_detector_trains_and_is_scored(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_cached_detector_of_ones_own_is_explained_at_the_size_that_its_caches_were_made_for(tmp_path):
+    """It has no configuration that says so."""
+    host = replace(cached("retinanet").model, classes=4, sides=(96,)).build().host
+    settings = TrainConfig(batch_size=2, eval_every=2, checkpoint_every=2)
+    mnemos.fit(host, replace(SHAPES, masks=False).build(), out=tmp_path / "run", steps=2, train=settings)
+    found = json.loads((tmp_path / "run" / "explain.json").read_text())
+    assert "64 × 64 pixels" in found["pictures"]["about"]
+    assert [layer["maps"]["grid"] for layer in found["layers"]] == [[16, 16], [8, 8]]
+    (layer, *_) = caches(host)
+    host.eval()
+    with torch.no_grad(), observe_branches({"first": layer}, lambda _, seen: shapes.append(seen.source.shape[1])):
+        shapes = []
+        for side in (64, 96):  # images of another size than the caches were made for
+            host.backbone(torch.zeros(1, 3, side, side))
+    assert len(set(shapes)) == 1
+
+
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     made = cached("retinanet")
     whole = run(made, tmp_path / "whole", quiet=True)
@@ -272,6 +291,12 @@ def test_what_does_not_fit_is_refused(tmp_path):
         with pytest.raises(InputError, match=message):
             run(recipe(kind, data=replace(SHAPES, masks=masks)), tmp_path / "run", quiet=True)
         assert not (tmp_path / "run").exists(), "so that the mended command can name the same folder"
+    task = SHAPES.build()
+    for kind in ("mask-rcnn", "retinanet"):
+        task = replace(SHAPES, masks=kind == "mask-rcnn").build()
+        task.check_model(replace(detector(kind), classes=4).build().host)
+        with pytest.raises(InputError, match=r"expected 5 classes of .*, found 4; make it with num_classes=5"):
+            task.check_model(replace(detector(kind), classes=3).build().host)
     task = SHAPES.build()
     (batch,) = task.batches("test", 5)
     boxes = [{**one, "scores": torch.ones(len(one["labels"]))} for one in batch.targets()]

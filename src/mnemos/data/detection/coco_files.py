@@ -17,11 +17,11 @@ _PLACES = (  # of a split's annotations, and of its photos
 _TRAIN, _TEST = ("train2017", "train2014", "train"), ("val2017", "val2014", "valid", "val", "test")
 
 
-def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, Path]:
-    """(annotation file, folder of the photos) of a split; "": COCO's usual names of the training or validation split.
+def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, tuple[Path, ...]]:
+    """(annotation file, folders for the photos) of a split; "": COCO's usual names of the training or validation split.
 
-    Photos are in a folder of the split's name, in one of that name in `images`, in `images`, or in the folder itself.
-    Raises InputError if there is none.
+    Photos may be in a folder of the split's name, in one of that name in `images`, in `images`, or in the folder
+    itself, which is the last. Raises InputError if there are no annotations.
     """
     folder = Path(folder)
     names = (split,) if split else (_TRAIN if training else _TEST)
@@ -30,7 +30,7 @@ def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, Pa
             file = folder / pattern.format(name)
             if file.is_file():
                 places = [folder / photos.format(name), folder / "images" / name, folder / "images", folder]
-                return file, next(place for place in places if place.is_dir())
+                return file, tuple(place for place in places if place.is_dir())
     which = "data.train" if training else "data.test"
     raise InputError(
         f"{folder}: expected annotations in COCO's format, such as annotations/instances_{names[0]}.json, found none; "
@@ -38,9 +38,10 @@ def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, Pa
     )
 
 
-def read_coco(file: Path, photos: Path, categories: dict[int, str] | None = None) -> FileScenes:
+def read_coco(file: Path, places: tuple[Path, ...], categories: dict[int, str] | None = None) -> FileScenes:
     """The pictures of an annotation file. Cost: the whole file in memory.
 
+    places: folders, of which the first that has the first picture has all.
     categories: {id: name} of a training split, whose labels another split must share; by default the file's own, by id.
     Raises InputError for a file of another format, for an id that has another name in `categories`, and as
     `FileScenes`.
@@ -62,12 +63,14 @@ def read_coco(file: Path, photos: Path, categories: dict[int, str] | None = None
                 f"{file}: expected category {number} to be {categories[number]!r}, as in the training split, found "
                 f"{name!r}; number the categories of both files alike"
             )
+    names = [_file_name(image, file) for image in content["images"]]
+    photos = next((place for place in places if (place / names[0]).is_file()), places[0]) if names else places[0]
     listed: dict[int, Listed] = {}
-    for image in content["images"]:
+    for image, name in zip(content["images"], names, strict=True):
         number = _integer(image, "id", file)
         if number in listed:
             raise InputError(f"{file}: expected one picture of each id, found two of id {number}; number them anew")
-        path = photos / str(_value(image, "file_name", file))
+        path = photos / name
         height, width = _integer(image, "height", file), _integer(image, "width", file)
         if min(height, width) < 1:
             raise InputError(
@@ -107,8 +110,16 @@ def _value(entry: dict[str, Any], name: str, file: Path) -> Any:
     return entry[name]
 
 
+def _file_name(image: dict[str, Any], file: Path) -> str:
+    """The name of a picture's file; tools that ran on Windows separate folders by backslashes."""
+    return str(_value(image, "file_name", file)).replace("\\", "/")
+
+
 def _integer(entry: dict[str, Any], name: str, file: Path) -> int:
+    """An integer; tools that keep tables write it as 1.0."""
     found = _value(entry, name, file)
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
     if isinstance(found, bool) or not isinstance(found, int):
         raise InputError(f"{file}: expected an integer as {name!r}, found {found!r:.80}; correct it")
     return found

@@ -61,6 +61,22 @@ def check_masks(model: nn.Module, masks: bool) -> None:
         )
 
 
+def check_classes(model: nn.Module, classes: int) -> None:
+    """Raise InputError for a detector of torchvision with other than the data's number of classes and the background.
+
+    Of other detectors and of other heads it is not known.
+    """
+    detector: Any = getattr(model, "host", model)
+    predictor = getattr(getattr(detector, "roi_heads", None), "box_predictor", None)
+    head = getattr(getattr(detector, "head", None), "classification_head", None)
+    found = getattr(getattr(predictor, "cls_score", None), "out_features", getattr(head, "num_classes", None))
+    if isinstance(found, int) and found != classes + 1:
+        raise InputError(
+            f"expected {classes + 1} classes of {type(detector).__name__}, those of the data and the background, found "
+            f"{found}; make it with num_classes={classes + 1}"
+        )
+
+
 @contextlib.contextmanager
 def _computing_losses(detector: Any) -> Iterator[None]:
     """Inside, a detector in eval mode returns its losses; its backbone, heads and transform stay in eval mode."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.data.image_files import check_image_files
-from mnemos.data.pictures import pillow, problem
+from mnemos.data.pictures import problem, read_image
 from mnemos.types import InputError
 
 from .scenes import Annotation, coco_masks, decode, run_lengths
@@ -105,11 +105,13 @@ class FileScenes:
         Raises InputError for a file that cannot be decoded, or of another size than its annotations say.
         """
         one = self._listed[index]
-        pixels = read_pixels(one.path)
+        pixels = np.array(read_image(one.path, upright=False))
         if pixels.shape[:2] != (one.height, one.width):
+            turned = read_image(one.path).size == (one.width, one.height)
+            fix = "turn its pixels as its EXIF data say, and save it without them" if turned else "correct either"
             raise InputError(
                 f"{one.path}: expected {one.width} x {one.height} pixels, as its annotations say, found "
-                f"{pixels.shape[1]} x {pixels.shape[0]}; correct either"
+                f"{pixels.shape[1]} x {pixels.shape[0]}; {fix}"
             )
         return pixels
 
@@ -120,10 +122,12 @@ class FileScenes:
     def said(self) -> str:
         """How many pictures, objects and classes there are, and what was left out."""
         counts = Counter(a["category_id"] for one in self._listed for a in one.annotations)
+        groups = sum(a["iscrowd"] for one in self._listed for a in one.annotations)
         empty = sum(not one.annotations for one in self._listed)
         classes = _counted(len(counts), "class", "classes")
         objects = _counted(sum(counts.values()), "object", "objects")
         parts = [f"{_counted(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
+        parts += [f"{groups:,} of the objects groups or difficult"] if groups else []
         parts += [f"{_counted(empty, 'picture', 'pictures')} without an object"] if empty else []
         parts += [f"{what}: {n:,}" for what, n in sorted(self.skipped.items())]
         return ", ".join(parts)
@@ -131,17 +135,6 @@ class FileScenes:
 
 def _counted(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
-
-
-def read_pixels(path: Path) -> NDArray[np.uint8]:
-    """A picture file as [H, W, 3]. Raises InputError, with the file's name, if it cannot be decoded."""
-    try:
-        with pillow().open(path) as image:
-            return np.array(image.convert("RGB"))
-    except Exception as error:  # decoders can raise any exception
-        raise InputError(
-            f"{path}: expected an image, but it cannot be decoded ({problem(error)}); replace or remove it"
-        ) from None
 
 
 def _check_files(paths: Sequence[str], where: str) -> None:

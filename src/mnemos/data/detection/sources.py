@@ -157,9 +157,14 @@ def _opened(
         splits |= {"valid": Part(train, valid), "train": Part(train, rest)}
     rows = range(len(splits["train"]))
     for split, scenes in (("valid", splits["valid"]), ("test", test)):
-        if not any(not one["iscrowd"] for row in range(len(scenes)) for one in scenes.annotations(row)):
+        every = [one for row in range(len(scenes)) for one in scenes.annotations(row)]
+        if all(one["iscrowd"] for one in every):
             fix = "raise data.valid_size" if split == "valid" and valid_size else "name an annotated split as data.test"
-            raise InputError(f"{split} split: expected an annotated object, to score detections, found none; {fix}")
+            found = "none"
+            if every:
+                found = "groups (iscrowd 1) or difficult objects alone"
+                fix = "set iscrowd, or VOC's difficult, to 0 where an annotation is one plain object"
+            raise InputError(f"{split} split: expected an annotated object, to score detections, found {found}; {fix}")
     shown = [row for row in rows if any(not one["iscrowd"] for one in splits["train"].annotations(row))]
     empty = len(rows) - len(shown)
     splits["train"] = Part(splits["train"], np.array(shown, np.int64))

@@ -19,13 +19,12 @@ from mnemos.types import InputError, JSONObject
 from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
 from .batch import DetectionBatch
 from .batch_maker import BatchMaker, Key, keys_from
-from .detector_outputs import Detected, as_results, check_masks, detect
+from .detector_outputs import Detected, as_results, check_classes, check_masks, detect
 from .preprocessing import DetectionPreprocessing
 from .reported import class_figures, write_detections
 from .scenes import Annotation, Scenes, ground_truth
-from .squares import Backbone, Squares
+from .squares import Backbone, Squares, side_of_caches
 
-_SQUARE = 224  # pixels of the squares of photos on which a backbone of unknown size is explained
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
 Record = tuple[int, list[Annotation]]  # the number of a picture, and its detections
 
@@ -185,8 +184,9 @@ class DetectionTask(Task):
             )
 
     def check_model(self, model: nn.Module) -> None:
-        """See `check_masks`."""
+        """See `check_masks` and `check_classes`."""
         check_masks(model, self._masks)
+        check_classes(model, self.classes)
 
     # Results.
 
@@ -225,7 +225,7 @@ class DetectionTask(Task):
         if not isinstance(backbone, nn.Module):
             return None
         sizes = getattr(getattr(model, "config", None), "backbone", None)
-        side = int(getattr(sizes, "image", _SQUARE))
+        side = int(getattr(sizes, "image", 0)) or side_of_caches(detector, backbone)
         colours = tuple(detector.transform.image_mean), tuple(detector.transform.image_std)
         return Backbone(backbone), Squares(self.splits, side, colours)
 
