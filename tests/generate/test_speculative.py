@@ -34,6 +34,12 @@ def mamba() -> torch.nn.Module:
     return mnemos.functional(hf.MambaForCausalLM(config))
 
 
+def gpt2() -> torch.nn.Module:
+    hf = transformers()
+    sizes = {"vocab_size": 11, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 20}
+    return mnemos.functional(hf.GPT2LMHeadModel(hf.GPT2Config(**sizes)))
+
+
 def gated_delta() -> torch.nn.Module:
     """One layer of the gated delta rule and one of attention: a state of which keys and values are a part."""
     hf = transformers()
@@ -69,10 +75,13 @@ MODELS = {
 }
 
 
+BOUNDED = {"learned": lambda: Transformer(**SIZES, layers=1, max_length=20, position="learned"), "gpt2": gpt2}
+
+
 def built(kind: str, noise: float = 0.0) -> torch.nn.Module:
     """A model with random weights; noise: another one, which often agrees with it."""
     torch.manual_seed(0)
-    model = MODELS[kind]().double().eval()
+    model = (MODELS | BOUNDED)[kind]().double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -110,6 +119,20 @@ def test_greedy_tokens_and_all_states_are_those_of_plain_decoding(kind):
             torch.testing.assert_close(found.draft.predict(), read.predict(), rtol=1e-8, atol=1e-8)
         again = stream.generate(25, temperature=0)[1]  # what was given has not changed
         torch.testing.assert_close(again.predict(), after.predict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_rows_may_come_to_the_last_position_at_different_times(kind):
+    """A draft for rows that need more tokens is read by all rows: none may read beyond its own positions."""
+    model, draft = built(kind), built(kind, noise=0.3)
+    for prompts in (ids(6, 9).split(1), [ids(1, n) for n in (5, 9, 4)]):
+        stream, small = (Stream.join([Stream(one).prefill(prompt) for prompt in prompts]) for one in (model, draft))
+        wanted, _ = stream.generate(12, temperature=0)
+        found = mnemos.speculate(stream, small, 12, drafted=6, temperature=0)
+        assert torch.equal(found.tokens, wanted)
+        assert 0 < found.statistics.accepted < found.statistics.drafted
+        with pytest.raises(InputError, match="positions"):
+            mnemos.speculate(stream, small, 13, drafted=6, temperature=0)
 
 
 @torch.no_grad()

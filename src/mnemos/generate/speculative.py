@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.types import InputError, State, select
+from mnemos.types import Bounded, InputError, State, select
 
 from .drafts import Drafter, Lookup, LookupDrafter, ModelDrafter, Proposal, Settings, checked_likelihood
 from .packed import packed
@@ -130,11 +130,14 @@ class _Run:
         self.finished: list[tuple[list[int], State]] = [] if length else [(list(range(stream.rows)), stream.state)]
         self.drafts: list[tuple[list[int], Drafter]] = [] if length else [(list(range(stream.rows)), self.drafter)]
         self.size, self.drafted, self.accepted = drafted, 0, 0
+        room = stream.model.room(stream.state) if isinstance(stream.model, Bounded) else None
+        self.room = None if room is None else room.tolist()  # what each row of the stream may read, with its last token
 
     def round(self) -> None:
         """Draft, check, and go on after what was accepted."""
         room = [self.length - len(self.written[place]) for place in self.places]
-        proposal = self.drafter.propose(self.last, min(self.size, max(room) - 1), self.settings)
+        most = min(self.size, max(room) - 1, self._positions())
+        proposal = self.drafter.propose(self.last, most, self.settings)
         outputs = self.reading.read(torch.cat([self.last, proposal.tokens.to(self.last)], 1))
         scores = scores_of(outputs, self.likelihood)
         accepted, following = check_draft(scores, proposal, self.settings)
@@ -153,6 +156,17 @@ class _Run:
         for place, row in zip(self.places, new, strict=True):
             self.written[place] += row
         self._leave([len(row) == left for row, left in zip(new, room, strict=True)])
+
+    def _positions(self) -> int:
+        """The most tokens of a draft for which every row has a position; at least 0.
+
+        A row that needs a few more tokens reads a whole draft beside others. Rows without a position for the next token
+        do not count: rotary positions go on, and for others the model raises its error.
+        """
+        if self.room is None:
+            return self.most
+        left = [self.room[place] - len(self.written[place]) - 1 for place in self.places]
+        return min((n for n in left if n >= 0), default=self.most)
 
     def _leave(self, done: list[bool]) -> None:
         """Set aside the rows that have all their tokens."""

@@ -15,20 +15,13 @@ from mnemos.modes import evaluating
 from mnemos.states import reset
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state
 
+from .checked_model import checked_model
 from .functional_cache import TRIED, FunctionalCache, FunctionalState, Layout, Padding
 from .known_layers import add_steps
 
-_CACHES = ("cache_params", "past_key_values", "state")  # what forwards of Transformers call their cache
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
 _FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
 _OF_ORIGIN = ("architectures", "auto_map", "dtype", "transformers_version", "use_cache")
-_UNFIT = {  # what their caches ask of a call
-    "cpmant": "reads the ids of all earlier tokens in every call; use another model",
-    "prophetnet": "reads one token in a call with a cache; use another model",
-    **dict.fromkeys(
-        ("MnemosForCausalLM", "RememberingForCausalLM"), "has its own state; call y, state = model.model(x, state)"
-    ),
-}
 
 
 def functional(model: nn.Module) -> "Functional":
@@ -108,17 +101,18 @@ class Functional(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        base, self._cache = _checked_model(model)
+        base, self._cache = checked_model(model)
         self.model, self.training = model, model.training
         self.config = Host.of(base)
         self.autoregressive = base.get_output_embeddings() is not None
         self._ids, self._width = (int(n) for n in base.get_input_embeddings().weight.shape)
-        self._padding_id = getattr(base.config.get_text_config(decoder=True), "pad_token_id", None)
+        self._settings = base.config.get_text_config(decoder=True)
+        self._padding_id = getattr(self._settings, "pad_token_id", None)
         self._type = str(base.config.model_type)
         # In evaluation xLSTM reads more tokens than these in pieces of its own, without gradient.
         self._most = int(getattr(base.config, "max_inference_chunksize", 0))
         self._takes = frozenset(inspect.signature(base.forward).parameters)
-        self._layout = Layout(base.config)
+        self._layout = Layout(base)
         add_steps(base)
         self._probe()
         keys = any(isinstance(part, KeyValues) for part in self._template.parts)
@@ -232,6 +226,14 @@ class Functional(nn.Module):
         parts = [part.last(0) if isinstance(part, KeyValues) else part for part in self._template.parts]
         state: FunctionalState = map_state(fresh, FunctionalState(self._template.seen, tuple(parts)))
         return state
+
+    def room(self, state: FunctionalState) -> Tensor | None:
+        """[B]: the tokens that each row may read until the positions that the configuration names are used up.
+
+        Rotary positions go on after these. None: the configuration names no number.
+        """
+        most = getattr(self._settings, "max_position_embeddings", None)
+        return None if most is None else int(most) - self._first - state.seen
 
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """See the class."""
@@ -370,31 +372,3 @@ def _alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 def _attends(cache: FunctionalCache) -> bool:
     return any(isinstance(part, KeyValues) for part in cache.new)
-
-
-def _checked_model(model: nn.Module) -> tuple[Any, str]:
-    """The model of Transformers inside an adapter of PEFT, or the model; and what its forward calls its cache."""
-    adapted: Any = model
-    base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
-    if not isinstance(base, libraries.transformers().PreTrainedModel):
-        raise InputError(
-            f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "
-            "itself, without torch.compile or DistributedDataParallel around it (models of mnemos are called as y, "
-            "state = model(x, state) already)"
-        )
-    takes = inspect.signature(base.forward).parameters
-    cache = next((name for name in _CACHES if name in takes), None)
-    name, config = type(base).__name__, base.config
-    if cache is None:
-        raise InputError(
-            f"functional: expected a causal model with a cache, found {name}, whose forward takes none of "
-            f"{', '.join(_CACHES)}; use a decoder"
-        )
-    if unfit := _UNFIT.get(config.model_type) or _UNFIT.get(name):
-        raise InputError(f"functional: expected a model that goes on from any cache, found {name}, which {unfit}")
-    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
-        raise InputError(
-            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "
-            "or a decoder without cross-attention"
-        )
-    return base, cache
