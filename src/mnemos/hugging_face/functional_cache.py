@@ -101,12 +101,13 @@ def _wide(x: Tensor, like: Tensor) -> Tensor:
 
 
 class Layout:
-    """What a model's configuration says of its cache: per layer, whether it attends, and its window.
+    """What a model's configuration says of its cache: per layer, its kind, whether it attends, and its window.
 
     Raises InputError for layers that are unknown here.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, model: Any) -> None:
+        config, self.architecture = model.config, type(model).__name__
         kinds = (
             DynamicLayer,
             DynamicSlidingWindowLayer,
@@ -116,16 +117,22 @@ class Layout:
         )
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
         cache = DynamicCache(config=_of_decoder(config))
-        for i, layer in enumerate(cache.layers):
-            name = named[i] if i < len(named) else type(layer).__name__
+        self.kinds = [named[i] if i < len(named) else type(layer).__name__ for i, layer in enumerate(cache.layers)]
+        for i, (layer, name) in enumerate(zip(cache.layers, self.kinds, strict=True)):
             if type(layer) not in kinds or name == "chunked_attention":
                 raise InputError(
-                    f"functional: expected layers of full or sliding attention or linear recurrences, found {name} in "
-                    f"layer {i} of {type(config).__name__}; use another model"
+                    "functional: expected layers of full or sliding attention or linear recurrences, found "
+                    f"{self.named(i)}; use another model"
                 )
         self.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
         self.sliding, self.linear, self.dummy = cache.is_sliding, cache.is_linear, cache.is_dummy
         self.attends = [not (linear or dummy) for linear, dummy in zip(self.linear, self.dummy, strict=True)]
+
+    def named(self, layer: int | None) -> str:
+        """A layer for an error: its kind, as the configuration calls it, its number and the model's class."""
+        if layer is None or not 0 <= layer < len(self.kinds):
+            return f"another kind in {self.architecture}"
+        return f"{self.kinds[layer]!r} in layer {layer} of {self.architecture}"
 
     def window(self, layer: int) -> int | None:
         """The window of a layer, or of the first layer that attends if this one does not."""
@@ -286,10 +293,11 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         """What xLSTM passes to its layers."""
         return defaultdict(lambda: self)
 
-    def _unknown(self, *_: Any, **__: Any) -> Any:
+    def _unknown(self, *given: Any, layer_idx: int | None = None, **_: Any) -> Any:
+        layer = next((x for x in given if isinstance(x, int)), None) if layer_idx is None else layer_idx
         raise InputError(
             "functional: expected recurrent layers whose step is known (docs/hugging-face.md has the list), found "
-            "another kind; use another model"
+            f"{self.layout.named(layer)}; use another model"
         )
 
     get_conv_state = get_recurrent_state = update_conv_state = update_recurrent_state = _unknown
