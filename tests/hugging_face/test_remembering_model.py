@@ -65,6 +65,29 @@ def test_it_generates_over_segments_and_is_saved(network, tmp_path):
         assert torch.equal(tokens, mnemos.beam_search(network.model, None, row, config)[0][0].tokens)
 
 
+@pytest.mark.parametrize("part", ["decoder", "wrapper", "network"])
+def test_gated_caches_of_the_decoder_are_saved(network, part, tmp_path):
+    remembering = network.remembering
+    grc = mnemos.GRC(scope="stream", length=3, block=2)
+    mnemos.cache({"decoder": remembering.model, "wrapper": remembering, "network": network}[part], grc)
+    network = network if part == "network" else RememberingForCausalLM.of(remembering, segment=SEGMENT)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    logits, automatic = network(IDS).logits, transformers().AutoModelForCausalLM
+    network.save_pretrained(tmp_path / "first")
+    loaded = automatic.from_pretrained(tmp_path / "first")
+    assert torch.equal(loaded(IDS).logits, logits)
+    again = type(loaded)(loaded.config)
+    again.load_state_dict(loaded.state_dict())
+    assert torch.equal(again.eval()(IDS).logits, logits)
+    loaded.save_pretrained(tmp_path / "second")
+    assert torch.equal(mnemos.adapt.from_pretrained(automatic, tmp_path / "second")(IDS).logits, logits)
+    mnemos.uncache(loaded)
+    loaded.save_pretrained(tmp_path / "without")
+    assert torch.equal(automatic.from_pretrained(tmp_path / "without")(IDS).logits, loaded(IDS).logits)
+
+
 def test_its_loss_is_that_of_the_segments(network):
     output = network(IDS, attention_mask=MASK, labels=IDS.masked_fill(MASK == 0, -100))
     logp = [in_segments(network.remembering, row).log_softmax(-1)[0, :-1].gather(1, row[0, 1:, None]) for row in ROWS]

@@ -35,14 +35,15 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     """
     with _branches_expected(cls):
         model = cls.from_pretrained(folder, **options)
+    if has_caches(model):  # RememberingForCausalLM builds the caches of its decoder
+        return model
     record = getattr(model.config, "mnemos", None)
     if record is None:
         raise InputError(
             f"{folder}: expected a model saved with its caches, found none recorded in config.json; "
             "use cls.from_pretrained"
         )
-    for one in [record, *record.get("more", ())]:
-        _apply(model, one, folder, "config.json: mnemos.grc")
+    apply_recorded(model, record, folder)
     stored = _stored(Path(folder))
     for name, module in model.named_modules():
         if isinstance(module, HostBranch):
@@ -93,6 +94,23 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             "it was saved"
         ) from None
     return model
+
+
+def has_caches(model: nn.Module) -> bool:
+    """Whether `cache` was called on a model, or on a part of it."""
+    return any(isinstance(module, HostBranch) for module in model.modules())
+
+
+def recorded(model: nn.Module) -> dict[str, Any] | None:
+    """The settings of all caches of a model, whatever part of it `cache` was called on; None: it has none."""
+    found = [one for module in model.modules() for one in vars(module).get(RECORD, ())]
+    return {**found[0], "more": found[1:]} if found[1:] else found[0] if found else None
+
+
+def apply_recorded(model: nn.Module, record: dict[str, Any], folder: str | Path) -> None:
+    """Give a model the caches that were recorded of it, or of a model around it, with new weights."""
+    for one in [record, *record.get("more", ())]:
+        _apply(model, one, folder, "config.json: mnemos.grc")
 
 
 def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:

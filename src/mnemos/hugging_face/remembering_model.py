@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from mnemos import generators, libraries
+from mnemos.adapt.pretrained import apply_recorded, recorded
 from mnemos.adapt.remembering import Remembering, remember
 from mnemos.adapt.segmented import Segmented
 from mnemos.types import InputError
@@ -22,7 +23,7 @@ REMEMBERING_TYPE = "mnemos-remembering"
 class RememberingConfig(PreTrainedConfig):
     """The configuration of a decoder with memory tokens.
 
-    host: the decoder's configuration as JSON (`config.to_dict()`); tokens: m, the memory tokens; segment: L, the tokens
+    host: the decoder's configuration as JSON (`config.to_dict()`), with the settings of its gated caches; tokens: m, the memory tokens; segment: L, the tokens
     of a segment, after which the memory is written.
     """
 
@@ -53,6 +54,13 @@ class RememberingConfig(PreTrainedConfig):
         named = dict(self.host)
         return AutoConfig.for_model(named.pop("model_type"), **named)
 
+    def note_caches(self, model: nn.Module) -> None:
+        """Note the gated caches of the decoder, which `mnemos.cache` may have given to the decoder or to `model`."""
+        self.host.pop("mnemos", None)
+        if record := recorded(model):
+            self.host["mnemos"] = record
+        vars(self).pop("mnemos", None)
+
     def of_model(self) -> "RememberingConfig":
         """What the model is built from: this configuration."""
         return self
@@ -68,14 +76,21 @@ class RememberingForCausalLM(MnemosForCausalLM):
 
     It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.adapt.Segmented`, `network.remembering` the
     wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
-    `AutoModelForCausalLM`. Known decoders are those of `mnemos.remember` without names of parts.
+    `AutoModelForCausalLM`, with the decoder's gated caches (`mnemos.cache`), which begin anew in every segment. Known decoders are those of `mnemos.remember` without names of parts.
     """
 
     config_class = RememberingConfig
 
     def _build(self, config: Any) -> nn.Module:
         host = AutoModelForCausalLM.from_config(config.of_host())
+        if record := config.host.get("mnemos"):
+            apply_recorded(host, record, "RememberingConfig")
         return Segmented(remember(host, config.tokens), config.segment)
+
+    def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
+        """As in Transformers, with the settings of the decoder's gated caches."""
+        self.config.note_caches(self)
+        return super().save_pretrained(save_directory, *given, **named)
 
     @property
     def remembering(self) -> Remembering:
@@ -93,6 +108,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
             )
         host: Any = model.model
         config = RememberingConfig(host=host.config.to_dict(), tokens=len(model.memory.start), **named)
+        config.note_caches(model)
         with generators.kept():
             found = cls(config)
         found.model = Segmented(model, config.segment)
