@@ -124,6 +124,8 @@ def test_wrong_input_of_a_tree_is_one_line():
         ("float32", lambda: tree.prefill([torch.ones(3)])),
         ("found 0 to 11", lambda: tree.prefill([torch.arange(12)])),
         ("T at least 1", lambda: tree.prefill([ids(0, 0)])),
+        ("'4' and 5", lambda: PrefixTree(model, "4", 5)),
+        ("found a file", lambda: PrefixTree(model, folder=__file__)),
         ("0 and 5", lambda: PrefixTree(model, 0, 5)),
         ("same_length", lambda: PrefixTree(Transformer(**SIZES, attention=mnemos.RelativeConfig(), position="none"))),
         ("has read tokens", lambda: begun.prefill(ids(4, 0)[None], tree=tree)),

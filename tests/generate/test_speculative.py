@@ -235,6 +235,7 @@ def test_what_cannot_be_speculated_is_one_line():
     refused("draft.*new one", draft=Stream(model))
     refused("found 5 and 0", drafted=0)
     refused("-1", length=-1)
+    refused("whole numbers, found 5 and 2.5", drafted=2.5)
     refused("temperature", temperature=-1)
     refused("3 rows", draft=Lookup(ids(3, 7)))
     refused("last token", draft=Lookup(prompt + 1))

@@ -14,6 +14,7 @@ from mnemos.json_text import parse
 from mnemos.types import InputError, leaves
 
 from .rollback import check_cuts
+from .sampling import is_whole
 from .stream import Stream, signature_of, weights_of
 
 _ABOUT = "prefixes.json"  # in the folder: which model's states it holds
@@ -51,9 +52,10 @@ class PrefixTree:
         self, model: nn.Module, block: int = 64, memory: int = 1 << 30, folder: str | Path | None = None
     ) -> None:
         check_cuts(model, "PrefixTree")
-        if block < 1 or memory < 0:
+        if not (is_whole(block) and isinstance(memory, int | float) and block >= 1 and memory >= 0):
             raise InputError(
-                f"PrefixTree: expected a block of at least 1 token and at least 0 bytes, found {block} and {memory}"
+                "PrefixTree: expected a block of at least 1 token, a whole number, and at least 0 bytes, found "
+                f"{block!r} and {memory!r}"
             )
         self.model, self.block, self.memory = model, block, memory
         self.read = self.found = self.size = 0
@@ -168,7 +170,10 @@ class PrefixTree:
                 raise InputError(
                     f"{folder}: expected a folder of a PrefixTree or an empty one, found other files; use a new folder"
                 )
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                raise InputError(f"{folder}: expected a folder or a new name, found a file; name another") from None
             write_json(file, about)
             return
         try:

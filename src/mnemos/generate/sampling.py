@@ -73,3 +73,8 @@ def checked_settings(temperature: float, top_k: int | None, top_p: float | None)
             f"found {temperature}, {top_k} and {top_p}"
         )
     return top_k, top_p
+
+
+def is_whole(x: object) -> bool:
+    """Whether a number of tokens is a whole one, of Python or of NumPy."""
+    return isinstance(x, Integral)

@@ -13,7 +13,7 @@ from mnemos.types import Bounded, InputError, State, select
 from .drafts import Drafter, Lookup, LookupDrafter, ModelDrafter, Proposal, Settings, checked_likelihood
 from .packed import packed
 from .rollback import Rollback, check_cuts, together
-from .sampling import checked_settings, probabilities, scores_of
+from .sampling import checked_settings, is_whole, probabilities, scores_of
 from .stream import Stream
 
 PACKED = 64  # tokens from which on packing the model's large matrices is worth its time
@@ -241,9 +241,10 @@ def _check(stream: Stream, draft: Stream | Lookup, length: int, drafted: int) ->
     last = stream._begun("speculate")
     stream._settled("speculate")
     check_cuts(stream.model, "speculate")
-    if length < 0 or drafted < 1:
+    if not (is_whole(length) and is_whole(drafted) and length >= 0 and drafted >= 1):
         raise InputError(
-            f"speculate: expected a length of at least 0 and drafted of at least 1, found {length} and {drafted}"
+            "speculate: expected a length of at least 0 and drafted of at least 1, both whole numbers, found "
+            f"{length!r} and {drafted!r}"
         )
     if isinstance(draft, Lookup):
         newest = draft.tokens[:, -1:]

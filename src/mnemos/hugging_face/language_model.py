@@ -201,10 +201,11 @@ def last_of_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None
     checked_tokens(tokens)
     if attention_mask is None:
         return None
-    if attention_mask.dim() != 2 or len(attention_mask) != len(tokens) or attention_mask.shape[1] < tokens.shape[1]:
+    shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+    if isinstance(shape, str) or len(shape) != 2 or shape[0] != len(tokens) or shape[1] < tokens.shape[1]:
         raise InputError(
             f"attention_mask: expected [{len(tokens)}, {tokens.shape[1]}] or more columns for tokens before, found "
-            f"{tuple(attention_mask.shape)}; pass that of the tokenizer"
+            f"{shape}; pass that of the tokenizer"
         )
     return attention_mask[:, -tokens.shape[1] :].bool()
 

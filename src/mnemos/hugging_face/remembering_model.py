@@ -23,8 +23,8 @@ REMEMBERING_TYPE = "mnemos-remembering"
 class RememberingConfig(PreTrainedConfig):
     """The configuration of a decoder with memory tokens.
 
-    host: the decoder's configuration as JSON (`config.to_dict()`), with the settings of its gated caches; tokens: m, the memory tokens; segment: L, the tokens
-    of a segment, after which the memory is written.
+    host: the decoder's configuration as JSON (`config.to_dict()`), with the settings of its gated caches; tokens: m,
+    the memory tokens; segment: L, the tokens of a segment, after which the memory is written.
     """
 
     model_type = REMEMBERING_TYPE
@@ -76,7 +76,8 @@ class RememberingForCausalLM(MnemosForCausalLM):
 
     It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.adapt.Segmented`, `network.remembering` the
     wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
-    `AutoModelForCausalLM`, with the decoder's gated caches (`mnemos.cache`), which begin anew in every segment. Known decoders are those of `mnemos.remember` without names of parts.
+    `AutoModelForCausalLM`, with the gated caches of the decoder (`mnemos.cache`), which begin anew in every segment.
+    Known decoders are those of `mnemos.remember` without names of parts.
     """
 
     config_class = RememberingConfig
