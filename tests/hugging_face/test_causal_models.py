@@ -224,7 +224,7 @@ def test_bad_input():
         model()
     with pytest.raises(InputError, match="attention_mask"):
         model(IDS, attention_mask=MASK[:, :3])
-    with pytest.raises(InputError, match="attention_mask.*found list"):
+    with pytest.raises(InputError, match=r"attention_mask.*found list"):
         model(IDS, attention_mask=MASK.tolist())
     for network in (model, built("adaptive softmax")[1]):
         with pytest.raises(InputError, match=rf"labels: expected \[2, {PROMPT}\].*found \[2, 3\]"):
