@@ -225,7 +225,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         ),
         (["show", "short-listops", "--model.cache", "papre"], "found 'papre'; known: paper, official, mnemos, none"),
         (["train", "nowhere.json"], "nowhere.json: expected a recipe as JSON, found no such file"),
-        (["compare", "short-listops", "--vary", "model.dim", "8"], "two recipes, found 1"),
+        (["compare", "short-listops", "--vary", "model.dim", "8"], "several recipes, seeds or rates, found 1;"),
         (["compare", "short-listops", "--vary", "train.steps", "8,9"], "equal train settings"),
         (["compare", "short-listops", "--vary", "model.dim", "8,9", "--vary", "model.dim", "7,8"], "model.dim twice"),
         (
@@ -256,7 +256,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
         (["sample"], "required: run"),
         (["sample", "nowhere"], "no such folder"),
         (["sample", "nowhere", "--count", "0"], "at least 1"),
-        (["compare", "short-listops"], "two recipes, found 1"),
+        (["compare", "short-listops"], "several recipes, seeds or rates, found 1;"),
         (["compare", "short-listops", "short-listops"], "found short-listops, short-listops"),
         (["compare", "short-listops", "listops"], "equal data settings"),
         (
@@ -330,6 +330,14 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     ):
         file.write_text(written)
         assert problem in refused(capsys, "train", str(file), "--out", str(tmp_path / "run"))
+
+
+def test_seeds_or_rates_of_one_recipe_are_compared(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("mnemos.train.compare.compare", lambda recipes, *rest, **switches: seen.append(len(recipes)))
+    for words in (["--seeds", "3"], ["--rates", "1e-3,3e-3"]):
+        assert main(["compare", "short-listops", *words, "--out", str(tmp_path)]) == 0
+    assert seen == [1, 1]
 
 
 @pytest.mark.slow

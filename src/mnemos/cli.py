@@ -262,8 +262,9 @@ def _compare(arguments: list[str]) -> int:
         return 0
     several = any("," in values for _, values in options.vary)
     count = len(names) + several + (options.unwritten or options.baselines)
-    if not names or (count < 2 and "--help" not in fields):
-        raise InputError(f"compare: expected at least two recipes, found {len(names)}; mnemos list prints their names")
+    alone = count < 2 and options.seeds == 1 and "," not in (options.rates or "")
+    if not names or (alone and "--help" not in fields):
+        raise InputError(f"compare: expected several recipes, seeds or rates, found {len(names)}; see mnemos list")
 
     from .train.compare import compare
     from .train.session import run_name

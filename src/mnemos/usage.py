@@ -19,7 +19,7 @@ USAGE = """mnemos: memory for transformers
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
                                                [--draft RUN|lookup] [--drafted N]
-  mnemos compare RECIPE RECIPE ... [--field value ...]
+  mnemos compare RECIPE [RECIPE ...] [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
                                                [--equal updates|samples|parameters|flops|time] [--minutes M]

@@ -8,7 +8,7 @@ ABOUT = (
     "equal updates of equal batches; --equal makes something else equal."
 )
 TAKES = (
-    "RECIPE RECIPE ... [--field value ...] [--seeds N] [--jobs N] [--out DIR] [--unwritten] [--baselines] "
+    "RECIPE [RECIPE ...] [--field value ...] [--seeds N] [--jobs N] [--out DIR] [--unwritten] [--baselines] "
     "[--vary FIELD V1,V2 ...] [--equal KIND] [--minutes M] [--rates R1,R2] [--against NAME]"
 )
 EQUAL = """updates (the default): equal updates of equal batches; samples, flops, time: the steps of each recipe are
