@@ -46,7 +46,7 @@ class _Planned(NamedTuple):
 
 
 def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example: object = None) -> Report:
-    """Give the self-attentions of a torch.nn, timm or Hugging Face model a gated recurrent cache, in place.
+    """Add a gated recurrent cache to the self-attentions of a torch.nn, timm or Hugging Face model, in place.
 
         report = mnemos.cache(model, mnemos.GRC(preset="paper"))      # report.swapped, report.left
         mnemos.uncache(model)                                         # the model is as it was
@@ -60,9 +60,9 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     where: the attentions that get a cache: one or several patterns of module names ("encoder.*.attn"; `*` matches
     within one part of a name), or a function (name, module) -> bool. None: every attention of a known class. A pattern
     may also name other modules that map [B, T, D], or [B, height, width, D], to the same shape (a tensor, or a tuple
-    that starts with it); a mask of padding is read by its name (`mask`, `attention_mask`, `key_padding_mask`, …). These
-    must not be causal, because a shared cache holds what all tokens of a call wrote. Most modules do not declare it, so
-    a copy of each is called with changed tokens: those of the example, or random ones where that is enough.
+    that starts with it); a padding mask is recognised by its name (`mask`, `attention_mask`, `key_padding_mask`, …).
+    Such modules must not be causal, because a shared cache holds what all tokens of a call wrote. To find out, a copy
+    of each is called with changed tokens: those of the example, or random ones where that is enough.
     example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
     length of their sequences. The model is run on it once, in eval mode, and three times more if modules are named.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a

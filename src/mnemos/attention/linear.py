@@ -21,7 +21,7 @@ Sums = LinearState | CompensatedState
 @register
 @dataclass(frozen=True)
 class LinearConfig(AttentionConfig):
-    """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + eps).
+    """Linear attention: φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + eps).
 
     Attributes:
         feature_map: φ. "elu": elu(x) + 1; "relu": relu(x); "polynomial": the products of two entries, the

@@ -86,23 +86,23 @@ def replay(
         loss, state, aux = step(segment, state) # the same, with anything to keep beside it
 
     A first pass without gradient stores the states. Then every step, beginning with the last, is run again from its
-    state and with the same random numbers. One backward pass of its loss, together with the gradient that later steps
-    computed for its state, adds to the parameters' .grad. This is Algorithm 1 of Memformer (memory replay
+    state and with the same random numbers. One backward pass of its loss, and of its new state with the gradient that
+    later steps computed for it, adds to the parameters' .grad. This is Algorithm 1 of Memformer (memory replay
     back-propagation). It equals back-propagation through time to rounding, also with dropout. As in a plain loop,
     gradients are added to existing ones, and random generators (PyTorch's on every device, Python's, NumPy's, and those
     of `generators`) and the buffers of `module` have their final values afterwards.
 
     state: a pytree of tensors (and numbers), or None if the step makes the first one. A state that requires grad, or
     was computed from parameters, receives its gradient. Lists in it may grow from step to step.
-    aux: a pytree such as logits or an accuracy. Those of the run with gradient are in the result's `aux`, one per step,
-    detached. All of them stay in memory; a view of a larger tensor is copied. An object that is no pytree, but holds
+    aux: a pytree such as logits or an accuracy. The result's `aux` has one per step, detached, from the run with
+    gradient. All of them stay in memory; a view of a larger tensor is copied. An object that is no pytree, but holds
     a tensor with its graph, is an error.
     Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once;
     those added inside `advance` are dropped.
     advance(segment, state) -> state: computes the state alone, for a faster first pass. It must return the same state
     as `step` and draw a prefix of the random numbers that `step` draws. Each step then starts with the generators as
-    the previous `advance` left them: with dropout, the gradients are exact, for other random numbers than a plain
-    loop's.
+    the previous `advance` left them. With dropout, the gradients are exact, but for other dropout masks than those of
+    a plain loop.
     weights [S]: of the losses, numbers without gradient. None: 1/S each, the mean.
     resets: per step None or a mask [B]: rows of the incoming state that are set to zeros, or to `reset_to`, before the
     step, so that no gradient crosses.
@@ -117,9 +117,9 @@ def replay(
     error that names the step if they differ: random numbers of other generators would make gradients wrong without
     notice. A number is the allowed difference, relative to a tensor's norm. True allows rounding, that of half
     precision if the state's dtype or autocast around this call says so; give 2e-2 if the step uses autocast inside.
-    A tensor that is about zero because its summands cancel may differ by the rounding of the summands. That is
-    measured by three more runs of the step, without gradient, at a difference that would be an error otherwise, and in
-    one process alone. Cost: a comparison of the state per step.
+    A tensor that is about zero because its summands cancel may differ by the rounding of the summands. If a difference
+    would be an error, three more runs of the step without gradient measure this rounding (in one process only).
+    Cost: a comparison of the state per step.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
     replayed step, verified as the state is, and updated once. Its gradients are restored after an error.
     DistributedDataParallel or `fully_shard` in it reduce gradients once per rollout. It is found automatically if
