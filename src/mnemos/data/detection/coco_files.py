@@ -41,7 +41,7 @@ def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, tu
 def read_coco(file: Path, places: tuple[Path, ...], categories: dict[int, str] | None = None) -> FileScenes:
     """The pictures of an annotation file. Cost: the whole file in memory.
 
-    places: folders, of which the first that has the first picture has all.
+    places: folders. All pictures are read from the first one that has the file of the first picture.
     categories: {id: name} of a training split, whose labels another split must share; by default the file's own, by id.
     Raises InputError for a file of another format, for an id that has another name in `categories`, and as
     `FileScenes`.
