@@ -64,7 +64,7 @@ def read(w, config, x: Tensor, kinds: list[str], padding: list[bool], memory):
     for layer in range(config.layers):
         name = f"blocks.{layer}"
         if config.name == "armt":
-            x = x + torch.stack([held(memory[layer], feature(w, config, layer, "query", y)) for y in x])
+            x = x + torch.stack([held(config, memory[layer], feature(w, config, layer, "query", y)) for y in x])
         if config.norm == "pre":
             x = x + attention(w, config, name, norm(w, f"{name}.attention_norm", x), mask)
             x = x + mlp(w, config, name, norm(w, f"{name}.mlp_norm", x))
@@ -122,16 +122,19 @@ def feature(w, config, layer: int, projection: str, x: Tensor) -> Tensor:
     return found / torch.sqrt((found**2).sum()) if float(found.detach().abs().sum()) else found
 
 
-def held(memory: tuple[Tensor, Tensor], phi: Tensor) -> Tensor:
-    return phi @ memory[0] / (phi @ memory[1] + 1e-5)
+def held(config, memory: tuple[Tensor, Tensor], phi: Tensor) -> Tensor:
+    weight = phi @ memory[1]
+    return phi @ memory[0] / (max(weight, 0 * weight + 1) if config.memory.bounded else weight + 1e-5)
 
 
 def stored(w, config, layer: int, memory: tuple[Tensor, Tensor], tokens: list[Tensor]) -> tuple[Tensor, Tensor]:
     a, z = memory
-    for token in tokens:
-        phi = feature(w, config, layer, "key", token)
+    keys = [feature(w, config, layer, "key", token) for token in tokens]
+    for phi, token in zip(keys, tokens, strict=True):
+        alike = max(sum(phi @ other for other in keys), torch.tensor(1.0)) if config.memory.bounded else 1
         name = f"associations.{layer}"
         beta = 1 / (1 + torch.exp(-(w[f"{name}.strength.weight"][0] @ token) - w[f"{name}.strength.bias"][0]))
-        a = a + beta * torch.outer(phi, w[f"{name}.value.weight"] @ token - held(memory, phi))
-        z = z + min(max(1 - memory[1] @ phi, torch.tensor(0.0)), torch.tensor(1.0)) * phi
+        new = torch.outer(phi, w[f"{name}.value.weight"] @ token - held(config, memory, phi))
+        a = a + beta * new / alike
+        z = z + min(max(1 - memory[1] @ phi, torch.tensor(0.0)), torch.tensor(1.0)) * phi / alike
     return a, z

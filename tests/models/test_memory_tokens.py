@@ -30,6 +30,7 @@ KINDS = {
     "rmt, rotary": (RMT, {"memory": TokensConfig(tokens=2), "position": "rotary", "tied": True, "num_heads": 2}),
     "armt": (ARMT, {"memory": AssociationsConfig(tokens=3, key_dim=5)}),
     "armt, causal": (ARMT, {"memory": AssociationsConfig(tokens=2, key_dim=3, nu=1, causal=True), "position": "none"}),
+    "armt, as published": (ARMT, {"memory": AssociationsConfig(tokens=3, key_dim=5, bounded=False)}),
     "armt, post": (ARMT, {"memory": AssociationsConfig(tokens=1, key_dim=4), "norm": "post", "activation": "relu"}),
 }
 T = 15  # three segments, and three tokens of a fourth

@@ -28,8 +28,9 @@ def close(a, b, tolerance=1e-12):
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
+@pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("sizes", [(2, 5, 3, 4), (1, 1, 1, 1), (3, 6, 1, 2)])
-def test_reads_and_writes_and_their_gradients_are_the_equations(sizes):
+def test_reads_and_writes_and_their_gradients_are_the_equations(sizes, bounded):
     given = inputs(*sizes)
     matrix, normaliser, keys, values, beta = given
     for op, equations, more in (
@@ -38,7 +39,7 @@ def test_reads_and_writes_and_their_gradients_are_the_equations(sizes):
     ):
         results = []
         for function in (op, equations):
-            found = function(matrix, normaliser, features(keys), *more)
+            found = function(matrix, normaliser, features(keys), *more, bounded)
             found = found if isinstance(found, tuple) else (found,)
             ups = [torch.randn(y.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64) for y in found]
             gradients = torch.autograd.grad(found, given, ups, allow_unused=True, materialize_grads=True)
@@ -63,20 +64,46 @@ def test_the_features_are_the_equations_and_have_length_one(nu):
     assert dpfp(x.bfloat16(), nu).dtype == torch.float32
 
 
-def test_an_empty_memory_reads_as_zero_and_a_key_written_again_gets_its_new_value():
+@pytest.mark.parametrize("bounded", [True, False])
+def test_an_empty_memory_reads_as_zero_and_a_key_written_again_gets_its_new_value(bounded):
     matrix, normaliser = torch.zeros(1, 6, 2).double(), torch.zeros(1, 6).double()
     keys, one = torch.eye(6).double()[None], torch.ones(1, 1).double()
-    assert not associative_read(matrix, normaliser, keys).any()
+    assert not associative_read(matrix, normaliser, keys, bounded).any()
     first, second, other = (torch.tensor([[[a, b]]]).double() for a, b in ((1, 2), (-3, 5), (7, 7)))
-    after = associative_write(matrix, normaliser, keys[:, :1], first, one)
-    after = associative_write(*after, keys[:, 3:4], other, one)
-    close(associative_read(*after, keys[:, :1]), first, 1e-4)  # but for 10⁻⁵ in the denominator
-    again = associative_write(*after, keys[:, :1], second, one)
-    close(associative_read(*again, keys[:, :1]), second, 1e-4)
-    close(associative_read(*again, keys[:, 3:4]), other, 1e-4)
+    after = associative_write(matrix, normaliser, keys[:, :1], first, one, bounded)
+    after = associative_write(*after, keys[:, 3:4], other, one, bounded)
+    close(associative_read(*after, keys[:, :1], bounded), first, 1e-4)  # as published: but for 10⁻⁵ in the denominator
+    again = associative_write(*after, keys[:, :1], second, one, bounded)
+    close(associative_read(*again, keys[:, :1], bounded), second, 1e-4)
+    close(associative_read(*again, keys[:, 3:4], bounded), other, 1e-4)
     close(again[1], after[1])  # γ = 0
-    half = associative_write(*after, keys[:, :1], second, one / 2)
-    close(associative_read(*half, keys[:, :1]), (first + second) / 2, 1e-4)
+    half = associative_write(*after, keys[:, :1], second, one / 2, bounded)
+    close(associative_read(*half, keys[:, :1], bounded), (first + second) / 2, 1e-4)
+
+
+def test_no_write_makes_what_is_held_larger():
+    g = torch.Generator().manual_seed(3)
+    # Many equal keys, keys that share one feature only, and keys of any kind: the cases that as published multiply A.
+    alike, sparse, any_kind = torch.ones(1, 16, 8), torch.eye(8)[None] + 1e-4, torch.rand(1, 16, 8, generator=g)
+    for keys in (alike, sparse, any_kind, torch.cat([alike, sparse], 1)):
+        keys = features(keys.double()) if keys is any_kind else torch.nn.functional.normalize(keys.double(), dim=-1)
+        nothing, beta = torch.zeros(1, keys.shape[1], 3).double(), torch.ones(1, keys.shape[1]).double()
+        for scale in (0.0, 0.01, 1.0, 30.0):
+            matrix = torch.randn(1, 8, 3, generator=g, dtype=torch.float64)
+            normaliser = scale * torch.rand(1, 8, generator=g, dtype=torch.float64)
+            for _ in range(3):
+                before = torch.linalg.matrix_norm(matrix, 2)
+                matrix, normaliser = associative_write(matrix, normaliser, keys, nothing, beta)
+                assert torch.linalg.matrix_norm(matrix, 2) <= before * (1 + 1e-12)
+
+
+def test_equal_pairs_of_one_call_count_as_one():
+    matrix, normaliser, keys, values, beta = (x.detach() for x in inputs())
+    keys = features(keys)[:, :1]
+    once = associative_write(matrix, normaliser, keys, values[:, :1], beta[:, :1])
+    often = (x[:, :1].expand(-1, 5, *x.shape[2:]) for x in (keys, values, beta))
+    for a, b in zip(once, associative_write(matrix, normaliser, *often), strict=True):
+        close(a, b)
 
 
 def test_refuses_shapes_that_do_not_fit():

@@ -21,13 +21,16 @@ class AssociationsConfig:
     tokens: m, the number of memory tokens that write it after each segment, at least 1; 0 with
     write=False: no memory, as in a baseline. key_dim: d, the width of keys
     and queries. nu: ν of the feature map DPFP-ν, which makes 2·ν·d features of them. causal: a memory token attends to
-    itself and earlier ones of its segment only; otherwise to all. write=False: nothing is written, and nothing read.
+    itself and earlier ones of its segment only; otherwise to all. bounded: no write makes what is held larger; False:
+    the equations as published, for weights that were trained with them. write=False: nothing is written, and nothing
+    read.
     """
 
     tokens: int = 16
     key_dim: int = 32
     nu: int = 3
     causal: bool = False
+    bounded: bool = True
     write: bool = True
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class AssociationState(NamedTuple):
 class AssociativeMemory(nn.Module):
     """A layer's associations (Rodkin et al. 2024): each token reads them, and memory tokens write them.
 
-        read    x + Aᵀφ(W_Q·x)/zᵀφ(W_Q·x)
+        read    x + Aᵀφ(W_Q·x)/max(zᵀφ(W_Q·x), 1)
         write   keys φ(W_K·m_i), values W_V·m_i, strengths β_i = σ(w·m_i + b) of the memory tokens m_i
 
     See `mnemos.ops.associative`. φ: DPFP-ν, F = 2·ν·d features. W_V starts at 0, so that a new model reads nothing and
@@ -64,6 +67,7 @@ class AssociativeMemory(nn.Module):
     def __init__(self, dim: int, config: AssociationsConfig) -> None:
         super().__init__()
         self.nu, self.features = config.nu, 2 * config.nu * config.key_dim
+        self.bounded = config.bounded
         self.query, self.key = (nn.Linear(dim, config.key_dim, bias=False) for _ in range(2))
         self.value, self.strength = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 1)
         self.reset_parameters()
@@ -84,12 +88,13 @@ class AssociativeMemory(nn.Module):
 
     def read(self, state: AssociationState, x: Tensor) -> Tensor:
         """x [B, T, D] with what the memory holds for each token added."""
-        return x + associative_read(*state, dpfp(self.query(x), self.nu)).to(x.dtype)
+        return x + associative_read(*state, dpfp(self.query(x), self.nu), self.bounded).to(x.dtype)
 
     def write(self, state: AssociationState, tokens: Tensor, active: Tensor | None) -> AssociationState:
         """The state after a write from memory tokens [B, m, D] in the rows that are `active` [B] bool (None: all)."""
         beta = torch.sigmoid(self.strength(tokens)).squeeze(-1)
-        new = AssociationState(*associative_write(*state, dpfp(self.key(tokens), self.nu), self.value(tokens), beta))
+        keys, values = dpfp(self.key(tokens), self.nu), self.value(tokens)
+        new = AssociationState(*associative_write(*state, keys, values, beta, self.bounded))
         if active is None:
             return new
         return AssociationState(

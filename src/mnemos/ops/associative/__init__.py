@@ -9,7 +9,7 @@ from mnemos.types import InputError
 
 __all__ = ["associative_read", "associative_write", "dpfp"]
 
-GUARD = 1e-5  # added to every zᵀφ, so that an empty memory reads as 0
+GUARD = 1e-5  # as published: added to every zᵀφ, so that an empty memory reads as 0
 
 
 def dpfp(x: Tensor, nu: int = 3) -> Tensor:
@@ -28,28 +28,35 @@ def dpfp(x: Tensor, nu: int = 3) -> Tensor:
     return F.normalize(torch.cat([both * both.roll(j, -1) for j in range(1, nu + 1)], -1), dim=-1)
 
 
-def associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor) -> Tensor:
-    """What a memory A with normaliser z holds for features φ(q): y = Aᵀφ(q)/(zᵀφ(q) + 10⁻⁵).
+def associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor, bounded: bool = True) -> Tensor:
+    """What a memory A with normaliser z holds for features φ(q): y = Aᵀφ(q)/max(zᵀφ(q), 1).
 
-    matrix [B, F, M], normaliser [B, F], q [B, T, F], all φ of `dpfp` -> [B, T, M] in the matrix's dtype. An empty
-    memory (zeros) reads as 0. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
+    bounded=False: as published, y = Aᵀφ(q)/(zᵀφ(q) + 10⁻⁵), for a memory that was written so. matrix [B, F, M],
+    normaliser [B, F], q [B, T, F], all φ of `dpfp` -> [B, T, M] in the matrix's dtype. An empty memory (zeros) reads as
+    0. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
     """
     _check(matrix, normaliser, q)
     with full_precision(matrix.device.type):
         q = q.to(matrix.dtype)
-        return (q @ matrix) / (q @ normaliser[..., None] + GUARD)
+        return (q @ matrix) / _weight(q @ normaliser[..., None], bounded)
 
 
-def associative_write(matrix: Tensor, normaliser: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def associative_write(
+    matrix: Tensor, normaliser: Tensor, k: Tensor, v: Tensor, beta: Tensor, bounded: bool = True
+) -> tuple[Tensor, Tensor]:
     """The memory after a delta rule has written T pairs of features φ(k_i) and values v_i, all at once:
 
-        v̄_i = Aᵀφ_i/(zᵀφ_i + 10⁻⁵)        A ← A + Σ_i β_i·φ_i·(v_i − v̄_i)ᵀ
-        γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     z ← z + Σ_i γ_i·φ_i
+        n_i = max(Σ_j φ_jᵀφ_i, 1)          v̄_i = Aᵀφ_i/max(zᵀφ_i, 1)
+        γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     A ← A + Σ_i β_i·φ_i·(v_i − v̄_i)ᵀ/n_i     z ← z + Σ_i γ_i·φ_i/n_i
+
+    n_i counts the keys of this call that are like key i: T pairs of one key change the memory as much as one pair. The
+    factor I − Σ β_i·φ_i·φ_iᵀ/(n_i·max(zᵀφ_i, 1)) of what is held has no eigenvalue outside 0 … 1, so that no write
+    makes it larger. bounded=False: as published, n_i = 1 and v̄_i = Aᵀφ_i/(zᵀφ_i + 10⁻⁵), where it can grow without
+    limit. A key that the memory holds already has γ = 0: its value is replaced and the normaliser stays. Every pair is
+    compared with the memory before the call, not with the other pairs.
 
     matrix [B, F, M], normaliser [B, F], k [B, T, F] of length 1 or 0, v [B, T, M], beta [B, T] -> the new matrix and
-    normaliser. A key that the memory holds already has γ = 0: its value is replaced and the normaliser stays. Every
-    pair is compared with the memory before the call, not with the other pairs. Cost: O(B·T·F·M). Raises InputError for
-    shapes that do not fit.
+    normaliser. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
     """
     _check(matrix, normaliser, k)
     if v.shape != (*k.shape[:2], matrix.shape[2]) or beta.shape != k.shape[:2]:
@@ -60,9 +67,15 @@ def associative_write(matrix: Tensor, normaliser: Tensor, k: Tensor, v: Tensor, 
     with full_precision(matrix.device.type):
         k, v, beta = k.to(matrix.dtype), v.to(matrix.dtype), beta.to(matrix.dtype)
         held = k @ normaliser[..., None]
-        change = beta[..., None] * (v - (k @ matrix) / (held + GUARD))
+        change = beta[..., None] * (v - (k @ matrix) / _weight(held, bounded))
         new = (1 - held).clamp(0, 1)  # ‖φ‖ is 1, or φ is 0 and adds nothing
-        return matrix + k.mT @ change, normaliser + (new * k).sum(1)
+        share = k / (k @ k.sum(1)[..., None]).clamp(min=1) if bounded else k
+        return matrix + share.mT @ change, normaliser + (new * share).sum(1)
+
+
+def _weight(held: Tensor, bounded: bool) -> Tensor:
+    """The denominator from zᵀφ."""
+    return held.clamp(min=1) if bounded else held + GUARD
 
 
 def _check(matrix: Tensor, normaliser: Tensor, features: Tensor) -> None:

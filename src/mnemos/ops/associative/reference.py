@@ -22,34 +22,42 @@ def reference_dpfp(x: Tensor, nu: int = 3) -> Tensor:
     return torch.stack(rows).reshape(*x.shape[:-1], -1)
 
 
-def reference_associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor) -> Tensor:
+def reference_associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor, bounded: bool = True) -> Tensor:
     """matrix [B, F, M], normaliser [B, F], q [B, T, F] -> [B, T, M]."""
     rows = []
     for a, z, queries in zip(matrix.double(), normaliser.double(), q.double(), strict=True):
-        rows.append(torch.stack([_held(a, z, phi) for phi in queries]))
+        rows.append(torch.stack([_held(a, z, phi, bounded) for phi in queries]))
     return torch.stack(rows)
 
 
 def reference_associative_write(
-    matrix: Tensor, normaliser: Tensor, k: Tensor, v: Tensor, beta: Tensor
+    matrix: Tensor, normaliser: Tensor, k: Tensor, v: Tensor, beta: Tensor, bounded: bool = True
 ) -> tuple[Tensor, Tensor]:
     """k [B, T, F], v [B, T, M], beta [B, T] -> the new matrix and normaliser."""
     matrices, normalisers = [], []
+    one = torch.ones((), dtype=torch.float64)
     for row in range(len(matrix)):
         a, z = matrix[row].double(), normaliser[row].double()
         new_a, new_z = a, z
-        for phi, value, strength in zip(k[row].double(), v[row].double(), beta[row].double(), strict=True):
-            new_a = new_a + strength * torch.outer(phi, value - _held(a, z, phi))
-            square = sum((f * f for f in phi), torch.zeros((), dtype=torch.float64))
+        keys = k[row].double()
+        for phi, value, strength in zip(keys, v[row].double(), beta[row].double(), strict=True):
+            alike = torch.maximum(sum((_dot(other, phi) for other in keys), 0 * one), one) if bounded else one
+            new_a = new_a + strength * torch.outer(phi, value - _held(a, z, phi, bounded)) / alike
+            square = _dot(phi, phi)
             if float(square.detach()) > 0:
-                gamma = 1 - sum((z[i] * phi[i] for i in range(len(phi))), torch.zeros(())) / square
-                new_z = new_z + min(max(gamma, torch.zeros(())), torch.ones(())) * phi
+                gamma = 1 - _dot(z, phi) / square
+                new_z = new_z + min(max(gamma, 0 * one), one) * phi / alike
         matrices.append(new_a)
         normalisers.append(new_z)
     return torch.stack(matrices), torch.stack(normalisers)
 
 
-def _held(a: Tensor, z: Tensor, phi: Tensor) -> Tensor:
-    """Aᵀφ/(zᵀφ + 10⁻⁵)."""
-    weight = sum((z[i] * phi[i] for i in range(len(phi))), torch.zeros((), dtype=torch.float64)) + math.pow(10, -5)
+def _held(a: Tensor, z: Tensor, phi: Tensor, bounded: bool) -> Tensor:
+    """Aᵀφ/max(zᵀφ, 1); as published Aᵀφ/(zᵀφ + 10⁻⁵)."""
+    one = torch.ones((), dtype=torch.float64)
+    weight = torch.maximum(_dot(z, phi), one) if bounded else _dot(z, phi) + math.pow(10, -5)
     return sum((phi[i] * a[i] for i in range(len(phi))), torch.zeros_like(a[0])) / weight
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return sum((x[i] * y[i] for i in range(len(x))), torch.zeros((), dtype=torch.float64))
