@@ -9,7 +9,7 @@ from mnemos.types import InputError
 
 __all__ = ["associative_read", "associative_write", "dpfp"]
 
-GUARD = 1e-5  # as published: added to every zᵀφ, so that an empty memory reads as 0
+GUARD = 1e-5  # bounded=False: added to every zᵀφ, so that an empty memory reads as 0
 
 
 def dpfp(x: Tensor, nu: int = 3) -> Tensor:
@@ -31,7 +31,7 @@ def dpfp(x: Tensor, nu: int = 3) -> Tensor:
 def associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor, bounded: bool = True) -> Tensor:
     """What a memory A with normaliser z holds for features φ(q): y = Aᵀφ(q)/max(zᵀφ(q), 1).
 
-    bounded=False: as published, y = Aᵀφ(q)/(zᵀφ(q) + 10⁻⁵), for a memory that was written so. matrix [B, F, M],
+    bounded=False: the published y = Aᵀφ(q)/(zᵀφ(q) + 10⁻⁵), for a memory that was written so. matrix [B, F, M],
     normaliser [B, F], q [B, T, F], all φ of `dpfp` -> [B, T, M] in the matrix's dtype. An empty memory (zeros) reads as
     0. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
     """
@@ -49,14 +49,14 @@ def associative_write(
         n_i = max(Σ_j φ_jᵀφ_i, 1)          v̄_i = Aᵀφ_i/max(zᵀφ_i, 1)
         γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     A ← A + Σ_i β_i·φ_i·(v_i − v̄_i)ᵀ/n_i     z ← z + Σ_i γ_i·φ_i/n_i
 
-    n_i counts the keys of this call that are like key i: T pairs of one key change the memory as much as one pair. The
-    factor I − Σ β_i·φ_i·φ_iᵀ/(n_i·max(zᵀφ_i, 1)) of what is held has no eigenvalue outside 0 … 1, so that no write
-    makes it larger. bounded=False: as published, n_i = 1 and v̄_i = Aᵀφ_i/(zᵀφ_i + 10⁻⁵), where it can grow without
-    limit. A key that the memory holds already has γ = 0: its value is replaced and the normaliser stays. Every pair is
-    compared with the memory before the call, not with the other pairs.
+    n_i counts the keys of this call that are like key i: T pairs of one key change the memory as much as one pair. What
+    was held is multiplied by a matrix with eigenvalues in 0 … 1, and Σ β_i·‖v_i‖ at most is added. bounded=False: the
+    published write, n_i = 1 and v̄_i = Aᵀφ_i/(zᵀφ_i + 10⁻⁵), whose eigenvalues have no bound. A key that the memory
+    holds already has γ = 0: its value is replaced and the normaliser stays. Every pair is compared with the memory
+    before the call, not with the other pairs.
 
-    matrix [B, F, M], normaliser [B, F], k [B, T, F] of length 1 or 0, v [B, T, M], beta [B, T] -> the new matrix and
-    normaliser. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
+    matrix [B, F, M], normaliser [B, F], k [B, T, F] not negative and of length 1 or 0, v [B, T, M], beta [B, T] from 0
+    to 1 -> the new matrix and normaliser. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
     """
     _check(matrix, normaliser, k)
     if v.shape != (*k.shape[:2], matrix.shape[2]) or beta.shape != k.shape[:2]:
