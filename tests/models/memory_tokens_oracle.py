@@ -129,12 +129,16 @@ def held(config, memory: tuple[Tensor, Tensor], phi: Tensor) -> Tensor:
 
 def stored(w, config, layer: int, memory: tuple[Tensor, Tensor], tokens: list[Tensor]) -> tuple[Tensor, Tensor]:
     a, z = memory
+    one = torch.tensor(1.0).double()
     keys = [feature(w, config, layer, "key", token) for token in tokens]
+    for phi in keys:
+        z = z + min(max(1 - memory[1] @ phi, 0 * one), one) * phi
     for phi, token in zip(keys, tokens, strict=True):
-        alike = max(sum(phi @ other for other in keys), torch.tensor(1.0)) if config.memory.bounded else 1
+        share, before = one, held(config, memory, phi)
+        if config.memory.bounded:
+            share = min(one, max(phi @ z, one) / max(sum(phi @ other for other in keys), one))
+            before = held(config, (memory[0], z), phi)
         name = f"associations.{layer}"
         beta = 1 / (1 + torch.exp(-(w[f"{name}.strength.weight"][0] @ token) - w[f"{name}.strength.bias"][0]))
-        new = torch.outer(phi, w[f"{name}.value.weight"] @ token - held(config, memory, phi))
-        a = a + beta * new / alike
-        z = z + min(max(1 - memory[1] @ phi, torch.tensor(0.0)), torch.tensor(1.0)) * phi / alike
+        a = a + beta * share * torch.outer(phi, w[f"{name}.value.weight"] @ token - before)
     return a, z

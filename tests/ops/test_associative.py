@@ -100,13 +100,19 @@ def test_a_write_multiplies_what_is_held_by_at_most_one_and_adds_at_most_its_val
                 assert torch.linalg.matrix_norm(matrix, 2) <= most * (1 + 1e-6)
 
 
-def test_equal_pairs_of_one_call_count_as_one():
-    matrix, normaliser, keys, values, beta = (x.detach() for x in inputs())
+def test_equal_pairs_of_one_call_read_as_one_pair():
+    """In an empty memory, and where the key is held: (1 − β)·old + β·new."""
+    _, _, keys, values, beta = (x.detach() for x in inputs())
     keys = features(keys)[:, :1]
-    once = associative_write(matrix, normaliser, keys, values[:, :1], beta[:, :1])
-    often = (x[:, :1].expand(-1, 5, *x.shape[2:]) for x in (keys, values, beta))
-    for a, b in zip(once, associative_write(matrix, normaliser, *often), strict=True):
-        close(a, b)
+    once = often = torch.zeros(2, 5, 3).double(), torch.zeros(2, 5).double()
+    held = torch.zeros(2, 1, 3).double()
+    for at in range(3):
+        pair = keys, values[:, at : at + 1], beta[:, at : at + 1]
+        once = associative_write(*once, *pair)
+        often = associative_write(*often, *(x.expand(-1, 5, *x.shape[2:]) for x in pair))
+        held = torch.lerp(held, pair[1], pair[2][..., None])
+        close(associative_read(*once, keys), held)
+        close(associative_read(*often, keys), held)
 
 
 def test_refuses_shapes_that_do_not_fit():

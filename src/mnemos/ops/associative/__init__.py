@@ -46,14 +46,14 @@ def associative_write(
 ) -> tuple[Tensor, Tensor]:
     """The memory after a delta rule has written T pairs of features φ(k_i) and values v_i, all at once:
 
-        n_i = max(Σ_j φ_jᵀφ_i, 1)          v̄_i = Aᵀφ_i/max(zᵀφ_i, 1)
-        γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     A ← A + Σ_i β_i·φ_i·(v_i − v̄_i)ᵀ/n_i     z ← z + Σ_i γ_i·φ_i/n_i
+        γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     z' = z + Σ_i γ_i·φ_i     w_i = max(z'ᵀφ_i, 1)
+        n_i = max(Σ_j φ_jᵀφ_i, 1)          s_i = min(w_i/n_i, 1)     A' = A + Σ_i β_i·s_i·φ_i·(v_i − Aᵀφ_i/w_i)ᵀ
 
-    n_i counts the keys of this call that are like key i: T pairs of one key change the memory as much as one pair. What
-    was held is multiplied by a matrix with eigenvalues in 0 … 1, and Σ β_i·‖v_i‖ at most is added. bounded=False: the
-    published write, n_i = 1 and v̄_i = Aᵀφ_i/(zᵀφ_i + 10⁻⁵), whose eigenvalues have no bound. A key that the memory
-    holds already has γ = 0: its value is replaced and the normaliser stays. Every pair is compared with the memory
-    before the call, not with the other pairs.
+    n_i counts the keys of this call that are like key i. T pairs of one key read afterwards as one pair. What was held
+    is multiplied by a matrix with eigenvalues in 0 … 1, and Σ β_i·‖v_i‖ at most is added. bounded=False: the published
+    write, s_i = 1 and w_i = zᵀφ_i + 10⁻⁵, whose eigenvalues have no bound. A key that the memory holds already has
+    γ = 0: its value is replaced and the normaliser stays. Every pair is compared with the matrix before the call, not
+    with the other pairs.
 
     matrix [B, F, M], normaliser [B, F], k [B, T, F] not negative and of length 1 or 0, v [B, T, M], beta [B, T] from 0
     to 1 -> the new matrix and normaliser. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
@@ -67,10 +67,14 @@ def associative_write(
     with full_precision(matrix.device.type):
         k, v, beta = k.to(matrix.dtype), v.to(matrix.dtype), beta.to(matrix.dtype)
         held = k @ normaliser[..., None]
-        change = beta[..., None] * (v - (k @ matrix) / _weight(held, bounded))
         new = (1 - held).clamp(0, 1)  # ‖φ‖ is 1, or φ is 0 and adds nothing
-        share = k / (k @ k.sum(1)[..., None]).clamp(min=1) if bounded else k
-        return matrix + share.mT @ change, normaliser + (new * share).sum(1)
+        after = normaliser + (new * k).sum(1)
+        weight = _weight(k @ after[..., None] if bounded else held, bounded)
+        change = beta[..., None] * (v - (k @ matrix) / weight)
+        if bounded:
+            alike = (k @ k.sum(1)[..., None]).clamp(min=1)
+            change = change * (weight / alike).clamp(max=1)
+        return matrix + k.mT @ change, after
 
 
 def _weight(held: Tensor, bounded: bool) -> Tensor:

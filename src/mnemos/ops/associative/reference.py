@@ -40,13 +40,18 @@ def reference_associative_write(
         a, z = matrix[row].double(), normaliser[row].double()
         new_a, new_z = a, z
         keys = k[row].double()
-        for phi, value, strength in zip(keys, v[row].double(), beta[row].double(), strict=True):
-            alike = torch.maximum(sum((_dot(other, phi) for other in keys), 0 * one), one) if bounded else one
-            new_a = new_a + strength * torch.outer(phi, value - _held(a, z, phi, bounded)) / alike
+        for phi in keys:
             square = _dot(phi, phi)
             if float(square.detach()) > 0:
                 gamma = 1 - _dot(z, phi) / square
-                new_z = new_z + min(max(gamma, 0 * one), one) * phi / alike
+                new_z = new_z + min(max(gamma, 0 * one), one) * phi
+        for phi, value, strength in zip(keys, v[row].double(), beta[row].double(), strict=True):
+            share = one
+            if bounded:
+                alike = torch.maximum(sum((_dot(other, phi) for other in keys), 0 * one), one)
+                share = torch.minimum(torch.maximum(_dot(new_z, phi), one) / alike, one)
+            before = _held(a, new_z if bounded else z, phi, bounded)
+            new_a = new_a + strength * share * torch.outer(phi, value - before)
         matrices.append(new_a)
         normalisers.append(new_z)
     return torch.stack(matrices), torch.stack(normalisers)
