@@ -27,11 +27,10 @@ demo: $(READY)
 	$(BIN)/mnemos compare demo demo-linear demo-cached demo-memformer --out runs/demo
 	$(BIN)/mnemos report runs/demo
 
-# Three test processes share two cores, because tests also wait for processes that they start; torch must not start
-# threads of its own beside them. Each takes a stretch of the tests, so that what a file sets up is set up once, and
-# the first to be done takes over from another. The tests'
+# Two test processes share the cores: torch must not start threads of its own beside them. Each takes a stretch of the
+# tests, so that what a file sets up is set up once, and the first to be done takes over from the other. The tests'
 # compiled files are kept, whatever the environment says: compiling them takes as long as a tenth of the tests.
-TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(READY)
 	$(TESTS) --durations 15
