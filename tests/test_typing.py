@@ -29,6 +29,7 @@ from mnemos.attention import (
 )
 from mnemos.attention.gated import GatedState
 from mnemos.memory import HashedKeys, KeyValues, Segments
+from mnemos.memory.branched import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
 from mnemos.ops.linear import CompensatedState, LinearState
 from mnemos.types import Advances, Attention, HeadAttention, RecurrentModel
@@ -37,7 +38,7 @@ x = torch.zeros(1, 3, 8)
 ids = torch.zeros(1, 3, dtype=torch.int64)
 
 softmax = SoftmaxAttention(8, 2, causal=True)
-assert_type(softmax(x), tuple[Tensor, KeyValues | None])
+assert_type(softmax(x), tuple[Tensor, KeyValues | BranchedKeyValues | None])
 assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | CompensatedState | None])
 assert_type(BucketUnionAttention(8, 2)(x), tuple[Tensor, HashedKeys | None])
 assert_type(ReformerAttention(8, 2)(x), tuple[Tensor, KeyValues | None])
@@ -58,8 +59,8 @@ advances: Advances = mnemos.Memformer()
 # A state keeps its type.
 assert_type(mnemos.select(state, torch.tensor([0])), TransformerState | None)
 assert_type(mnemos.reset(state, torch.tensor([True])), TransformerState | None)
-assert_type(mnemos.detach(softmax(x)[1]), KeyValues | None)
-assert_type(mnemos.join([softmax(x)[1], softmax(x)[1]]), KeyValues | None)
+assert_type(mnemos.detach(softmax(x)[1]), KeyValues | BranchedKeyValues | None)
+assert_type(mnemos.join([softmax(x)[1], softmax(x)[1]]), KeyValues | BranchedKeyValues | None)
 
 with mnemos.collect_auxiliary_losses() as found:
     mnemos.add_auxiliary_loss(x.sum())
