@@ -134,11 +134,13 @@ def stored(w, config, layer: int, memory: tuple[Tensor, Tensor], tokens: list[Te
     for phi in keys:
         z = z + min(max(1 - memory[1] @ phi, 0 * one), one) * phi
     for phi, token in zip(keys, tokens, strict=True):
-        share, before = one, held(config, memory, phi)
+        share, normaliser = one, memory[1]
         if config.memory.bounded:
             share = min(one, max(phi @ z, one) / max(sum(phi @ other for other in keys), one))
-            before = held(config, (memory[0], z), phi)
+            normaliser = z
         name = f"associations.{layer}"
         beta = 1 / (1 + torch.exp(-(w[f"{name}.strength.weight"][0] @ token) - w[f"{name}.strength.bias"][0]))
-        a = a + beta * share * torch.outer(phi, w[f"{name}.value.weight"] @ token - before)
+        a = a + beta * share * torch.outer(
+            phi, w[f"{name}.value.weight"] @ token - held(config, (memory[0], normaliser), phi)
+        )
     return a, z

@@ -49,11 +49,11 @@ def associative_write(
         γ_i = 1 − zᵀφ_i/‖φ_i‖², 0 to 1     z' = z + Σ_i γ_i·φ_i     w_i = max(z'ᵀφ_i, 1)
         n_i = max(Σ_j φ_jᵀφ_i, 1)          s_i = min(w_i/n_i, 1)     A' = A + Σ_i β_i·s_i·φ_i·(v_i − Aᵀφ_i/w_i)ᵀ
 
-    n_i counts the keys of this call that are like key i. T pairs of one key read afterwards as one pair. What was held
-    is multiplied by a matrix with eigenvalues in 0 … 1, and Σ β_i·‖v_i‖ at most is added. bounded=False: the published
-    write, s_i = 1 and w_i = zᵀφ_i + 10⁻⁵, whose eigenvalues have no bound. A key that the memory holds already has
-    γ = 0: its value is replaced and the normaliser stays. Every pair is compared with the matrix before the call, not
-    with the other pairs.
+    n_i counts the keys of this call that are like key i: in an empty memory, T equal pairs read afterwards as one. What
+    was held is multiplied by a matrix with eigenvalues in 0 … 1, and Σ β_i·‖v_i‖ at most is added. bounded=False: the
+    published write, s_i = 1 and w_i = zᵀφ_i + 10⁻⁵, whose eigenvalues have no bound. A key that the memory holds
+    already has γ = 0: its value is replaced and the normaliser stays. Every pair is compared with the matrix before the
+    call, not with the other pairs.
 
     matrix [B, F, M], normaliser [B, F], k [B, T, F] not negative and of length 1 or 0, v [B, T, M], beta [B, T] from 0
     to 1 -> the new matrix and normaliser. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
