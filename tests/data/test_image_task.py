@@ -176,7 +176,9 @@ def test_no_process_is_left_behind(folder):
 def test_processes_end_with_the_program(folder, end):
     program = f"""
 import multiprocessing, os
+from torch.utils.data._utils import worker
 from mnemos.data.photos import PhotosConfig
+worker.MP_STATUS_CHECK_INTERVAL = 0.5  # a worker looks every 5 s whether its program still runs
 task = PhotosConfig({str(folder)!r}, 16, workers=2).build()
 task.train_batch(0, 4, 0), task.train_batch(1, 4, 0)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
