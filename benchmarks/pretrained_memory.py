@@ -1,0 +1,146 @@
+"""A memory for a decoder that is already trained: what does fine-tuning it with a memory give beyond its window?
+
+    python benchmarks/pretrained_memory.py --out FOLDER [--seeds 3] [--result results/pretrained_memory.json]
+
+A small Mistral with a sliding window of 32 tokens is trained to predict the next word of the reference of the Python
+language (`told`'s training text). It stands for a checkpoint of `from_pretrained`. Then it is fine-tuned on the task of
+`make demo`: a fact is told in the text and asked for 32 to 512 words later. Each way of `WAYS` begins with the same
+decoder, reads the same rows in the same order, and has the same number of updates and the same learning rate, which was
+not swept. Test accuracy at each distance; the runs are in FOLDER, and the same command continues an interrupted one.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mnemos
+from mnemos.data.told import OTHER, ToldConfig, ToldTask
+from mnemos.train.recipe import OptimConfig, TrainConfig
+from mnemos.train.run import provenance
+
+mnemos.libraries.transformers()
+from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
+
+WINDOW, SLOTS, TOKENS = 32, 8, 8
+PRETRAINING, ROWS, LENGTH = 400, 16, 128  # updates, rows and words per row of the decoder's own training
+STEPS, RATE = 250, 3e-3  # of fine-tuning: those of `demo`
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def decoder(vocabulary: int) -> MistralForCausalLM:
+    """The decoder with new weights."""
+    torch.manual_seed(0)
+    return MistralForCausalLM(
+        MistralConfig(vocab_size=vocabulary, num_key_value_heads=4, sliding_window=WINDOW, **SIZES)
+    )
+
+
+def training_words(task: ToldTask) -> Tensor:
+    """The words of the training split as tokens of the task, in order: [N]."""
+    words = re.findall(r"[a-z]+", " ".join(text for _, text in sorted(topics.topics.items())).lower())
+    number = {name: i for i, name in enumerate(task.names)}
+    train = words[: len(words) - 2 * int(len(words) * 0.1)]
+    return torch.tensor([number.get(word, number[OTHER]) for word in train])
+
+
+def pretrain(model: MistralForCausalLM, text: Tensor) -> float:
+    """Train the decoder on next words, and return the mean loss of the last 50 updates in nats per word."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    generator, losses = torch.Generator().manual_seed(0), []
+    for _ in range(PRETRAINING):
+        begin = torch.randint(len(text) - LENGTH, (ROWS, 1), generator=generator)
+        rows = text[begin + torch.arange(LENGTH + 1)]
+        logits = model(rows[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return statistics.fmean(losses[-50:])
+
+
+def alone(model: MistralForCausalLM) -> nn.Module:
+    return mnemos.functional(model)
+
+
+def cached(model: MistralForCausalLM, write: bool = True, frozen: bool = False) -> nn.Module:
+    """A gated cache per stream in every attention. frozen: the decoder keeps its weights, and the caches train."""
+    model.requires_grad_(not frozen)
+    mnemos.cache(model, mnemos.GRC(scope="stream", length=SLOTS, block=WINDOW, write=write))
+    return mnemos.functional(model)
+
+
+def remembering(model: MistralForCausalLM) -> nn.Module:
+    """Memory tokens around segments that fill the window with them."""
+    return mnemos.adapt.Segmented(mnemos.remember(model, tokens=TOKENS), segment=WINDOW - 2 * TOKENS)
+
+
+WAYS: dict[str, Callable[[MistralForCausalLM], nn.Module]] = {
+    "no memory": alone,
+    "gated cache": cached,
+    "gated cache, never written": lambda model: cached(model, write=False),
+    "gated cache, decoder frozen": lambda model: cached(model, frozen=True),
+    "memory tokens": remembering,
+}
+
+
+def measured(way: str, weights: dict[str, Tensor], task: ToldTask, seed: int, folder: Path) -> dict[str, Any]:
+    """The result of one fine-tuning run, which is trained unless it has ended."""
+    run = folder / way.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
+    if (run / "result.json").is_file():
+        return json.loads((run / "result.json").read_text())
+    model = decoder(task.vocab_size)
+    model.load_state_dict(weights)
+    torch.manual_seed(seed)  # of the memory's weights
+    adapted = WAYS[way](model)
+    train = TrainConfig(batch_size=32, seed=seed, eval_every=STEPS, checkpoint_every=STEPS, threads=1)
+    return mnemos.fit(adapted, task, out=run, steps=STEPS, lr=RATE, optim=OptimConfig(weight_decay=0.01), train=train)
+
+
+def row(way: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of the accuracy at each distance, and what the way costs."""
+    along = []
+    for at in zip(*(result["along"]["values"] for result in results), strict=True):
+        scores = [score for _, score in at]
+        along.append({"x": at[0][0], "seeds": len(scores), **spread(scores)})
+    seconds = statistics.fmean(result["seconds"] for result in results)
+    return {"name": way, "along": along, "seconds": seconds, "parameters": results[0]["parameters"]}
+
+
+def spread(scores: list[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(scores), "std": statistics.stdev(scores) if len(scores) > 1 else 0.0}
+
+
+def main() -> None:
+    """Train the decoder and all ways, and print or write the table."""
+    parser = argparse.ArgumentParser(description="What a memory gives a decoder that is already trained")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the runs")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--result", type=Path, help="a JSON file of the table")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    task = ToldConfig(rows=500, grow=200).build()
+    text, model = training_words(task), decoder(task.vocab_size)
+    loss = pretrain(model, text)
+    print(f"the decoder: {loss:.2f} nats per word of its training text", flush=True)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    rows = []
+    for way in WAYS:
+        rows.append(row(way, [measured(way, weights, task, seed, options.out) for seed in range(options.seeds)]))
+        print(way, " ".join(f"{at['x']}: {at['mean']:.3f} ± {at['std']:.3f}" for at in rows[-1]["along"]), flush=True)
+    if options.result:
+        found = {"rows": rows, "decoder": {"loss": loss, "updates": PRETRAINING}, "provenance": provenance(0, "cpu")}
+        options.result.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
