@@ -72,10 +72,10 @@ def alone(model: MistralForCausalLM) -> nn.Module:
     return mnemos.functional(model)
 
 
-def cached(model: MistralForCausalLM, write: bool = True, frozen: bool = False) -> nn.Module:
+def cached(model: MistralForCausalLM, frozen: bool = False, **settings: Any) -> nn.Module:
     """A gated cache per stream in every attention. frozen: the decoder keeps its weights, and the caches train."""
     model.requires_grad_(not frozen)
-    mnemos.cache(model, mnemos.GRC(scope="stream", length=SLOTS, block=WINDOW, write=write))
+    mnemos.cache(model, mnemos.GRC(scope="stream", length=SLOTS, block=WINDOW, **settings))
     return mnemos.functional(model)
 
 
@@ -88,6 +88,7 @@ WAYS: dict[str, Callable[[MistralForCausalLM], nn.Module]] = {
     "no memory": alone,
     "gated cache": cached,
     "gated cache, never written": lambda model: cached(model, write=False),
+    "gated cache, gate nearly closed": lambda model: cached(model, gate_init=-4.0),  # by default -2
     "gated cache, decoder frozen": lambda model: cached(model, frozen=True),
     "memory tokens": remembering,
 }
