@@ -104,7 +104,8 @@ def measured(way: str, weights: dict[str, Tensor], task: ToldTask, seed: int, fo
     torch.manual_seed(seed)  # of the memory's weights
     adapted = WAYS[way](model)
     train = TrainConfig(batch_size=32, seed=seed, eval_every=STEPS, checkpoint_every=STEPS, threads=1)
-    return mnemos.fit(adapted, task, out=run, steps=STEPS, lr=RATE, optim=OptimConfig(weight_decay=0.01), train=train)
+    settings: dict[str, Any] = {"optim": OptimConfig(weight_decay=0.01), "train": train, "resume": run.is_dir()}
+    return mnemos.fit(adapted, task, out=run, steps=STEPS, lr=RATE, **settings)
 
 
 def row(way: str, results: list[dict[str, Any]]) -> dict[str, Any]:
