@@ -18,12 +18,11 @@ from .memory_tokens import check_count
 class AssociationsConfig:
     """The settings of a memory of associations.
 
-    tokens: m, the number of memory tokens that write it after each segment, at least 1; 0 with
-    write=False: no memory, as in a baseline. key_dim: d, the width of keys
-    and queries. nu: ν of the feature map DPFP-ν, which makes 2·ν·d features of them. causal: a memory token attends to
-    itself and earlier ones of its segment only; otherwise to all. bounded: denominators of at least 1, so that a write
-    multiplies what is held by at most 1; False: the published ones, for weights that were trained with them.
-    write=False: nothing is written, and nothing read.
+    tokens: m, the number of memory tokens that write it after each segment, at least 1 (0: only with write=False).
+    key_dim: d, the width of keys and queries. nu: ν of the feature map DPFP-ν, which makes 2·ν·d features of them.
+    causal: a memory token attends to itself and earlier ones of its segment only; otherwise to all. bounded:
+    denominators of at least 1, so that a write multiplies what is held by at most 1; False: the published ones, for
+    weights that were trained with them. write=False: nothing is written and nothing read, as in a baseline.
     """
 
     tokens: int = 16
