@@ -6,7 +6,8 @@ A small Mistral with a sliding window of 32 tokens is trained to predict the nex
 language (`told`'s training text). It stands for a checkpoint of `from_pretrained`. Then it is fine-tuned on the task of
 `make demo`: a fact is told in the text and asked for 32 to 512 words later. Each way of `WAYS` begins with the same
 decoder, reads the same rows in the same order, and has the same number of updates and the same learning rate, which is
-constant and was not swept. Test accuracy at each distance; the runs are in FOLDER, and the same command continues an interrupted one.
+constant and was not swept. Test accuracy at each distance. The runs are in FOLDER, and the same command continues an
+interrupted one.
 """
 
 import argparse

@@ -2,7 +2,9 @@
 
 import json
 import logging
+from functools import partial
 
+import decoder_models
 import hosts
 import pytest
 import torch
@@ -73,9 +75,19 @@ def test_the_stock_class_reads_the_host(name, tmp_path):
     close(run(stock, example(name)), run(model, example(name)), 1e-5)
 
 
-def test_the_weights_of_caches_are_no_surprise(tmp_path):
+def gpt2() -> nn.Module:
+    """Its class has a list of weights of its own that are no surprise."""
+    model = decoder_models.plain("gpt2")
+    mnemos.cache(model, GRC(length=3, scope="stream"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "auto"), [(partial(trained, "hf_vit"), "ImageClassification"), (gpt2, "CausalLM")], ids=["ViT", "GPT-2"]
+)
+def test_the_weights_of_caches_are_no_surprise(make, auto, tmp_path):
     """The library prints a table of weights that the class does not know; ours knows those of the caches."""
-    model = trained("hf_vit")
+    model = make()
     model.save_pretrained(tmp_path)
     said = []
     logger, handler = logging.getLogger("transformers.modeling_utils"), logging.Handler()
@@ -83,7 +95,7 @@ def test_the_weights_of_caches_are_no_surprise(tmp_path):
     logger.addHandler(handler)
     try:
         from_pretrained(type(model), tmp_path)
-        from_pretrained(transformers().AutoModelForImageClassification, tmp_path)
+        from_pretrained(getattr(transformers(), f"AutoModelFor{auto}"), tmp_path)
         assert said == []
         type(model).from_pretrained(tmp_path)
         assert ".grc." in said[0]
@@ -168,7 +180,7 @@ def test_what_is_not_there_is_said(tmp_path):
     mnemos.uncache(model)
     model.config.mnemos = record
     model.save_pretrained(tmp_path / "bare")  # the record without the weights
-    with pytest.raises(InputError, match=r"weights of 'vit.*found none"):
+    with pytest.raises(InputError, match=r"weights of 'vit.*found those of no cache"):
         from_pretrained(type(model), tmp_path / "bare")
     model.config.mnemos = {**record, "caches": {"nowhere": next(iter(record["caches"].values()))}}
     model.save_pretrained(tmp_path / "elsewhere")

@@ -135,6 +135,8 @@ def test_a_stream_is_of_one_configuration(name, other, tmp_path):
     model.save_pretrained(tmp_path / "model")
     loaded = type(model).from_pretrained(tmp_path / "model").eval()
     assert torch.equal(Stream.restore(mnemos.functional(loaded), tmp_path / "stream").last, x[:, -1:])
+    with pytest.raises(mnemos.InputError, match=r"mnemos\.functional\(model\)"):
+        Stream.restore(loaded, tmp_path / "stream")
     if other is not None:
         with pytest.raises(mnemos.InputError, match="another configuration"):
             Stream.restore(mnemos.functional(build(name, **other)), tmp_path / "stream")

@@ -1,8 +1,10 @@
-"""Parameter groups of a cached model: learning rates of their own for the branches and their gates."""
+"""Parameter groups of a model with a memory: learning rates of their own for the memory and for gates."""
 
 from typing import Any
 
 from torch import Tensor, nn
+
+from mnemos.memory.memory_tokens import TokenMemory
 
 from .branch import HostBranch
 
@@ -24,17 +26,18 @@ def parameter_groups(
     gate_lr: float | None = None,
     weight_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """Groups for an optimiser of torch.optim: the host's parameters, those of its branches, and their λ.
+    """Groups for an optimiser of torch.optim: the host's parameters, those of its memory, and the gates λ.
 
         torch.optim.AdamW(mnemos.adapt.parameter_groups(model, lr=1e-5, branch_lr=1e-3, weight_decay=0.05))
 
-    lr: of the host; branch_lr: of the branches (None: lr); gate_lr: of λ (None: branch_lr). Weight decay is as in the
-    trainer: on matrices alone. Parameters without requires_grad are left out, and so are groups without parameters.
+    The memory is the branches of `mnemos.cache` and the memory tokens of `mnemos.remember`. lr: of the host; branch_lr:
+    of the memory (None: lr); gate_lr: of λ (None: branch_lr). Weight decay is as in the trainer: on matrices alone.
+    Parameters without requires_grad are left out, and so are groups without parameters.
     """
     branch_lr = lr if branch_lr is None else branch_lr
     rates = {"host": lr, "branch": branch_lr, "gate": branch_lr if gate_lr is None else gate_lr}
-    branches = [part for part in model.modules() if isinstance(part, HostBranch)]
-    own = {id(parameter) for branch in branches for parameter in branch.parameters()}
+    memories = [part for part in model.modules() if isinstance(part, HostBranch | TokenMemory)]
+    own = {id(parameter) for memory in memories for parameter in memory.parameters()}
     found: dict[tuple[str, bool], list[Tensor]] = {(role, decayed): [] for role in rates for decayed in (True, False)}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -33,7 +33,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
     if the folder has no cached model, or lacks the weights of its caches.
     """
-    with _branches_expected(cls):
+    with _branches_expected(_class_of(cls, folder, options)):
         model = cls.from_pretrained(folder, **options)
     if has_caches(model):  # RememberingForCausalLM builds the caches of its decoder
         return model
@@ -119,13 +119,19 @@ def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str
     apply(model, from_dict(GRC, one["grc"], where), where=list(known), known=known)
 
 
-@contextlib.contextmanager
-def _branches_expected(cls: Any) -> Iterator[None]:
-    """Inside the `with`, Hugging Face does not report the weights of caches as unexpected; it reports all others.
+def _class_of(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
+    """The class of the model that an Auto class of Hugging Face reads, or the base class of all models."""
+    if hasattr(cls, _EXPECTED):
+        return cls
+    told = {name: options[name] for name in ("trust_remote_code", "revision", "subfolder") if name in options}
+    config = options.get("config") or transformers().AutoConfig.from_pretrained(folder, **told)
+    found = cls._model_mapping.get(type(config), None)
+    return found if hasattr(found, _EXPECTED) else transformers().PreTrainedModel
 
-    An Auto class has no list of such weights, so the base class of the models gets it.
-    """
-    owner = cls if hasattr(cls, _EXPECTED) else transformers().PreTrainedModel
+
+@contextlib.contextmanager
+def _branches_expected(owner: Any) -> Iterator[None]:
+    """Inside the `with`, Hugging Face does not report the weights of caches as unexpected; it reports all others."""
     before = vars(owner).get(_EXPECTED, _INHERITED)
     setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)grc\."])
     try:
@@ -168,6 +174,11 @@ def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
     Only words inside a name differ; its numbers and its last two parts are the same.
     """
     names = list(stored)
+    if not names:
+        raise InputError(
+            f"{folder}: expected the weights of {name!r} in *.safetensors, found those of no cache; the class's own "
+            "from_pretrained loses them, so read the first folder with mnemos.adapt.from_pretrained and save again"
+        )
     found = [one for one in names if one == name] or [one for one in names if _place(one) == _place(name)]
     if len(found) != 1:
         raise InputError(

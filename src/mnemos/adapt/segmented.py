@@ -42,6 +42,7 @@ class Segmented(nn.Module):
         if not isinstance(segment, int) or segment < 1:
             raise InputError(f"segment: expected at least 1 token, found {segment!r}; change it")
         self.remembering, self.segment = remembering, segment
+        self.training = remembering.training  # of the wrapper alone: the decoder keeps its mode
 
     @property
     def embedding(self) -> nn.Module:

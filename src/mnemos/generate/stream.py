@@ -220,6 +220,7 @@ class Stream:
             ) from None
         if about is None or "last" not in tensors or tensors["last"].dim() != 2:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
+        new_state(model, 1)  # says what to do with a model that has no state
         if about != signature_of(model):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of another configuration; load its own model"
