@@ -125,7 +125,7 @@ def _class_of(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
         return cls
     told = {name: options[name] for name in ("trust_remote_code", "revision", "subfolder") if name in options}
     config = options.get("config") or transformers().AutoConfig.from_pretrained(folder, **told)
-    found = cls._model_mapping.get(type(config), None)
+    found = getattr(cls, "_model_mapping", {}).get(type(config), None)
     return found if hasattr(found, _EXPECTED) else transformers().PreTrainedModel
 
 
