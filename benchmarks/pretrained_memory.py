@@ -12,11 +12,9 @@ interrupted one.
 
 import argparse
 import json
-import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from pydoc_data import topics
 from typing import Any
 
 import torch
@@ -24,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.data.told import OTHER, ToldConfig, ToldTask
+from mnemos.data.told import ToldConfig, ToldTask
+from mnemos.train.comparison import summarise
 from mnemos.train.recipe import OptimConfig, TrainConfig
-from mnemos.train.run import provenance
 
 mnemos.libraries.transformers()
 from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
@@ -45,15 +43,6 @@ def decoder(vocabulary: int) -> MistralForCausalLM:
     )
 
 
-def training_words(task: ToldTask) -> Tensor:
-    """The words of the training split as tokens of the task, in order: [N]. No word of the text is a place's token."""
-    words = re.findall(r"[a-z]+", " ".join(text for _, text in sorted(topics.topics.items())).lower())
-    other = task.names.index(OTHER)
-    number = {name: i for i, name in enumerate(task.names[:other])}
-    train = words[: len(words) - 2 * int(len(words) * 0.1)]
-    return torch.tensor([number.get(word, other) for word in train])
-
-
 def pretrain(model: MistralForCausalLM, text: Tensor) -> float:
     """Train the decoder on next words, and return the mean loss of the last 50 updates in nats per word."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -70,10 +59,6 @@ def pretrain(model: MistralForCausalLM, text: Tensor) -> float:
     return statistics.fmean(losses[-50:])
 
 
-def alone(model: MistralForCausalLM) -> nn.Module:
-    return mnemos.functional(model)
-
-
 def cached(model: MistralForCausalLM, frozen: bool = False, **settings: Any) -> nn.Module:
     """A gated cache per stream in every attention. frozen: the decoder keeps its weights, and the caches train."""
     model.requires_grad_(not frozen)
@@ -87,7 +72,7 @@ def remembering(model: MistralForCausalLM) -> nn.Module:
 
 
 WAYS: dict[str, Callable[[MistralForCausalLM], nn.Module]] = {
-    "no memory": alone,
+    "no memory": mnemos.functional,
     "gated cache": cached,
     "gated cache, never written": lambda model: cached(model, write=False),
     "gated cache, gate nearly closed": lambda model: cached(model, gate_init=-4.0),  # by default -2
@@ -96,32 +81,17 @@ WAYS: dict[str, Callable[[MistralForCausalLM], nn.Module]] = {
 }
 
 
-def measured(way: str, weights: dict[str, Tensor], task: ToldTask, seed: int, folder: Path) -> dict[str, Any]:
-    """The result of one fine-tuning run, which is trained unless it has ended."""
-    run = folder / way.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
-    if (run / "result.json").is_file():
-        return json.loads((run / "result.json").read_text())
-    model = decoder(task.vocab_size)
-    model.load_state_dict(weights)
-    torch.manual_seed(seed)  # of the memory's weights
-    adapted = WAYS[way](model)
-    train = TrainConfig(batch_size=32, seed=seed, eval_every=STEPS, checkpoint_every=STEPS, threads=1)
-    settings: dict[str, Any] = {"optim": OptimConfig(weight_decay=0.01), "train": train, "resume": run.is_dir()}
-    return mnemos.fit(adapted, task, out=run, steps=STEPS, lr=RATE, **settings)
-
-
-def row(way: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of the accuracy at each distance, and what the way costs."""
-    along = []
-    for at in zip(*(result["along"]["values"] for result in results), strict=True):
-        scores = [score for _, score in at]
-        along.append({"x": at[0][0], "seeds": len(scores), **spread(scores)})
-    seconds = statistics.fmean(result["seconds"] for result in results)
-    return {"name": way, "along": along, "seconds": seconds, "parameters": results[0]["parameters"]}
-
-
-def spread(scores: list[float]) -> dict[str, float]:
-    return {"mean": statistics.fmean(scores), "std": statistics.stdev(scores) if len(scores) > 1 else 0.0}
+def fine_tuned(way: str, weights: dict[str, Tensor], task: ToldTask, seed: int, run: Path) -> Path:
+    """The folder of one fine-tuning run, which is trained unless it has ended."""
+    if not (run / "result.json").is_file():
+        model = decoder(task.vocab_size)
+        model.load_state_dict(weights)
+        torch.manual_seed(seed)  # of the memory's weights
+        adapted = WAYS[way](model)
+        train = TrainConfig(batch_size=32, seed=seed, eval_every=STEPS, checkpoint_every=STEPS, threads=1)
+        settings: dict[str, Any] = {"optim": OptimConfig(weight_decay=0.01), "train": train, "resume": run.is_dir()}
+        mnemos.fit(adapted, task, out=run, steps=STEPS, lr=RATE, **settings)
+    return run
 
 
 def main() -> None:
@@ -133,16 +103,18 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     task = ToldConfig(rows=500, grow=200).build()
-    text, model = training_words(task), decoder(task.vocab_size)
-    loss = pretrain(model, text)
+    model = decoder(task.vocab_size)
+    loss = pretrain(model, torch.from_numpy(task.text["train"]))
     print(f"the decoder: {loss:.2f} nats per word of its training text", flush=True)
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-    rows = []
+    runs: dict[str, list[Path]] = {}
     for way in WAYS:
-        rows.append(row(way, [measured(way, weights, task, seed, options.out) for seed in range(options.seeds)]))
-        print(way, " ".join(f"{at['x']}: {at['mean']:.3f} ± {at['std']:.3f}" for at in rows[-1]["along"]), flush=True)
+        place = options.out / way.replace(", ", "-").replace(" ", "-")
+        runs[way] = [fine_tuned(way, weights, task, seed, place / f"seed-{seed}") for seed in range(options.seeds)]
+    found = summarise(runs, options.out) | {"decoder": {"loss": loss, "updates": PRETRAINING}}
+    for row in found["rows"]:
+        print(row["name"], *(f"{at['x']}: {at['mean']:.3f} ± {at['std'] or 0:.3f}" for at in row["along"]["values"]))
     if options.result:
-        found = {"rows": rows, "decoder": {"loss": loss, "updates": PRETRAINING}, "provenance": provenance(0, "cpu")}
         options.result.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -180,7 +180,7 @@ def test_what_is_not_there_is_said(tmp_path):
     mnemos.uncache(model)
     model.config.mnemos = record
     model.save_pretrained(tmp_path / "bare")  # the record without the weights
-    with pytest.raises(InputError, match=r"weights of 'vit.*found those of no cache"):
+    with pytest.raises(InputError, match=r"weights of 'vit.*found weights of no cache"):
         from_pretrained(type(model), tmp_path / "bare")
     model.config.mnemos = {**record, "caches": {"nowhere": next(iter(record["caches"].values()))}}
     model.save_pretrained(tmp_path / "elsewhere")

@@ -138,6 +138,13 @@ def test_the_decoder_is_left_as_it_was():
     assert torch.pdist(network.memory.start.detach()).min() > 0
 
 
+def test_segments_are_in_the_mode_of_the_model_and_the_decoder_keeps_its_own():
+    model = mnemos.remember(plain("gpt2"), tokens=2)
+    assert mnemos.adapt.Segmented(model, 4).training
+    assert not model.model.training
+    assert not mnemos.adapt.Segmented(model.eval(), 4).training
+
+
 def test_it_declares_what_our_models_declare():
     network = remembering()
     assert isinstance(network, RecurrentModel)

@@ -140,8 +140,7 @@ def test_groups_of_parameters():
     assert {group["lr"] for group in mnemos.adapt.parameter_groups(model, lr=0.5)} == {0.5}
 
 
-def test_memory_tokens_are_a_group_and_segments_keep_the_mode():
+def test_memory_tokens_have_the_learning_rate_of_branches():
     model = mnemos.remember(decoder_models.plain("gpt2"), tokens=2)
     (tokens,) = [g["params"] for g in mnemos.adapt.parameter_groups(model, lr=1e-5, branch_lr=1e-3) if g["lr"] == 1e-3]
     assert [id(one) for one in tokens] == [id(model.memory.start)]
-    assert not mnemos.adapt.Segmented(model.eval(), 4).training

@@ -54,10 +54,10 @@ def test_a_row_tells_its_facts_and_asks_for_one(task):
 
 def test_the_background_is_real_text_of_its_split(task):
     """Words of a row stand in the text in the same order; splits share no text."""
-    whole = {split: " ".join(task.names[i] for i in words) for split, words in task._text.items()}
+    whole = {split: " ".join(task.names[i] for i in words) for split, words in task.text.items()}
     for text, _ in rows(task)[:20]:
         assert text[: text.index(next(p for p in text.split() if p in PEOPLE))].strip() in whole["test"]
-    assert sum(map(len, task._text.values())) > 50_000
+    assert sum(map(len, task.text.values())) > 50_000
     assert len(task.names) == task.vocab_size == 50 + 1 + 4 + 20
 
 

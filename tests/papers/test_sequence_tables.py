@@ -96,9 +96,9 @@ def test_table5_sets_each_row_beside_the_paper(tmp_path, monkeypatch):
     monkeypatch.setattr(sequence_tables, "train_all", trained)
     (found,) = reproduce("cached_transformers/table5", Options(tmp_path, steps=2))
     rows = {row.pop(""): list(row.values()) for row in found["tables"][0]["rows"]}
-    assert rows[sequence_tables.XL] == ["201.000 ± 1.414", None, 24.0]
-    assert rows[sequence_tables.CACHED] == ["198.000 ± 1.414", -3.0, 22.9]
-    assert rows[f"{sequence_tables.CACHED}, never written"] == ["196.000 ± 1.414", -5.0, None]
+    assert rows[sequence_tables.XL] == ["201.0 ± 1.4", None, 24.0]
+    assert rows[sequence_tables.CACHED] == ["198.0 ± 1.4", -3.0, 22.9]
+    assert rows[f"{sequence_tables.CACHED}, never written"] == ["196.0 ± 1.4", -5.0, None]
     assert rows["Transformer-XL large, cached"] == [None, None, 17.9]
 
 
@@ -113,7 +113,7 @@ def test_table5(tmp_path, monkeypatch):
     rows = {row[""]: row for row in found["tables"][0]["rows"]}
     plain, cached = (float(rows[name]["here"]) for name in both)
     assert min(plain, cached) > 1
-    assert rows[both[1]]["minus Transformer-XL"] == pytest.approx(cached - plain, abs=1e-3)
+    assert rows[both[1]]["minus Transformer-XL"] == pytest.approx(cached - plain, abs=0.1)  # of texts with one decimal
 
 
 def test_what_a_token_of_memory_costs_is_a_slope():

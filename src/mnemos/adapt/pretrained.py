@@ -176,8 +176,8 @@ def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
     names = list(stored)
     if not names:
         raise InputError(
-            f"{folder}: expected the weights of {name!r} in *.safetensors, found those of no cache; the class's own "
-            "from_pretrained loses them, so read the first folder with mnemos.adapt.from_pretrained and save again"
+            f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache; the class's own "
+            "from_pretrained drops them: read the original folder with mnemos.adapt.from_pretrained and save it again"
         )
     found = [one for one in names if one == name] or [one for one in names if _place(one) == _place(name)]
     if len(found) != 1:

@@ -94,7 +94,10 @@ class ToldConfig(DataConfig):
 
 
 class ToldTask(GeneratedTask):
-    """The task of `ToldConfig`. A result has the accuracy at each distance beside the accuracy of all rows."""
+    """The task of `ToldConfig`. A result has the accuracy at each distance beside the accuracy of all rows.
+
+    text: the words of each split as tokens, in order, without facts and questions.
+    """
 
     def __init__(self, config: ToldConfig, text: Mapping[Split, Sequence[bytes]]) -> None:
         self.config = config
@@ -110,7 +113,7 @@ class ToldTask(GeneratedTask):
                     f"{config.path or 'told'}: expected more than {config.length:,} words in the {split} split, the "
                     f"length of a row, found {len(words):,}; add text, or lower data.distances"
                 )
-        self._text = {split: np.array([number.get(w, self._other) for w in words]) for split, words in text.items()}
+        self.text = {split: np.array([number.get(w, self._other) for w in words]) for split, words in text.items()}
         super().__init__(
             self._held_out_draw("train"),
             *(len(self.names), config.length, config.rows, config.seed),
@@ -120,13 +123,13 @@ class ToldTask(GeneratedTask):
         self.reference = {"a guess": 1 / len(PLACES)}
 
     def _held_out_draw(self, split: Split) -> partial[Rows]:
-        return partial(self._draw, self._text[split], None)
+        return partial(self._draw, self.text[split], None)
 
     def _training_draw(self, update: int) -> partial[Rows]:
         shortest, longest = min(self.config.distances), max(self.config.distances)
         if update < self.config.grow:
             longest = int(shortest * (longest / shortest) ** (update / self.config.grow))
-        return partial(self._draw, self._text["train"], longest)
+        return partial(self._draw, self.text["train"], longest)
 
     def _draw(self, text: NDArray[np.int64], longest: int | None, random: np.random.Generator, rows: int) -> Rows:
         """Inputs and targets, [rows, T] each. longest: the greatest distance of a training row; None: held-out rows."""

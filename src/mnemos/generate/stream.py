@@ -220,7 +220,7 @@ class Stream:
             ) from None
         if about is None or "last" not in tensors or tensors["last"].dim() != 2:
             raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
-        new_state(model, 1)  # says what to do with a model that has no state
+        fresh = new_state(model, len(tensors["last"]))  # before the signature: it says what a stream's model is
         if about != signature_of(model):
             raise InputError(
                 f"{file}: expected a stream of this model, found one of another configuration; load its own model"
@@ -235,7 +235,7 @@ class Stream:
             raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
         last = tensors.pop("last")
         device = next(model.parameters()).device
-        state = _like(new_state(model, len(last)), list(tensors), file)
+        state = _like(fresh, list(tensors), file)
         return cls(model, step, map_state(lambda name: tensors[name].to(device), state), last.to(device))
 
     def __repr__(self) -> str:

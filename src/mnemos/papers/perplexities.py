@@ -27,10 +27,10 @@ class Trained:
     rows: Mapping[str, JSONObject]
     perplexities: Mapping[str, list[float]]
 
-    def perplexity(self, name: str) -> str:
-        """Text of the mean and the standard deviation over seeds."""
+    def perplexity(self, name: str, digits: int = 3) -> str:
+        """Text of the mean and the standard deviation over seeds, with so many decimals."""
         found = self.perplexities[name]
-        return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, 3)
+        return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, digits)
 
     def order(self, theirs: Values, column: int) -> str:
         """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""

@@ -52,7 +52,7 @@ def table5(claim: Claim, options: Options) -> Finding:
             table.add(name, None, None, theirs)
             continue
         gain = statistics.fmean(trained.perplexities[name]) - statistics.fmean(trained.perplexities[XL])
-        table.add(name, trained.perplexity(name), None if name == XL else gain, theirs)
+        table.add(name, trained.perplexity(name, digits=1), None if name == XL else gain, theirs)
     found.tables.append(table)
     if trained is not None:
         found.notes.insert(1, _WORDS_HERE)
