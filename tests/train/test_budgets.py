@@ -86,6 +86,8 @@ def test_everything_that_counts_updates_follows_the_steps():
     )
     assert (made.optim.schedule.warmup, made.optim.schedule.drop_at) == (4, 10)
     assert with_steps(recipe, 100) == recipe
+    shared = replace(recipe, optim=replace(recipe.optim, schedule=replace(schedule, warmup=0.05)))
+    assert with_steps(shared, 33).optim.schedule.warmup == 0.05
     steady = replace(recipe, optim=OptimConfig(schedule=ScheduleConfig("lra", warmup=10)))
     assert with_steps(steady, 1000).optim == steady.optim
     assert with_steps(steady, 1000).train.eval_every == 500

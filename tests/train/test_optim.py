@@ -30,6 +30,9 @@ from mnemos.types import InputError
             {2: 0.5, 4: 1.0, 6: 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 8: 0.55, 12: 0.1},
         ),
         (ScheduleConfig("cosine"), 8, {4: 0.5, 8: 0.0}),
+        # A share of the steps, and at least one: 4 of 16, 1 of 8.
+        (ScheduleConfig("cosine", 0.25), 16, {1: 0.25, 4: 1.0, 10: 0.5, 16: 0.0}),
+        (ScheduleConfig(warmup=0.01, start=0.5), 8, {1: 1.0, 2: 1.0}),
         # fairseq: 4,000 warm-up updates, then the inverse root.
         (ScheduleConfig("inverse_sqrt", 4000), 10**5, {1000: 0.25, 4000: 1.0, 16000: 0.5, 64000: 0.25}),
         (ScheduleConfig("step", 0, 0.1, 3000), 4000, {1: 1.0, 3000: 1.0, 3001: 0.1, 4000: 0.1}),
@@ -227,6 +230,7 @@ def test_state_of_another_model_is_refused():
         (OptimConfig(gate_lr_scale=float("inf")), "optim.gate_lr_scale"),
         (OptimConfig(schedule=ScheduleConfig(start=1.5)), "optim.schedule.start must be between 0 and 1"),
         (OptimConfig(schedule=ScheduleConfig(warmup=-1)), "optim.schedule.warmup"),
+        (OptimConfig(schedule=ScheduleConfig(warmup=2.5)), "a number of steps, or a share"),
         (OptimConfig(schedule=ScheduleConfig(floor=2)), "optim.schedule.floor"),
     ],
 )

@@ -177,7 +177,7 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
 
     It logs, evaluates and saves as often in a run as before. Warm-up and drop of the learning rate stay the same share
     of the run, except for the schedules inverse_sqrt and lra, whose rate at a step does not depend on the number of
-    steps.
+    steps. A warm-up that is a share of the steps stays as it is.
     """
     before = recipe.train.steps
 
@@ -195,6 +195,7 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     if optim.schedule.name not in _STEADY:
         before_drops = optim.schedule.drop_at
         drops = share(before_drops) if isinstance(before_drops, int) else tuple(map(share, before_drops))
-        schedule = replace(optim.schedule, warmup=share(optim.schedule.warmup), drop_at=drops)
+        warmup = optim.schedule.warmup
+        schedule = replace(optim.schedule, warmup=warmup if warmup < 1 else share(int(warmup)), drop_at=drops)
         optim = replace(optim, schedule=schedule)
     return replace(recipe, optim=optim, train=train)

@@ -85,7 +85,8 @@ def check_settings(recipe: Recipe, processes: int) -> None:
 
 def schedule_warning(recipe: Recipe) -> str | None:
     """One line for a run that ends before its learning rate has risen; None for any other run."""
-    warmup, steps = recipe.optim.schedule.warmup, recipe.train.steps
+    steps = recipe.train.steps
+    warmup = recipe.optim.schedule.warmup_steps(steps)
     if warmup <= steps:
         return None
     highest = optim.factor(recipe.optim.schedule, steps, steps)

@@ -53,20 +53,21 @@ def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float
 
 
 def factor(config: ScheduleConfig, update: int, steps: int) -> float:
-    """The factor of the learning rate at `update` = 1, 2, …, `steps`, with w the warm-up; for plateau see `Plateau`.
+    """The factor of the learning rate at `update` = 1, 2, …, `steps`, with w `warmup_steps`; for plateau see `Plateau`.
 
     Up to w: start + (1 − start)·update/w, except for lra. After w: constant 1; cosine floor + (1 − floor)·½(1 +
     cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step floorⁿ, where n of
     the `drop_at` are below `update`. lra: min(1, update/w)/√max(update, w).
     """
-    warmup = max(config.warmup, 1)
+    length = config.warmup_steps(steps)
+    warmup = max(length, 1)
     rising = min(1.0, update / warmup)
     if config.name == "lra":
         return rising / math.sqrt(max(update, warmup))
-    if update <= config.warmup:
+    if update <= length:
         return config.start + (1 - config.start) * rising
     if config.name == "cosine":
-        progress = min(1.0, (update - config.warmup) / max(1, steps - config.warmup))
+        progress = min(1.0, (update - length) / max(1, steps - length))
         return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * progress))
     if config.name == "inverse_sqrt":
         return math.sqrt(warmup / update)
@@ -158,7 +159,12 @@ def check(config: OptimConfig) -> None:
             config.gate_lr_scale,
         ),
         ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)", config.grad_clip),
-        ("schedule.warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
+        (
+            "schedule.warmup",
+            0 <= schedule.warmup < 1 or (schedule.warmup > 0 and float(schedule.warmup).is_integer()),
+            "a number of steps, or a share of them from 0 to below 1",
+            schedule.warmup,
+        ),
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
         ("schedule.drop_at", min(schedule.drops, default=0) >= 0, "at least 0", schedule.drop_at),

@@ -28,7 +28,7 @@ class ScheduleConfig:
             min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, times `floor` after each of the `drop_at`
             steps. plateau: 1, halved after `patience` evaluations without a lower validation loss, but not below
             `floor`.
-        warmup: the length of the warm-up in steps.
+        warmup: the length of the warm-up in steps or, below 1, as a share of the run's steps (`warmup_steps`).
         floor: the least factor of cosine and plateau, and the factor of each drop of step.
         drop_at: the step, or steps, after which the schedule "step" drops by the factor `floor`.
         start: the factor at which the warm-up starts.
@@ -36,7 +36,7 @@ class ScheduleConfig:
     """
 
     name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "plateau"] = "constant"
-    warmup: int = 0
+    warmup: int | float = 0
     floor: float = 0.0
     drop_at: int | tuple[int, ...] = 0
     start: float = 0.0
@@ -46,6 +46,10 @@ class ScheduleConfig:
     def drops(self) -> tuple[int, ...]:
         """`drop_at` as a tuple."""
         return (self.drop_at,) if isinstance(self.drop_at, int) else self.drop_at
+
+    def warmup_steps(self, steps: int) -> int:
+        """The length of the warm-up of a run of so many steps, in steps: a share is at least one of them."""
+        return max(1, round(self.warmup * steps)) if 0 < self.warmup < 1 else int(self.warmup)
 
 
 @dataclass(frozen=True)
