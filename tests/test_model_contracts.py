@@ -42,6 +42,10 @@ def at(x, rows):
     return map_state(lambda part: part[rows], x)
 
 
+def at_times(x, times):
+    return map_state(lambda part: part[:, times], x)
+
+
 def predicts(case):
     return case.predicts
 
@@ -91,6 +95,22 @@ def test_split_and_resume(model):
     fresh = reset(end, torch.tensor([True, False, True]))
     new = whole if start is None else model(x, model.initial_state(ROWS))[0]
     close(model(x, fresh)[0][[0, 2]], new[[0, 2]])
+
+
+@over_models(lambda case: case.inputs in ("tokens", "pairs"))
+def test_tokens_of_32_bits_are_tokens(model):
+    """The outputs and the state are those of 64 bits, also inside a segment."""
+    model.eval()
+    x = inputs(model)
+    found = []
+    with torch.no_grad():
+        for dtype in (torch.int64, torch.int32):
+            tokens = map_state(lambda part, dtype=dtype: part.to(dtype), x)
+            _, state = model(at_times(tokens, slice(8)))
+            rest = at_times(tokens, slice(8, 10))
+            found.append(model(rest.target if isinstance(rest, Pair) else rest, state))
+    close(found[1][0], found[0][0])
+    same_state(found[1][1], found[0][1])
 
 
 @over_models(advances)

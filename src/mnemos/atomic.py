@@ -80,6 +80,20 @@ def append(descriptor: int, data: bytes) -> None:
         raise
 
 
+def sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file by name: the library writes them in an order that differs each time.
+
+    Then equal tensors and metadata are equal bytes, in any process.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            file.seek(8)
+            file.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size))
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Replace a file's contents: see `replacing`."""
     with replacing(path) as temporary:

@@ -42,7 +42,7 @@ def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         for file in options.files:
             yield from (" ".join(line.split()) for line in read_lines(Path(file)))
 
-    made = SubWordTokens.train(lines(), options.size, options.lowercase, first_names(options.files))
+    made = SubWordTokens.train(lines(), options.size, options.lowercase, first_names(options.files), "--size")
     made.write(out)
     more = "" if options.lowercase else " (with --data.lowercase False for recipes that lower-case)"
     print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains a translation with them{more}")

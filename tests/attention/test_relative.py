@@ -117,6 +117,12 @@ def test_the_memory_is_detached_unless_told_otherwise():
         y, _ = module(tokens(3, 2), state)
         found = torch.autograd.grad(y.square().sum(), x, allow_unused=True)[0] if y.requires_grad else None
         assert (found is None) == detached == (not module.state_gradient)
+    module = GatedCacheAttention(
+        DIM, HEADS, layer(memory=0), GRC(length=3, scope="stream", block=4), causal=True
+    ).double()
+    x = tokens(6).requires_grad_()
+    assert module.state_gradient
+    assert torch.autograd.grad(module(tokens(3, 2), module(x)[1])[0].square().sum(), x)[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("t", [1, 30])
@@ -194,7 +200,7 @@ def test_a_cache_beside_the_memory_or_instead_of_it():
         inner = layer(memory=memory)
         module = GatedCacheAttention(DIM, HEADS, inner, GRC(length=3, scope="stream", block=4), causal=True).double()
         assert module.splits == "segments"
-        assert not module.state_gradient, "that of the inputs is cut"
+        assert module.state_gradient == (not memory), "that of the inputs is cut"
         y, state = module(tokens(6))
         assert isinstance(state.inner, Segments)
         assert state.inner.x.shape[1] == memory

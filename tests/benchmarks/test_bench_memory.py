@@ -17,6 +17,7 @@ from mnemos.benchmarks.memories import MEMORIES, Sizes
 from mnemos.benchmarks.tasks import BENCHMARKS, DEFAULT, QUICK
 from mnemos.cli import main
 from mnemos.command_parsers import CommandParser
+from mnemos.data.listops_generate import Rules, generate_block
 from mnemos.data.mqar import MQARConfig
 from mnemos.train import apart, several
 from mnemos.train.apart import train_apart
@@ -59,6 +60,13 @@ def test_the_tables_are_whole():
         assert benchmark.of_books("x").data == (
             replace(benchmark.data, path="x") if benchmark.books else benchmark.data
         )
+
+
+def test_the_small_listops_has_the_lengths_that_it_names():
+    data = BENCHMARKS["listops-32"].data
+    rules = Rules(data.min_length, data.max_length, data.max_depth, data.max_arguments, data.digit_probability)
+    lengths = [int(n) for block in range(9) for n in generate_block(rules, 0, block).lengths]
+    assert f"of {min(lengths)} to {max(lengths)} symbols" in BENCHMARKS["listops-32"].about
 
 
 @pytest.mark.parametrize("task", ["listops-32", "listops"])

@@ -70,7 +70,11 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(8, "at least 16"), (20, "more characters"), (4000, "enough for 92, 4 of them special tokens")],
+    [
+        (8, "data.subwords: expected at least 16 sub-words, found 8"),
+        (20, "more characters"),
+        (4000, "enough for 92, 4 of them special tokens; lower data.subwords"),
+    ],
 )
 def test_a_size_that_the_text_does_not_give(size, message):
     with pytest.raises(InputError, match=message):
@@ -84,5 +88,5 @@ def test_the_command(tmp_path, capsys):
     assert SubWordTokens.read(out).size == 80
     assert main(["tokenizer", str(tmp_path / "a.txt"), "--size", "80", "--out", str(out)]) == 2
     assert main(["tokenizer", str(tmp_path / "a.txt"), "--size", "9000", "--out", str(tmp_path / "u.json")]) == 2
-    assert "data.subwords" in capsys.readouterr().err
+    assert "lower --size\n" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "t.json"]

@@ -59,9 +59,19 @@ def test_words_are_counted_and_come_back():
     assert Words.count([("a", b"x x y y y z\n")], most=4).list == ("y", "x", "<eos>", "<unk>")
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
-    (tmp_path / "words.txt").write_bytes("\ufeffthe\r\ncat\r\n<eos>\r\n<unk>\r\n".encode())
-    assert Words.read(tmp_path / "words.txt").encode(b"the cat\n", "text").tolist() == [0, 1, 2]
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "words.txt").write_bytes(mark + b"the\r\ncat\r\n<eos>\r\n<unk>\r\n")
+    assert Words.read(tmp_path / "words.txt").encode(mark + b"the cat\n", "text").tolist() == [0, 1, 2]
+    assert Words.count([("a", mark + b"the the cat\n")]).list == ("the", "<eos>", "cat", "<unk>")
+    sub_words = SubWords.read(byte_level(tmp_path))
+    assert sub_words.encode(mark + b"the words", "x").tolist() == sub_words.encode(b"the words", "x").tolist()
+    for file in wikitext(tmp_path).glob("wiki.*"):
+        file.write_bytes(mark + file.read_bytes().removeprefix(b" \n"))  # a heading in the first line
+    task = TextConfig(str(tmp_path), segment=8, tokens="words", articles=True).build()
+    assert "27 articles" in task.about[1]
+    assert "=" in task.vocabulary.list
+    assert not any("\ufeff" in word for word in task.vocabulary.list)
 
 
 def test_sub_words_come_back_with_their_bytes(tmp_path):
@@ -84,6 +94,38 @@ def test_the_bytes_of_other_kinds_of_sub_words():
     assert (found.lengths.tolist(), found.unknown) == ([5, 4, 1, 1, 0], 0)
     bert = library.models.WordPiece(vocab={"[UNK]": 0, "the": 1, "##r": 2}, unk_token="[UNK]")
     assert SubWords(library.Tokenizer(bert).to_str()).lengths.tolist()[1:] == [4, 1, 0]
+
+
+def spaced(library, kind: str):
+    """A tokenizer that puts a space before a text, in one of the three ways of tokenizer.json."""
+    vocabulary = {letter: i for i, letter in enumerate([*"Ġ▁acehtÃŁĊ\n", "Ġt", "▁t", "<0xC3>", "<0x9F>", "<0x0A>"])}
+    merges = [("Ġ", "t"), ("▁", "t")]
+    made = library.Tokenizer(library.models.BPE(vocabulary, merges, byte_fallback=kind != "ByteLevel"))
+    decoders = library.decoders
+    if kind == "ByteLevel":
+        made.pre_tokenizer, made.decoder = library.pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    elif kind == "Metaspace":
+        made.pre_tokenizer = library.pre_tokenizers.Metaspace()
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    else:
+        parts = [library.normalizers.Prepend("▁"), library.normalizers.Replace(" ", "▁")]
+        made.normalizer = library.normalizers.Sequence(parts)
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        made.decoder = decoders.Sequence(parts)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["ByteLevel", "Metaspace", "Prepend"])
+def test_sub_words_have_no_space_before_a_text(monkeypatch, kind):
+    library = pytest.importorskip("tokenizers")
+    monkeypatch.setattr("mnemos.data.subword_vocabulary._PIECE", 4)  # pieces begin inside a text, too
+    vocabulary = SubWords(spaced(library, kind).to_str())
+    for text in ("the cat\nthe teaß\nat", " the cat", "\nthe"):
+        tokens = vocabulary.encode(text.encode(), "x").tolist()
+        assert vocabulary.lengths[tokens].sum() == len(text.encode())
+        assert vocabulary.decode(tokens).decode() == text
+        assert SubWords(vocabulary.content).encode(text.encode(), "x").tolist() == tokens
+        assert library.Tokenizer.from_str(vocabulary.content).encode(text, add_special_tokens=False).ids == tokens
 
 
 def test_wikitext_in_words(tmp_path):

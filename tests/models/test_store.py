@@ -52,6 +52,19 @@ def test_dtypes_come_back(tmp_path, dtype):
         assert torch.equal(network(x)[0], loaded(x)[0])
 
 
+def test_equal_models_are_equal_files(tmp_path):
+    """Also where several names share a tensor: the file lists them."""
+    network = mnemos.EncoderDecoder(vocab_size=9, dim=8, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=8)
+    found = set()
+    for _ in range(8):
+        mnemos.save(network, tmp_path)
+        found.add((tmp_path / "model.safetensors").read_bytes())
+    assert len(found) == 1
+    shared = b'"__metadata__":{"head.weight":"embedding.weight","source_embedding.weight":"embedding.weight"}'
+    assert shared in found.pop()
+    assert torch.equal(mnemos.load(tmp_path).head.weight, network.embedding.weight)
+
+
 def test_buffers_that_are_not_saved_have_the_dtype_of_the_others(tmp_path, monkeypatch):
     build = type(small().config).build
 

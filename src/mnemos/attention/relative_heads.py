@@ -49,8 +49,8 @@ class RelativeHeads(MultiHeadAttention[S]):
 
     @property
     def state_gradient(self) -> bool:
-        """Whether gradient flows through the incoming and outgoing state."""
-        return not self._detached
+        """Whether gradient flows through the incoming and outgoing state. Without a memory, none is cut."""
+        return not self._detached or not self._memory
 
     def read(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
         """The heads before projection, [B, T, H, D/H], of queries x [B, T, D].

@@ -175,7 +175,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         sizes=Sizes(segment=16),
     ),
     "listops-32": Benchmark(
-        "Long ListOps, small: the value of an expression of 9 to 25 symbols in at most 3 levels",
+        "Long ListOps, small: the value of an expression of 9 to 26 symbols in at most 3 levels",
         0.11,
         ListOpsAnswersConfig(8, 32, 3, 4, 0.5, examples=64_000, rows=500),
         steps=2000,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mnemos.types import InputError
 
 # The blank line before a heading belongs to its article. Section headings (" = = Title = = ") begin none.
-_HEADING = re.compile(rb"(?m)(?:^[ \t\r]*\n|\A)[ \t]*= (?!=)[^\n]*(?<!=) =[ \t\r]*$")
+_HEADING = re.compile(rb"(?m)(?:^[ \t\r]*\n|\A(?:\xef\xbb\xbf)?)[ \t]*= (?!=)[^\n]*(?<!=) =[ \t\r]*$")
 
 
 def divided(documents: dict[str, NDArray[np.uint8]]) -> dict[str, NDArray[np.uint8]]:

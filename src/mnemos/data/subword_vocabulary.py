@@ -25,24 +25,27 @@ class SubWords(Vocabulary):
     byte-level (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise they are those of its characters, with a
     space before each first piece of a word (WordPiece), and differ from the text's where the file changes or drops
     characters.
+    Some files put a space before a text, as before a word. It is left out, because the text does not have it.
     Text is encoded in pieces of about a million characters that end at line ends.
-    content: that of the file; source: its name, for errors. Raises InputError for other content, and if the library
-    is not installed.
+    content: that of the file, without such a space; source: its name, for errors.
+    Raises InputError for other content, and if the library is not installed.
     """
 
     unit = "sub-words"
 
     def __init__(self, content: str, source: str = "the tokenizer") -> None:
         library: Any = tokenizers()
-        self.content = content
         try:
-            self._tokenizer = library.Tokenizer.from_str(content)
             about = json.loads(content)
+            if (same := _without_prefix(about)) != about:
+                content, about = json.dumps(same, ensure_ascii=False), same
+            self._tokenizer = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises Exception itself
             raise InputError(
                 f"{source}: expected a tokenizer.json of the library tokenizers, found another file "
                 f"({' '.join(str(error).split()):.80}); save it with Tokenizer.save"
             ) from None
+        self.content = content
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -80,6 +83,31 @@ class SubWords(Vocabulary):
         """The text as the file's decoder writes it. Pieces of a character that lack their others are written as �."""
         kept = [int(token) for token in tokens if token != self.start]
         return str(self._tokenizer.decode(kept, skip_special_tokens=False)).encode()
+
+
+def _without_prefix(about: Any) -> Any:
+    """The content of a tokenizer.json whose parts put no space before a text, and take none away again."""
+    prepends = "Prepend" in _types(about.get("normalizer"))
+
+    def changed(part: Any, decodes: bool) -> Any:
+        if isinstance(part, list):
+            return [changed(one, decodes) for one in part]
+        if not isinstance(part, dict):
+            return part
+        found = {name: changed(value, decodes) for name, value in part.items()}
+        match part.get("type"):
+            case "ByteLevel" if not decodes:
+                found["add_prefix_space"] = False
+            case "Metaspace":
+                found["prepend_scheme"] = "never"
+            case "Prepend":
+                found["prepend"] = ""
+            case "Strip" if decodes and prepends:
+                found["start"] = 0
+        return found
+
+    names = about.keys() & {"normalizer", "pre_tokenizer", "decoder"}
+    return {name: changed(part, name == "decoder") if name in names else part for name, part in about.items()}
 
 
 def _types(part: object) -> Iterator[str]:

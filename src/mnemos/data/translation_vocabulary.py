@@ -10,7 +10,7 @@ from mnemos.libraries import tokenizers
 from mnemos.types import InputError
 
 from .files import read_bytes
-from .sentencepiece_models import converted
+from .sentencepiece_models import LESS, converted
 from .vocabulary import as_characters
 
 PAD, START, END, UNKNOWN = range(4)
@@ -50,7 +50,8 @@ class SubWordTokens:
         self.library.encode_special_tokens = True  # "</s>" in a sentence is text
         self.size = int(self.library.get_vocab_size(with_added_tokens=True))
         self.model = about["model"]
-        self.lowercase = "Lowercase" in json.dumps(about.get("normalizer"))
+        normal = self.library.normalizer
+        self.lowercase = normal is not None and normal.normalize_str("A").endswith("a")
 
     @classmethod
     def read(cls, path: str | Path) -> "SubWordTokens":
@@ -65,16 +66,21 @@ class SubWordTokens:
 
     @classmethod
     def train(
-        cls, lines: Iterable[str], size: int, lowercase: bool = False, source: str = "the training split"
+        cls,
+        lines: Iterable[str],
+        size: int,
+        lowercase: bool = False,
+        source: str = "the training split",
+        option: str = "data.subwords",
     ) -> "SubWordTokens":
         """Byte-pair encoding with `size` sub-words, learned from lines of text, which are read once.
 
-        lowercase: the text is lower-cased first. source: the name of the text, for errors. Equal lines in the same
-        order give the same tokenizer. Memory: the distinct words of the text. Raises InputError for fewer than 16
-        sub-words, and for text that gives fewer than `size`.
+        lowercase: the text is lower-cased first. source: the name of the text, option: what sets the size, for errors.
+        Equal lines in the same order give the same tokenizer. Memory: the distinct words of the text. Raises InputError
+        for fewer than 16 sub-words, and for text that gives fewer than `size`.
         """
         if size < LEAST:
-            raise InputError(f"--size: expected at least {LEAST} sub-words, found {size}; raise it")
+            raise InputError(f"{option}: expected at least {LEAST} sub-words, found {size}; raise it")
         library: Any = tokenizers()
         made = library.Tokenizer(library.models.BPE(unk_token=SPECIAL[UNKNOWN]))
         normal = [library.normalizers.NFC(), *([library.normalizers.Lowercase()] if lowercase else [])]
@@ -89,7 +95,7 @@ class SubWordTokens:
             few = f"enough for {found:,}, {len(SPECIAL)} of them special tokens"
             raise InputError(
                 f"{source}: expected text for {size:,} sub-words, found {'more characters' if found > size else few}; "
-                f"{'raise' if found > size else 'lower'} --size, or data.subwords"
+                f"{'raise' if found > size else 'lower'} {option}"
             )
         return cls(made.to_str())
 
@@ -107,4 +113,4 @@ class SubWordTokens:
 
     def names(self, tokens: Sequence[int]) -> list[str]:
         """Each sub-word as it is written in the file, with ▁ for the beginning of a word."""
-        return [str(self.library.id_to_token(token)) for token in tokens]
+        return [str(self.library.id_to_token(token)).replace(LESS, "<") for token in tokens]

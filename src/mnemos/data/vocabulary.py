@@ -72,9 +72,12 @@ _WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
 
 
 def as_characters(text: bytes, where: str) -> str:
-    """UTF-8 text. Raises InputError, which begins with `where` and names the offset of the first other byte."""
+    """UTF-8 text, without the byte-order mark that some editors put before it.
+
+    Raises InputError, which begins with `where` and names the offset of the first other byte.
+    """
     try:
-        return text.decode()
+        return text.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{where}: offset {error.start}: expected UTF-8 text, found the byte 0x{text[error.start]:02x}; convert "

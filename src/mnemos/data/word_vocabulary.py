@@ -12,7 +12,6 @@ from .files import read_bytes
 from .vocabulary import Tokens, Vocabulary, as_characters
 
 END, UNKNOWN = "<eos>", "<unk>"  # the end of a line, and a word that the vocabulary lacks
-_MARK = "\ufeff"  # before the first word of a file that some editors write
 
 
 class Words(Vocabulary):
@@ -59,7 +58,7 @@ class Words(Vocabulary):
     @classmethod
     def read(cls, path: str | Path) -> "Words":
         """The words of a file, one per line. Raises InputError for a file that cannot be read, and as the class."""
-        lines = as_characters(read_bytes(path), str(path)).removeprefix(_MARK).splitlines()
+        lines = as_characters(read_bytes(path), str(path)).splitlines()
         for number, line in enumerate(lines, start=1):
             if len(line.split()) != 1:
                 raise InputError(f"{path}: line {number}: expected one word, found {line!r:.60}; correct the line")

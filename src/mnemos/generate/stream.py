@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import pytree
-from mnemos.atomic import replacing
+from mnemos.atomic import replacing, sort_metadata
 from mnemos.config import to_dict
 from mnemos.types import (
     InputError,
@@ -157,6 +157,7 @@ class Stream:
         }
         with replacing(file) as temporary:
             save_file(tensors, str(temporary), about)
+            sort_metadata(temporary)
 
     def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
         if self.last is not None or tree.model is not self.model:

@@ -220,7 +220,7 @@ class Memformer(nn.Module):
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
         check_token_ids(x, self.config.vocab_size, mask)
-        b, t = x.shape
+        x, (b, t) = x.long(), x.shape  # the state keeps the tokens of a segment that is not complete
         if state is None:
             state, seen = self.initial_state(b), [0] * b
         else:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from mnemos.atomic import replacing, write_json
+from mnemos.atomic import replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.types import InputError
 
@@ -56,6 +56,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     model.state_dict()  # promotes pending caches
     with replacing(folder / "model.safetensors") as temporary:
         save_model(model, str(temporary))
+        sort_metadata(temporary)
         about = {"model": to_dict(config), "sha256": _digest(temporary)}
     write_json(folder / "config.json", about)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos.atomic import replacing
+from mnemos.atomic import replacing, sort_metadata
 from mnemos.types import InputError
 
 from .stopping import TrainingFailed
@@ -98,6 +98,7 @@ def write(path: Path, value: object) -> None:
     try:
         with replacing(path) as temporary:
             save_file(_without_shared_storage(tensors), temporary, about)
+            sort_metadata(temporary)
     except (OSError, SafetensorError) as error:
         raise TrainingFailed(
             f"{path}: the checkpoint could not be written ({error}); free disk space, then resume the run"

@@ -151,6 +151,13 @@ IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
         ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
         ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
         ([annotation(3, {"size": [20, 30], "counts": "zz!!"})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
+        (
+            [annotation(3, [[10, 5, 25, 5, 25, 9, 10]])],
+            {},
+            r"annotation 3 .* polygons \[x, .* found 7 values in \[10",
+        ),
+        ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, "annotation 3 .* found 5 values"),
+        ([annotation(3, [[10, 5, 25, 5, 25, float("nan")]])], {}, "annotation 3 .* of finite numbers, found 6 values"),
         ([annotation(3, [[1, 1, 1e12, 1, 1e12, 5]])], {}, r"polygons within 100,000 pixels, found 1e\+12"),
         ([annotation(3, None, crowd="0")], {}, "annotation 3 of a.jpg: expected 0 or 1 as iscrowd, found '0'"),
         ([annotation(3, None) | {"area": "60"}], {}, "annotation 3 of a.jpg: expected at least 0 as area, found '60'"),

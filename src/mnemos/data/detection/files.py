@@ -1,11 +1,9 @@
 """Pictures in files with their annotations, as COCO's and VOC's readers find them: checks, counts, decoding."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +12,7 @@ from mnemos.data.image_files import check_image_files
 from mnemos.data.pictures import problem, read_image
 from mnemos.types import InputError
 
-from .scenes import Annotation, coco_masks, decode, run_lengths
+from .scenes import Annotation, coco_masks, decode, is_number, is_polygon, run_lengths
 
 _LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
 _FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
@@ -66,13 +64,13 @@ class FileScenes:
                 "categories or remove the annotation"
             )
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(n) for n in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(is_number(n) for n in box):
             raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
         x, y, w, h = box
         crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
         if crowd not in (0, 1):
             raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
-        if area is not None and not (_is_number(area) and area >= 0):
+        if area is not None and not (is_number(area) and area >= 0):
             raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
         annotation["iscrowd"] = int(crowd)
         if min(x + w, of.width) - max(x, 0) < _LEAST or min(y + h, of.height) - max(y, 0) < _LEAST:
@@ -153,7 +151,7 @@ def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
     Raises InputError unless it is polygons, or run lengths of the picture's pixels.
     """
     found = annotation["segmentation"]
-    if isinstance(found, list) and all(_is_polygon(one) for one in found):
+    if isinstance(found, list) and all(is_polygon(one) for one in found):
         furthest = max((abs(n) for one in found for n in one), default=0)
         if furthest > _FAR:
             raise InputError(f"{name}: expected polygons within {_FAR:,} pixels, found {furthest:g}; correct them")
@@ -186,11 +184,3 @@ def _has_extent(polygon: list[float], of: Listed) -> bool:
     """Whether a polygon has three points, and its bounding box an area in the picture."""
     x, y = polygon[::2], polygon[1::2]
     return len(x) >= 3 and min(max(x), of.width) > max(min(x), 0) and min(max(y), of.height) > max(min(y), 0)
-
-
-def _is_polygon(value: Any) -> bool:
-    return isinstance(value, list) and len(value) % 2 == 0 and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,5 +1,6 @@
 """The common form of detection data: pictures with annotations in COCO's format, whatever files they come from."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -83,9 +84,15 @@ def corners_of(annotation: Annotation, height: int, width: int) -> tuple[float, 
 def run_lengths(segmentation: Any, height: int, width: int) -> Annotation:
     """A segmentation of COCO's format, polygons or run lengths in either form, as compressed run lengths.
 
-    Raises InputError for anything else.
+    Raises InputError for anything else, and for a polygon with half a point, which the library would cut or drop.
     """
     masks = coco_masks()
+    parts = segmentation if isinstance(segmentation, list) else ()
+    if (wrong := next((one for one in parts if isinstance(one, list) and not is_polygon(one)), None)) is not None:
+        raise InputError(
+            f"segmentation: expected polygons [x, y, x, y, …] of finite numbers, found {len(wrong)} values in "
+            f"{str(wrong)[:60]}; correct the annotation"
+        )
     try:
         if isinstance(segmentation, list):
             return masks.merge(masks.frPyObjects(segmentation, height, width))
@@ -98,6 +105,16 @@ def run_lengths(segmentation: Any, height: int, width: int) -> Annotation:
             f"segmentation: expected polygons [[x, y, …], …] or run lengths {{size, counts}}, found "
             f"{str(segmentation)[:60]} ({type(error).__name__}); correct the annotation"
         ) from None
+
+
+def is_polygon(value: Any) -> bool:
+    """Whether a value is [x, y, x, y, …] of finite numbers."""
+    return isinstance(value, list) and len(value) % 2 == 0 and all(map(is_number, value))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def decode(lengths: Annotation) -> NDArray[np.bool_]:
