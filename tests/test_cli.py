@@ -120,8 +120,8 @@ def test_after_a_recipe_help_is_of_its_fields(words, capsys):
     assert "--model.dim" in capsys.readouterr().out
 
 
-def test_list_names_every_entry(capsys):
-    assert main(["list"]) == 0
+def test_list_all_names_every_entry(capsys):
+    assert main(["list", "--all"]) == 0
     said = capsys.readouterr().out
     for kind in registry.KINDS:
         for name in registry.names(kind):
@@ -130,6 +130,31 @@ def test_list_names_every_entry(capsys):
     assert lines.index("  text") < lines.index(next(line for line in lines if line.startswith("    text-xl ")))
     below = lines[lines.index("  text") + 1 : lines.index("  cifar")]
     assert {line.split()[0] for line in below if line.startswith("    ")} >= {"text", "text-memformer", "wikitext-xl"}
+
+
+def listed(capsys, *arguments: str) -> list[str]:
+    """The first words of the lines of recipes that `mnemos list` prints."""
+    assert main(["list", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [line.split()[0] for line in lines if line.startswith("  ")]
+
+
+def test_list_shows_recipes_as_families(capsys):
+    names = registry.names("recipe")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[:2] for line in lines if line.startswith("    ")]
+    assert {name for name, _ in shown} < {*names}
+    variants = sum(int(more.strip("(+)")) for _, more in shown if more.startswith("(+"))
+    assert len(shown) + variants == len(names)
+    assert listed(capsys, "text-cached") == ["text-cached", "text-cached-unwritten", "text-cached-xl-no-memory"]
+    assert {"photos-vit", "photos-vit-cached"} <= {*listed(capsys, "photos-vit")}
+    for words in (["text"], ["--task", "text"]):
+        found = listed(capsys, *words)
+        assert {"text", "text-xl", "wikitext-xl"} <= {*found}
+        assert not {"demo", "listops"} & {*found}
+    assert "did you mean 'text'" in refused(capsys, "list", "txet")
+    assert "--task: expected the name of a task" in refused(capsys, "list", "--task", "text-cached")
 
 
 @pytest.mark.slow
@@ -189,7 +214,8 @@ def test_every_recipe_is_shown_as_json_that_reads_back(name, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["trian", "short-listops"], "known: list"),
+        (["trian", "short-listops"], "did you mean 'train'?"),
+        (["qqqq"], "known: list"),
         (["train"], "name of a recipe"),
         (["train", "dmeo"], "did you mean 'demo'"),
         (["train", "short-listops", "--modl.dim", "7"], "did you mean --model.dim"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import registry
-from .command_parsers import CommandParser, RecipeParser
+from .command_parsers import CommandParser, RecipeParser, check_verb, with_plugins
 from .errors import InputError, SkippedFile, one_line
 from .interrupts import end_at_once
 from .usage import USAGE
@@ -66,10 +66,9 @@ def _command(arguments: list[str]) -> int:
         return 0
     _limit_spinning()
     try:
-        if verb not in VERBS:
-            raise InputError(f"expected a command, found {verb!r}; known: {', '.join(VERBS)}")
+        check_verb(verb, VERBS)
         with _short_warnings():
-            return VERBS[verb](rest)
+            return VERBS[verb](with_plugins(rest))
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except InputError as error:
@@ -111,8 +110,7 @@ def _limit_spinning() -> None:
 def _list(arguments: list[str]) -> int:
     from .listing_cli import ABOUT, show_names
 
-    CommandParser("list", ABOUT).parse_args(arguments)
-    show_names()
+    show_names(CommandParser("list", ABOUT), arguments)
     return 0
 
 

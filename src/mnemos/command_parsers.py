@@ -1,9 +1,36 @@
 """The parsers of the commands' arguments: their errors are one line, and they tell recipes from fields."""
 
 import argparse
+import difflib
+from collections.abc import Iterable
 from typing import NoReturn
 
+from . import registry
 from .errors import InputError
+
+
+def check_verb(verb: str, known: Iterable[str]) -> None:
+    """Raise InputError for an unknown command, with the most similar one."""
+    known = list(known)
+    if verb not in known:
+        near = difflib.get_close_matches(verb, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise InputError(f"expected a command, found {verb!r}; {hint}")
+
+
+def with_plugins(arguments: list[str]) -> list[str]:
+    """Load the files of `--plugin FILE`, which every command takes; returns the other arguments."""
+    rest, words = [], iter(arguments)
+    for word in words:
+        option, equals, file = word.partition("=")
+        if option != "--plugin":
+            rest.append(word)
+            continue
+        file = file if equals else next(words, "")
+        if not file:
+            raise InputError("--plugin: expected a Python file that registers a plug-in, found none; name it")
+        registry.load_file(file)
+    return rest
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -95,10 +95,15 @@ class DataConfig(Config):
 
 
 def to_dict(value: object) -> Any:
-    """A configuration as JSON values: dataclasses become dicts, with "is": name for registered classes."""
+    """A configuration as JSON values: dataclasses become dicts, with "is": name for registered classes.
+
+    "plugin" beside it is the file of a class that a file has registered (`registry.load_file`).
+    """
     if dataclasses.is_dataclass(value):
         fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"is": value.name, **fields} if isinstance(value, Config) else fields
+        file = registry.file_of(type(value))
+        named = {"is": value.name} if isinstance(value, Config) else {}
+        return {**named, **({"plugin": str(file)} if named and file else {}), **fields}
     if isinstance(value, (list, tuple)):
         return [to_dict(v) for v in value]
     return str(value) if isinstance(value, Path) else value
@@ -152,12 +157,12 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         raise _wrong(where, cls, value)
     value = dict(value)
     if "is" in value:
-        name = value.pop("is")
+        name, file = value.pop("is"), value.pop("plugin", None)
         if not issubclass(cls, Config) or not isinstance(name, str):
             raise InputError(
                 f"{where or cls.__name__}: 'is' names a registered class, found {name!r} in {cls.__name__}"
             )
-        cls = registry.load(cls.kind, name)
+        cls = registry.load(cls.kind, name, file)
     elif issubclass(cls, Config) and not hasattr(cls, "name"):
         raise InputError(f"{where or cls.__name__}: 'is' is missing; known: {', '.join(registry.names(cls.kind))}")
     hints = typing.get_type_hints(cls)

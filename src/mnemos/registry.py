@@ -14,14 +14,19 @@ pyproject.toml:
     [project.entry-points."mnemos.plugins"]
     my-memory = "my_package.my_module"
 
-Plug-ins are loaded when a name is not defined in this package, and for `mnemos list`. tests/test_contracts.py tests
-every attention and model that this package registers.
+Plug-ins are loaded when a name is not defined in this package, and for `mnemos list`. A single file needs no package:
+`load_file` imports it, for `mnemos train my_file.py` and `--plugin my_file.py`. tests/test_contracts.py tests every
+attention and model that this package registers.
 """
 
 import ast
 import difflib
 import functools
+import hashlib
 import importlib
+import importlib.util
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -54,7 +59,7 @@ class Definition(NamedTuple):
     about: str
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.attribute}"
+        return f"{_files.get(self.module, self.module)}:{self.attribute}"
 
 
 class _Entry(NamedTuple):
@@ -64,6 +69,7 @@ class _Entry(NamedTuple):
 
 _registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
 _failures: list[str] | None = None  # None: no plug-in has been loaded yet
+_files: dict[str, Path] = {}  # the file of each module that `load_file` imported
 
 
 def register(cls: _Class) -> _Class:
@@ -134,10 +140,12 @@ def names(kind: str) -> list[str]:
     return list(places(kind))
 
 
-def load(kind: str, name: str) -> Any:
+def load(kind: str, name: str, file: object = None) -> Any:
     """The class or function with a name. Loads the plug-ins if the name is not known without them.
 
-    Raises InputError for an unknown name; the message has the most similar name and the plug-ins that failed to load.
+    file: the plug-in's file that defined the name when it was written (`file_of`); it is not loaded here.
+    Raises InputError for an unknown name; the message has that file, or the most similar name, and the plug-ins that
+    failed to load.
     """
     if name not in places(kind):
         load_plugins()
@@ -146,11 +154,66 @@ def load(kind: str, name: str) -> Any:
         near = difflib.get_close_matches(name, known, 1)
         listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
         hint = _RENAMED.get((kind, name)) or (f"did you mean {near[0]!r}?" if near else listed)
+        if file is not None:
+            missing = f"its plug-in {file} is missing: give the file with --plugin FILE"
+            hint = f"import its plug-in {file} first" if Path(str(file)).is_file() else missing
         article = "an" if kind[0] in "aeiou" else "a"
         raise InputError("; ".join([f"expected the name of {article} {kind}, found {name!r}", hint, *load_plugins()]))
     if name not in _registered[kind]:
         importlib.import_module(known[name].module)
     return _registered[kind][name].value
+
+
+def load_file(file: str | Path) -> list[str]:
+    """Import a Python file that registers entries, once per process; returns the names of its recipes.
+
+    The folder of the file is searched for the modules that it imports. Raises InputError for a file that is missing or
+    fails; what it has registered is then removed.
+    """
+    path = Path(file).resolve()
+    if path.suffix != ".py" or not path.is_file():
+        found = "no such file" if not path.exists() else "another one"
+        raise InputError(f"{file}: expected a Python file that registers a plug-in, found {found}; name another")
+    module = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if module not in _files:
+        _files[module] = path
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        try:
+            _execute(module, path)
+        except (Exception, SystemExit) as error:
+            del _files[module]
+            for entries in _registered.values():
+                for name in [name for name, entry in entries.items() if entry.place.module == module]:
+                    del entries[name]
+            raise InputError(f"{file}: {_in_file(error, path)}; correct the file") from error
+    return [name for name, entry in _registered["recipe"].items() if entry.place.module == module]
+
+
+def _execute(module: str, path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(module, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[module] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(sys.modules[module])
+    except BaseException:
+        del sys.modules[module]
+        raise
+
+
+def _in_file(error: BaseException, path: Path) -> str:
+    """An error that a file raised, with the last of its lines that led there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    message = " ".join(str(error).split()).removesuffix(f" ({path.name}, line {line})")
+    where = f"line {line}: " if line else ""
+    return f"{where}{message if isinstance(error, InputError) else f'{type(error).__name__}: {message}'}"
+
+
+def file_of(value: type) -> Path | None:
+    """The file that `load_file` imported and that defines a class; None for classes of packages."""
+    return _files.get(value.__module__)
 
 
 def load_plugins() -> list[str]:

@@ -2,7 +2,8 @@
 
 USAGE = """mnemos: memory for transformers
 
-  mnemos list                                  list the recipes, models, attentions and tasks
+  mnemos list [TASK|RECIPE]                    list the recipes, models, attentions and tasks; the recipes of a task, or
+                                               the variants of a recipe    [--all: every recipe]
   mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
   mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR] [--from RUN]
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
@@ -38,6 +39,7 @@ USAGE = """mnemos: memory for transformers
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
 
 Fields are settings of the recipe, for example --model.dim 128 --model.attention linear --model.cache none.
-RECIPE is a name, or a JSON file that `mnemos show` printed.
+RECIPE is a name, a Python file that defines one (my_file.py, or my_file.py:NAME of several), or a JSON file that
+`mnemos show` printed. Every command takes --plugin FILE, a Python file that registers memories, models, tasks, recipes.
 `mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
 """

@@ -215,6 +215,7 @@ def test_the_report_reads_well():
     assert lines[0] == "5 attentions have a gated cache now:"
     assert "2 x transformers PvtAttention: 49 slots of 4 channels, 1 heads" in lines[1]
     assert f"{report.parameters:,} parameters" in lines[-2]
+    assert repr(report) == str(report), "what a notebook shows"
     report = mnemos.cache(build("hf_bart"), GRC(length=3), where="encoder.layers.0.*attn")
     assert "left encoder.layers.1.self_attn: not named by where=" in str(report)
     assert isinstance(report, Report)

@@ -50,7 +50,7 @@ class Left:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Attentions swapped and left, parameters added, and FLOPs added to a training and to an eval() forward per sample.
 
@@ -93,3 +93,5 @@ class Report:
         lengths = "" if all(one.tokens for one in self.swapped) else "; a T that varies counts as the number of slots"
         lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval{lengths})")
         return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook and the prompt of Python show

@@ -12,12 +12,13 @@ from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from mnemos.config import from_dict, to_dict
+from mnemos.config import to_dict
 from mnemos.errors import one_line
 from mnemos.types import InputError, JSONObject
 
 from .kept_memory import keep_freed_memory
 from .recipe import Recipe, as_json, as_written
+from .recipe_files import from_json
 from .run import differing
 from .run_files import read_object, read_result
 from .stopping import Interrupted, TrainingFailed
@@ -114,7 +115,7 @@ def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
 
     keep_freed_memory()
     with child_of_comparison():
-        run(from_dict(Recipe, recipe), Path(place), resume=resume, quiet=quiet)
+        run(from_json(recipe), Path(place), resume=resume, quiet=quiet)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Recipes by name, from JSON files, and of run folders."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +20,15 @@ class UnreadableRecipeError(InputError):
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or that of a file whose name ends in .json: what `mnemos show` printed, or a run's.
+    """The recipe of that name, or that of a file: my_file.py, which defines one, or JSON that `mnemos show` printed.
 
-    A recipe of a file without a name is named as the file. Raises InputError for unknown names, and for files that are
-    missing or hold no recipe.
+    my_file.py:NAME is one of several recipes of a Python file, which is executed. A recipe of JSON without a name is
+    named as the file. Raises InputError for unknown names, and for files that are missing or hold no such recipe.
     """
+    file, colon, chosen = name.rpartition(":") if ".py:" in name else (name, "", "")
+    if file.endswith(".py"):
+        made: Recipe = registry.load("recipe", _recipe_of_file(file, chosen if colon else None))()
+        return made
     if not name.endswith(".json"):
         found: Recipe = registry.load("recipe", name)()
         return found
@@ -33,6 +38,40 @@ def find_recipe(name: str) -> Recipe:
     except FileNotFoundError:
         raise InputError(f"{path}: expected a recipe as JSON, found no such file; mnemos show prints one") from None
     return recipe if recipe.name else replace(recipe, name=path.stem)
+
+
+def _recipe_of_file(file: str, chosen: str | None) -> str:
+    """The name of the recipe of a Python file; chosen: one of several, by its name or that of its function."""
+    names = registry.load_file(file)
+    if chosen is None and len(names) == 1:
+        return names[0]
+    if chosen is not None and registry.default_name(chosen) in names:
+        return registry.default_name(chosen)
+    if not names:
+        raise InputError(f"{file}: expected a file that defines a recipe with @mnemos.recipe, found none; add one")
+    found = f"found {len(names)}" if chosen is None else f"found {chosen!r}"
+    known = ", ".join(f"{file}:{name}" for name in names)
+    raise InputError(f"{file}: expected the name of one of its recipes, {found}; use one of {known}")
+
+
+def from_json(saved: object) -> Recipe:
+    """The recipe in the JSON of recipe.json. The plug-in files that it names are executed first, where they exist."""
+    for file in _plugin_files(saved):
+        if Path(file).is_file():  # else the name of the class is not known, and the error names the file
+            registry.load_file(file)
+    recipe: Recipe = from_dict(Recipe, saved)
+    return recipe
+
+
+def _plugin_files(value: object) -> Iterator[str]:
+    """The files of classes of plug-ins in the JSON of a configuration, whose names are not known yet."""
+    if not isinstance(value, dict):
+        return
+    known = any(value.get("is") in registry.places(kind) for kind in registry.KINDS)
+    if isinstance(file := value.get("plugin"), str) and Path(file).is_absolute() and not known:
+        yield file
+    for part in value.values():
+        yield from _plugin_files(part)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -81,7 +120,7 @@ def _read(path: Path) -> Recipe:
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
                 "it with fit(..., resume=True)"
             )
-        recipe: Recipe = from_dict(Recipe, saved)
+        recipe = from_json(saved)
     except FileNotFoundError:
         raise
     except json.JSONDecodeError as error:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from mnemos.config import from_dict, to_dict
+from mnemos.config import to_dict
 from mnemos.types import InputError, JSONObject
 
 from . import devices
@@ -30,6 +30,7 @@ from .apart import child_of_comparison, start_shielded
 from .checks import check_settings, check_task, complete
 from .learner import Learner
 from .recipe import Recipe
+from .recipe_files import from_json
 from .stopping import TrainingFailed
 
 ROUNDS = 5
@@ -132,7 +133,7 @@ def _measuring(recipes: Sequence[Recipe]) -> Iterator[list[_Probe]]:
 def _serve(recipe: JSONObject, pipe: Connection) -> None:
     """The process of a probe: call the method that the parent names and send its result, until the parent is done."""
     with child_of_comparison():
-        made = from_dict(Recipe, recipe)
+        made = from_json(recipe)
         with devices.threads(made.train.threads):
             measured = _Updates(made)
             while True:

@@ -1,0 +1,131 @@
+"""A Python file of one's own, without a package: trained, resumed, evaluated; errors are one line."""
+
+import json
+import shutil
+import sys
+
+import pytest
+from test_cli import refused
+
+from mnemos import registry
+from mnemos.cli import main
+from mnemos.config import to_dict
+from mnemos.train.recipe_files import find_recipe, from_json
+
+MEAN = '''
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+import mnemos
+from mnemos.config import AttentionConfig
+from beside import FACTOR
+
+
+@mnemos.register
+@dataclass(frozen=True)
+class MeanConfig(AttentionConfig):
+    """A running sum."""
+
+    name: ClassVar[str] = "mean"
+    causal_modes: ClassVar[frozenset[bool]] = frozenset({True})
+
+    def build(self, dim, num_heads, causal=True, dropout=0.0):
+        return Mean(dim)
+
+
+class Mean(torch.nn.Module):
+    causal = True
+    splits, state_kind = "anywhere", "constant"
+    rows_independent = state_gradient = True
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim, self.value = dim, torch.nn.Linear(dim, dim)
+
+    def initial_state(self, batch_size, device=None, dtype=None):
+        return self.value.weight.new_zeros(batch_size, self.dim, device=device, dtype=dtype)
+
+    def forward(self, x, state=None, mask=None):
+        state = self.initial_state(len(x), dtype=x.dtype) if state is None else state
+        values = self.value(x) if mask is None else self.value(x) * mask[..., None]
+        y = state[:, None] + values.cumsum(1) / FACTOR
+        return y, y[:, -1]
+
+
+@mnemos.recipe
+def my_recall():
+    """recall with a running sum."""
+    base = mnemos.registry.load("recipe", "recall")()
+    model = replace(base.model, attention=MeanConfig(), layers=1, dim=8, mlp=8)
+    data = replace(base.data, distance=20, rows=8)
+    return replace(base, model=model, data=data, train=replace(base.train, steps=2, batch_size=4))
+'''
+
+
+def forget() -> None:
+    """What a new process does not know."""
+    for entries in registry._registered.values():
+        for name in [name for name, entry in entries.items() if entry.place.module in registry._files]:
+            del entries[name]
+    registry._files.clear()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of mean.py, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mean.py").write_text(MEAN)
+    (tmp_path / "beside.py").write_text("FACTOR = 8\n")
+    yield tmp_path
+    forget()
+
+
+def test_a_run_of_a_file_is_evaluated_resumed_and_found_to_lack_it(folder, capsys):
+    assert main(["train", "mean.py", "--out", "run"]) == 0
+    attention = json.loads((folder / "run/recipe.json").read_text())["model"]["attention"]
+    assert attention == {"is": "mean", "plugin": str(folder / "mean.py")}
+    told = to_dict(find_recipe("mean.py"))
+    forget()
+    assert from_json(told).name == "my-recall"  # as in the processes of a comparison
+    forget()
+    assert main(["eval", "run"]) == 0
+    forget()
+    capsys.readouterr()
+    shutil.move("mean.py", "moved.py")
+    assert f"its plug-in {folder / 'mean.py'} is missing" in refused(capsys, "eval", "run")
+    assert main(["train", "--resume", "run", "--train.steps", "4", "--plugin", "moved.py"]) == 0
+    assert json.loads((folder / "run/result.json").read_text())["steps"] == 4
+
+
+def test_a_plug_in_of_a_file_is_used_by_other_recipes(folder, capsys):
+    assert main(["show", "recall", "--plugin=mean.py", "--model.attention", "mean"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["attention"]["plugin"] == str(folder / "mean.py")
+    assert main(["list", "recall", "--plugin", "mean.py"]) == 0
+    assert "  my-recall  " in capsys.readouterr().out
+    assert main(["show", "my-recall", "--plugin", "mean.py"]) == 0
+    assert f"is the function {folder / 'mean.py'}:my_recall" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_a_file_is_one_line(folder, capsys):
+    two = "import mnemos\n" + "".join(
+        f'@mnemos.recipe\ndef {name}():\n    """One."""\n    return mnemos.registry.load("recipe", "recall")()\n'
+        for name in ("first_one", "second_one")
+    )
+    (folder / "two.py").write_text(two)
+    (folder / "none.py").write_text("import mnemos\n")
+    (folder / "faulty.py").write_text(f"{two}print(missing)\n")
+    (folder / "syntax.py").write_text("x = 1\ndef f(:\n")
+    assert "two.py:first-one, two.py:second-one" in refused(capsys, "train", "two.py")
+    assert "found 'third'" in refused(capsys, "compare", "two.py:third", "recall")
+    assert find_recipe("two.py:second_one").name == "second-one"
+    assert "none.py: expected a file that defines a recipe" in refused(capsys, "train", "none.py")
+    forget()
+    assert "faulty.py: line 10: NameError: name 'missing'" in refused(capsys, "show", "faulty.py")
+    assert "first-one" not in registry.names("recipe")
+    assert "syntax.py: line 2: SyntaxError: " in refused(capsys, "list", "--plugin", "syntax.py")
+    assert "no such file" in refused(capsys, "eval", "run", "--plugin", "gone.py")
+    assert "--plugin: expected a Python file" in refused(capsys, "list", "--plugin")
+    assert not (folder / "runs").exists()
