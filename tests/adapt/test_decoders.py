@@ -372,7 +372,7 @@ def test_copies_and_files_have_the_cached_model(name, tmp_path):
 
 def trained(model: Any, call: Any) -> list[Tensor]:
     """The gradients and stored caches of two forwards of padded rows and one backward; `call` runs the model."""
-    weight = torch.linspace(-1, 1, 60, dtype=torch.float64)
+    weight = torch.linspace(-1, 1, 60, dtype=next(model.parameters()).dtype)
     losses = []
     for seed in (2, 3):
         given, mask = pad(ids(seed=seed), 0, 2, 5)
@@ -381,16 +381,21 @@ def trained(model: Any, call: Any) -> list[Tensor]:
     return [*(p.grad for p in model.parameters()), *(branch.cache.clone() for branch in caches(model.eval()))]
 
 
+@pytest.mark.parametrize("how", [(True, torch.float32), (False, torch.float32), (False, torch.float64)])
 @pytest.mark.parametrize("grc", [STREAM, SHARED], ids=["stream", "shared"])
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.each_value
-def test_gradient_checkpointing_trains_the_same(name, grc):
-    model = cached(name, grc).train()
+def test_gradient_checkpointing_trains_the_same(name, grc, how):
+    """Reentrant or not, in float32, which takes the kernels on a CPU, or in float64."""
+    reentrant, dtype = how
+    model = cached(name, grc).train().to(dtype)
     plainly = copy.deepcopy(model)
     expected = trained(plainly, plainly)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if reentrant:
+        model.enable_input_require_grads()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     for mine, theirs in zip(trained(model, model), expected, strict=True):
-        close(mine, theirs)
+        close(mine, theirs, 1e-10 if dtype == torch.float64 else 1e-4)
 
 
 @pytest.mark.slow

@@ -17,10 +17,14 @@ from mnemos.memory.gated_cache import accumulate_caches, caches, hold_caches
 HUGGING_FACE = [name for name in ZOO if name.startswith("hf_") and not name.startswith(("hf_pvt", "hf_reformer"))]
 
 
-def cached(name: str, preset: str = "mnemos", **grc) -> nn.Module:
-    model = build(name)
+# How forwards are repeated: reentrant or not, in float32, which takes the kernels on a CPU, or in float64.
+HOW = [(True, torch.float32), (False, torch.float32), (False, torch.float64)]
+
+
+def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64, **grc) -> nn.Module:
+    model = build(name, dtype)
     torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, **{"length": 4, **grc}), **given(name))
+    mnemos.cache(model, GRC(preset=preset, **{"length": 4, **grc}), **given(name, dtype))
     open_caches(model)
     return model.train()
 
@@ -38,22 +42,24 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 def train_alike(models: list[nn.Module], name: str, steps: int = 3) -> None:
     """Steps of several models: equal losses, gradients and caches at each."""
+    dtype = next(models[0].parameters()).dtype
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     for seed in range(steps):
         losses = []
         for model in models:
             model.zero_grad()
-            losses.append(loss(model, example(name, seed=seed)))
+            losses.append(loss(model, example(name, seed=seed, dtype=dtype)))
             losses[-1].backward()
         first, *others = models
         for other, value in zip(others, losses[1:], strict=True):
-            close(value, losses[0])
+            close(value, losses[0], tolerance)
             for (key, a), b in zip(first.named_parameters(), other.parameters(), strict=True):
                 assert (a.grad is None) == (b.grad is None), key
                 if a.grad is not None:
                     torch.testing.assert_close(b.grad, a.grad, msg=lambda m, k=key: f"{k}: {m}")
             for a, b in zip(caches(first), caches(other), strict=True):
-                close(b.cache, a.cache)
-                close(b.pending, a.pending)
+                close(b.cache, a.cache, tolerance)
+                close(b.pending, a.pending, tolerance)
         for model in models:
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -63,10 +69,11 @@ def train_alike(models: list[nn.Module], name: str, steps: int = 3) -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", HUGGING_FACE)
-def test_gradient_checkpointing_of_hugging_face_commits_once(name, reentrant):
-    plain, checked = cached(name), cached(name)
+def test_gradient_checkpointing_of_hugging_face_commits_once(name, how):
+    reentrant, dtype = how
+    plain, checked = cached(name, dtype=dtype), cached(name, dtype=dtype)
     checked.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     if reentrant:  # such a segment needs an input that wants a gradient
         for model in (plain, checked):
@@ -104,10 +111,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", ["torch_encoder", "torch_padded", "timm_vit", "timm_swin", "hf_pvt", "hf_pvt2"])
-def test_blocks_that_are_recomputed_commit_once(name, reentrant, preset):
-    plain, checked = cached(name, preset), cached(name, preset)
+def test_blocks_that_are_recomputed_commit_once(name, how, preset):
+    reentrant, dtype = how
+    plain, checked = cached(name, preset, dtype), cached(name, preset, dtype)
     for block in blocks(checked):
         forward = block.forward
         block.forward = functools.partial(_again, forward, reentrant)

@@ -1,5 +1,6 @@
 """Forwards that a backward repeats after other forwards have promoted: each reads what it read the first time."""
 
+import copy
 import functools
 import gc
 from collections.abc import Callable
@@ -17,10 +18,10 @@ from mnemos.memory.gated_cache import accumulate_caches, caches
 from mnemos.memory.token_cache import TokenCache
 
 
-def cached(name: str, preset: str = "mnemos") -> nn.Module:
-    model = build(name)
+def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = build(name, dtype)
     torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, length=4), **given(name))
+    mnemos.cache(model, GRC(preset=preset, length=4), **given(name, dtype))
     open_caches(model)
     return model.train()
 
@@ -56,26 +57,32 @@ def contrast(model: nn.Module, forward: Callable, number: int) -> tuple[list[Ten
 
 
 def compare(model: nn.Module, other: nn.Module, forward: Callable, number: int = 2) -> None:
+    tolerance = 1e-10 if next(model.parameters()).dtype == torch.float64 else 1e-5
     for a, b in zip(contrast(model, forward, number), contrast(other, forward, number), strict=True):
         for x, y in zip(a, b, strict=True):
-            close(y, x)
+            close(y, x, tolerance)
+
+
+def pictures(model: nn.Module, seed: int) -> Tensor:
+    return example("timm_vit", seed=seed, dtype=next(model.parameters()).dtype).args[0]
 
 
 def images(model: nn.Module, seed: int) -> Tensor:
-    return model(example("timm_vit", seed=seed).args[0])
+    return model(pictures(model, seed))
 
 
 def features(model: nn.Module, seed: int) -> Tensor:
     """A part of the model, whose branches begin forwards of their own."""
-    return model.forward_features(example("timm_vit", seed=seed).args[0])
+    return model.forward_features(pictures(model, seed))
 
 
 @pytest.mark.parametrize("forward", [images, features])
 @pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float32 takes the kernels
 @pytest.mark.parametrize("how", [each_block, whole, blocks_in_a_block])
 @pytest.mark.parametrize("preset", ["mnemos", "paper"])
-def test_several_forwards_before_one_backward(preset, how, reentrant, forward):
-    model, other = cached("timm_vit", preset), cached("timm_vit", preset)
+def test_several_forwards_before_one_backward(preset, how, reentrant, forward, dtype):
+    model, other = cached("timm_vit", preset, dtype), cached("timm_vit", preset, dtype)
     how(other, reentrant)
     compare(model, other, forward, number=3)
 
@@ -123,13 +130,13 @@ def test_reversible_layers():
         close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scope", ["shared", "stream"])
-def test_an_attention_of_this_library(scope):
+def test_an_attention_of_this_library(scope, dtype):
     torch.manual_seed(0)
-    layer = GatedCacheAttention(12, 2, grc=GRC(length=4, scope=scope, block=3), causal=scope == "stream").double()
-    other = GatedCacheAttention(12, 2, grc=GRC(length=4, scope=scope, block=3), causal=scope == "stream").double()
-    other.load_state_dict(layer.state_dict())
-    x = torch.randn(4, 3, 7, 12, dtype=torch.float64)
+    layer = GatedCacheAttention(12, 2, grc=GRC(length=4, scope=scope, block=3), causal=scope == "stream").to(dtype)
+    other = copy.deepcopy(layer)
+    x = torch.randn(4, 3, 7, 12, dtype=dtype)
     compare(layer, other, lambda m, i: m(x[i % 4])[0] if m is layer else repeated(lambda z: m(z)[0], False, x[i % 4]))
 
 

@@ -14,9 +14,9 @@ from mnemos.memory import gated_cache
 from mnemos.memory.gated_cache import accumulate_caches, caches, clear_caches, hold_caches, promote
 
 
-def layer(preset: str = "mnemos", seed: int = 0) -> GatedCacheAttention:
+def layer(preset: str = "mnemos", seed: int = 0, dtype: torch.dtype = torch.float64) -> GatedCacheAttention:
     torch.manual_seed(seed)
-    return GatedCacheAttention(8, 2, grc=GRC(length=4, preset=preset)).double()
+    return GatedCacheAttention(8, 2, grc=GRC(length=4, preset=preset)).to(dtype)
 
 
 def batch(rows: int = 4, seed: int = 1) -> torch.Tensor:
@@ -51,13 +51,14 @@ def test_the_buffer_is_copied_into_and_never_replaced():
     assert "cache" in dict(module.named_buffers())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float32 takes the kernels
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputation_commits_once_and_changes_no_gradient(reentrant):
-    plain, checked = layer(), layer()
+def test_recomputation_commits_once_and_changes_no_gradient(reentrant, dtype):
+    plain, checked = layer(dtype=dtype), layer(dtype=dtype)
     for seed in (1, 2, 3):
         grads = []
         for module in (plain, checked):
-            x = batch(seed=seed).requires_grad_()
+            x = batch(seed=seed).to(dtype).requires_grad_()
             module.zero_grad()
             y = module(x)[0] if module is plain else checkpoint(lambda x: checked(x)[0], x, use_reentrant=reentrant)
             y.square().sum().backward()

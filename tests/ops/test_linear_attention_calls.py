@@ -5,6 +5,7 @@ import torch
 from linear_attention_cases import HERE, B, D, H, M, compare, holes, inputs
 from native_kernels import needs_kernels
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos.ops import linear_attention
@@ -181,6 +182,24 @@ def test_a_gradient_penalty_is_refused_and_no_gradient_silently_lost(backend):
     grads = torch.autograd.grad(y.sum(), [q, k, v], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiable once"):
         sum(g.square().sum() for g in grads).backward()
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_checkpointing_changes_no_gradient(backend, create_graph):
+    """The backward reads its saved tensors once, also where its result has a graph."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 40, 2, 4, requires_grad=True) for _ in range(3))
+
+    def run(*given: torch.Tensor) -> torch.Tensor:
+        return mnemos.ops.linear_attention(*given, backend=backend)[0]
+
+    found = [
+        torch.autograd.grad(y.square().sum(), [q, k, v], create_graph=create_graph)
+        for y in (run(q, k, v), checkpoint(run, q, k, v, use_reentrant=False))
+    ]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 # chunked writes in place, which that kind of vmap has no rule for.

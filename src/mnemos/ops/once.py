@@ -11,6 +11,7 @@ from torch import Tensor
 def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator of an autograd backward: differentiating its results raises RuntimeError, with the operation's name.
 
+    The backward is called with (ctx, ctx.saved_tensors, *grads): activation checkpointing lets them be read once.
     PyTorch's `once_differentiable` checks only whether the incoming gradient requires grad. If that is a constant, as
     in a gradient penalty, it returns gradients without a graph, and the second derivative silently lacks them.
     """
@@ -18,11 +19,12 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def guarded(ctx: Any, *grads: Any) -> Any:
+            saved = ctx.saved_tensors
             with torch.no_grad():
-                found = backward(ctx, *grads)
+                found = backward(ctx, saved, *grads)
             if not torch.is_grad_enabled():
                 return found
-            sources = [x for x in (*ctx.saved_tensors, *grads) if isinstance(x, Tensor) and x.requires_grad]
+            sources = [x for x in (*saved, *grads) if isinstance(x, Tensor) and x.requires_grad]
             if not sources:
                 return found
             several = found if isinstance(found, tuple) else (found,)

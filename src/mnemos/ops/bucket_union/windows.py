@@ -152,8 +152,8 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once("bucket_union_attention")
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        q, k, v, y, log_norm, order, code, *kept = ctx.saved_tensors
+    def backward(ctx: Any, saved: tuple[Tensor, ...], dy: Tensor) -> Any:
+        q, k, v, y, log_norm, order, code, *kept = saved
         walk, c = _Walk(order, code, ctx.chunk, ctx.causal, q.dtype), ctx.chunk
         dq, dk = torch.zeros_like(q), torch.zeros_like(k)
         dv = torch.where(log_norm == torch.inf, dy, 0)

@@ -78,7 +78,8 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # read once: activation checkpointing gives them out once
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         needs = ctx.needs_input_grad[2:]
         if all(g is None for g in grads):
             return None, None, *[None] * ctx.count

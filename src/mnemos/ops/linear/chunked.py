@@ -107,8 +107,10 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once("linear_attention")
-    def backward(ctx: Any, gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, den, *starts = ctx.saved_tensors
+    def backward(
+        ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor, gz: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, den, *starts = saved
         # The caller may have autocast on, which would round the float32 products.
         with full_precision(q.device.type):
             return (*_backward(q, k, v, mask, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
