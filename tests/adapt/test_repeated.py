@@ -9,7 +9,7 @@ import pytest
 import torch
 from hosts import build, close, example, given, open_caches, tensor
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import mnemos
 from mnemos import GRC, InputError
@@ -85,6 +85,15 @@ def test_several_forwards_before_one_backward(preset, how, reentrant, forward, d
     model, other = cached("timm_vit", preset, dtype), cached("timm_vit", preset, dtype)
     how(other, reentrant)
     compare(model, other, forward, number=3)
+
+
+def test_checkpointing_that_keeps_the_results_of_products():
+    keep = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default]
+    context = functools.partial(create_selective_checkpoint_contexts, keep)
+    model, other = (cached("timm_vit", dtype=torch.float32) for _ in range(2))
+    for block in other.blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, context_fn=context)
+    compare(model, other, images)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

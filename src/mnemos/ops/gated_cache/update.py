@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos._compat import transformed
+from mnemos._compat import dispatch_mode_active, transformed
 from mnemos.ops.precision import full_precision
 
 aten = torch.ops.aten
@@ -67,15 +67,18 @@ def _raw(
     """S̄, g_u, g_r, g_r ⊙ C and W_c [S̄ ; g_r ⊙ C]."""
     w_u, b_u, w_r, b_r, w_c, b_c = weights
     d = source.shape[-1]
+    # Not in place where a mode observes the operations: selective checkpointing keeps results of products.
+    observed = not torch.compiler.is_compiling() and dispatch_mode_active()
+    add, sigmoid = (Tensor.add, Tensor.sigmoid) if observed else (Tensor.add_, Tensor.sigmoid_)
     slots = (source if places is None else source.index_select(1, places)).to(cache.dtype)
     rows = slots.flatten(0, 1)  # a matrix with any row stride is multiplied without a copy
 
     def product(weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(rows, weight[:, :d], bias).unflatten(0, slots.shape[:2])
 
-    g_u, g_r = (product(w, b).add_(F.linear(cache, w[:, d:])).sigmoid_() for w, b in ((w_u, b_u), (w_r, b_r)))
+    g_u, g_r = (sigmoid(add(product(w, b), F.linear(cache, w[:, d:]))) for w, b in ((w_u, b_u), (w_r, b_r)))
     gated = g_r * cache
-    return slots, g_u, g_r, gated, product(w_c, b_c).add_(F.linear(gated, w_c[:, d:]))
+    return slots, g_u, g_r, gated, add(product(w_c, b_c), F.linear(gated, w_c[:, d:]))
 
 
 def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
