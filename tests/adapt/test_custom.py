@@ -189,6 +189,8 @@ def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example):
     host = Around(kind).double()
     before = torch.get_rng_state()
     refused = {"causal": "not depend on later tokens", "across": "self-attention, found that"}
+    if example is None:
+        refused["tokenwise"] = r"reads each token alone.*give cache\(\) an example="
     if kind == "across" and example is None:
         with pytest.raises(InputError, match=r"expected a module that takes tokens alone.*give cache\(\) an example="):
             mnemos.cache(host, GRC(length=3), where="inside")
@@ -202,6 +204,54 @@ def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example):
         host(X)
     if kind in refused:  # nothing was drawn for a cache
         assert torch.equal(torch.get_rng_state(), before) or kind == "across"
+
+
+class TimeFirst(nn.Module):
+    """Tokens [B, T, D], or [T, B, D] if `outside`, through layers of [T, B, D]."""
+
+    def __init__(self, outside: bool, kind: str) -> None:
+        super().__init__()
+        self.outside, self.mixer = outside, Mixer(12, says=True)
+        self.mixer.forward = lambda x: self.mixer.mixing(x) - x.mean(0, keepdim=True)
+        self.attention, self.mlp = nn.MultiheadAttention(12, 2), nn.Linear(12, 12)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.outside else x.transpose(0, 1)
+        x = x + self.mixer(x) if self.kind == "mixer" else x + self.attention(x, x, x)[0]
+        x = x + self.mlp(x)
+        return x if self.outside else x.transpose(0, 1)
+
+
+@pytest.mark.parametrize("rows", [None, 1, 3])
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("kind", ["mixer", "mlp"])
+def test_a_module_that_leads_with_time_is_refused(kind, outside, rows):
+    """The mixer depends on other rows; the MLP, blind to them, is called with tokens of which time leads."""
+    host = TimeFirst(outside, kind).double()
+    example = None if rows is None else torch.randn((7, rows, 12) if outside else (rows, 7, 12)).double()
+    if rows is None:
+        match = "as where time leads" if kind == "mixer" else "expected a width D"
+    else:
+        match = "as where time leads"
+    with pytest.raises(InputError, match=match):
+        mnemos.cache(host, GRC(length=3), where=kind, example=example)
+    assert not caches(host)
+
+
+def test_windows_are_rows_of_a_batch():
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixer, self.mlp = Mixer(12), nn.Linear(12, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.unflatten(1, (4, 2)).flatten(0, 1)
+            return self.mlp(x + self.mixer(x)).unflatten(0, (-1, 4)).flatten(1, 2)
+
+    for where in ("mixer", "mlp"):
+        report = mnemos.cache(Windows().double(), GRC(length=2), where=where, example=torch.randn(3, 8, 12).double())
+        assert [one.name for one in report.swapped] == [where]
 
 
 def test_a_second_sequence_of_another_name_is_found_by_changing_it():

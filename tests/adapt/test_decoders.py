@@ -330,6 +330,10 @@ def test_what_cannot_be_right_is_refused():
         model(given[:1], position_ids=positions, use_cache=False)
     with pytest.raises(InputError, match="one sequence per row"):
         model(given[:1], use_cache=False, cu_seq_lens_q=torch.tensor([0, 4, 8]))
+    later = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    later[4:, :4] = True
+    with pytest.raises(InputError, match="one sequence per row"):
+        model(given[:1], use_cache=False, attention_mask=torch.zeros(1, 1, 8, 8).double().masked_fill(later, -50.0))
     with pytest.raises(InputError, match="grid"):
         mnemos.cache(bare, GRC(resample="grid"))
     with pytest.raises(InputError, match='scope="stream"'):
@@ -424,7 +428,7 @@ def test_further_decoders_with_rotary_positions(name):
         close(whole[row, valid], logits(model, given[row : row + 1, valid])[0], 1e-4)
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("low", [-50.0, -1e9, torch.finfo(torch.float32).min])
 def test_an_additive_mask_of_any_depth_hides_padding(low):
     model = cached("gpt2")
     given, mask = pad(ids(), 0, 2, 5)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
-from mnemos.adapt.masks import refuse_causal
+from mnemos.adapt.masks import refuse_mask, valid_tokens
+from mnemos.memory.gated_cache import caches
 
 T = 7
 LATER = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -31,7 +32,6 @@ HIDDEN = {  # where a query does not see a key
 TAKEN = {
     "nothing": LATER & False,
     "a window": DISTANCE.abs() > 2,
-    "blocks": BLOCKS != 0,
     "padding": (~VALID[:, None, None]).expand(3, 1, T, T),
     "padding, for queries too": ~(VALID[:, None, None] & VALID[:, None, :, None]),
     "padding that sees itself": (~VALID[:, None, None]) & (DISTANCE != 0),
@@ -39,60 +39,93 @@ TAKEN = {
     "at random": torch.rand(T, T, generator=torch.Generator().manual_seed(0)) > 0.5,
     "nothing of one token": LATER[:1, :1],
 }
+PACKED = {  # parts of a row that do not see each other
+    "blocks": BLOCKS != 0,
+    "two blocks": (torch.arange(T)[:, None] < 5) != (torch.arange(T) < 5),
+    "windows in blocks": (BLOCKS.abs() > 1) | (BLOCKS.abs() == 1) & (torch.arange(T) < 6) | (DISTANCE.abs() > 1),
+    "blocks and padding": (BLOCKS != 0) | ~(VALID[:, None, None] & VALID[:, None, :, None]),
+    "blocks in one row": (BLOCKS != 0) & (torch.arange(3) == 1)[:, None, None, None],
+    "blocks that alternate": DISTANCE % 2 != 0,
+}
 
 
 def tokens(mask: Tensor) -> Tensor:
     return torch.randn(3, mask.shape[-1], 12, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", [*HIDDEN, *TAKEN])
-def test_which_masks_are_causal(name):
-    hidden = {**HIDDEN, **TAKEN}[name]
-    for low in (-torch.inf, torch.finfo(torch.float32).min, -1e4):
+@pytest.mark.parametrize("name", [*HIDDEN, *PACKED, *TAKEN])
+def test_which_masks_are_causal_or_packed(name):
+    hidden = {**HIDDEN, **PACKED, **TAKEN}[name]
+    for low in (-torch.inf, torch.finfo(torch.float32).min, -1e4, -50.0, -21.0):
         for mask, hides in (
             (hidden, True),
             (~hidden, False),
             (torch.zeros(hidden.shape).masked_fill(hidden, low), False),
             ((~hidden).long(), False),
         ):
-            call = functools.partial(refuse_causal, mask, tokens(mask), hides)
-            if name in HIDDEN:
-                with pytest.raises(InputError, match="causally"):
+            call = functools.partial(refuse_mask, mask, tokens(mask), hides)
+            if name not in TAKEN:
+                with pytest.raises(InputError, match="causally" if name in HIDDEN else "one sequence per row"):
                     call()
             else:
                 assert call() is None
 
 
+def test_padding_that_sees_itself_is_no_token():
+    mask = ~TAKEN["padding that sees itself"]
+    assert torch.equal(valid_tokens(mask, tokens(mask)), VALID)
+    assert torch.equal(valid_tokens(torch.eye(2, dtype=torch.bool)[None, None], tokens(mask)[:1, :2]), VALID[:1, :2])
+
+
+@pytest.mark.parametrize("low", [None, -50.0])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ["hf_bert", "hf_bart", "torch_encoder"])
+def test_packed_sequences_are_refused(name, training, low):
+    model = build(name)
+    mnemos.cache(model, GRC(length=4))
+    model.train(training)
+    hidden = PACKED["two blocks"]
+    mask = ~hidden if low is None else torch.zeros(T, T, dtype=torch.float64).masked_fill(hidden, low)
+    if name == "torch_encoder":
+        x, given = torch.randn(2, T, 12, dtype=torch.float64), {"mask": hidden if low is None else mask}
+    else:
+        x, given = torch.randint(5, 50, (2, T)), {"attention_mask": mask.expand(2, 1, T, T)}
+    part = model.get_encoder() if name == "hf_bart" else model
+    with pytest.raises(InputError, match="one sequence per row"):
+        part(x, **given)
+    assert all(cache.pending_rows == 0 for cache in caches(model))
+
+
 def test_a_bias_for_positions_is_no_mask():
     for bias in (-2.0 * DISTANCE.abs(), DISTANCE.clamp(max=0) * 3.0):  # the second lowers what is later alone
-        assert refuse_causal(bias, tokens(bias)) is None
+        assert refuse_mask(bias, tokens(bias)) is None
 
 
 def test_masks_of_every_head():
     """[B·H, T, T], as MultiheadAttention takes them: causal where no head sees a later token."""
     half = torch.stack([LATER, LATER & False]).repeat(3, 1, 1)
-    assert refuse_causal(half, tokens(half), hides=True) is None
+    assert refuse_mask(half, tokens(half), hides=True) is None
     with pytest.raises(InputError, match="causally"):
-        refuse_causal(LATER.expand(6, T, T), tokens(half), hides=True)
+        refuse_mask(LATER.expand(6, T, T), tokens(half), hides=True)
 
 
 def test_a_mask_is_judged_again_when_it_is_written():
     mask = torch.zeros(T, T)
-    assert refuse_causal(mask, tokens(mask)) is None
+    assert refuse_mask(mask, tokens(mask)) is None
     mask.masked_fill_(LATER, -torch.inf)
     with pytest.raises(InputError, match="causally"):
-        refuse_causal(mask, tokens(mask))
+        refuse_mask(mask, tokens(mask))
     with torch.inference_mode():
         other = torch.zeros(T, T)
-        assert refuse_causal(other, tokens(other)) is None
+        assert refuse_mask(other, tokens(other)) is None
         other.masked_fill_(LATER, -torch.inf)
         with pytest.raises(InputError, match="causally"):
-            refuse_causal(other, tokens(other))
+            refuse_mask(other, tokens(other))
 
 
 def test_a_mask_without_values_is_not_read():
     mask = torch.ones(3, 3, dtype=torch.bool, device="meta")
-    assert refuse_causal(mask, torch.ones(1, 3, 2, device="meta"), hides=True) is None
+    assert refuse_mask(mask, torch.ones(1, 3, 2, device="meta"), hides=True) is None
 
 
 class Calls(nn.Module):
@@ -146,6 +179,8 @@ def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
     close(graph(x, bias), model(x, bias), 1e-5)
     with pytest.raises(Exception, match="called causally"):
         graph(x, bias.masked_fill(LATER, -torch.inf))
+    with pytest.raises(Exception, match="one sequence per row"):
+        graph(x, bias.masked_fill(PACKED["blocks"], -50.0))
 
 
 @pytest.mark.slow
@@ -224,7 +259,7 @@ def test_a_verdict_holds_for_one_way_of_hiding():
     x = torch.zeros(2, 4, 3)
     both = torch.ones(4, 4, dtype=torch.bool).tril()  # causal where False hides; the reverse where True does
     with pytest.raises(InputError, match="causal"):
-        refuse_causal(both, x)
-    assert refuse_causal(both, x, hides=True) is None
+        refuse_mask(both, x)
+    assert refuse_mask(both, x, hides=True) is None
     with pytest.raises(InputError, match="causal"):
-        refuse_causal(both, x)
+        refuse_mask(both, x)

@@ -23,7 +23,7 @@ from .example import Seen, first_calls
 from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
 from .host import FUTURE, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
-from .probe import probe, probe_model
+from .probe import probe, probe_model, probe_rows
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -61,10 +61,11 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     within one part of a name), or a function (name, module) -> bool. None: every attention of a known class. A pattern
     may also name other modules that map [B, T, D], or [B, height, width, D], to the same shape (a tensor, or a tuple
     that starts with it); a padding mask is recognised by its name (`mask`, `attention_mask`, `key_padding_mask`, …).
-    Such modules must not be causal, because a shared cache holds what all tokens of a call wrote. To find out, a copy
-    of each is called with changed tokens: those of the example, or random ones where that is enough.
+    Such modules must not be causal, because a shared cache holds what all tokens of a row wrote, and their first axis
+    must be the batch. To find out, a copy of each is called with changed tokens: those of the example, or random ones
+    where that is enough (a module that reads each token alone needs an example).
     example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
-    length of their sequences. The model is run on it once, in eval mode, and three times more if modules are named.
+    length of their sequences. The model is run on it once, in eval mode, and up to six times more if modules are named.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
     vision host, the area of Swin's windows, the reduced length of PVT's keys; 64, or the T of the example, where T
     varies. "paper": in PVT and Swin the grid of a stage, averaged in squares of 4 × 4 tokens in the first stage and of
@@ -203,8 +204,9 @@ def _plan(
     by_name = [site for site in chosen if site.name not in hosts]
     for site in by_name:
         _refuse_causal_stack(site, hosts, sites)
-    if by_name:
+    if by_name and example is not None:
         probe_model(model, example)
+        probe_rows(model, example, {site: reads[site] for site in by_name})
     seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:

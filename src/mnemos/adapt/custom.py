@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos.types import InputError
 
 from .host import AttentionInput, Call, Host, Site, argument, reach
-from .masks import refuse_causal, valid_tokens
+from .masks import LENGTHS, refuse_lengths, refuse_mask, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -42,12 +42,13 @@ class Reader:
     masks: tuple[Argument, ...] = ()
     others: tuple[Argument, ...] = ()
     causal: tuple[Argument, ...] = ()
+    lengths: tuple[Argument, ...] = ()
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
         """The call's tokens and mask.
 
-        Raises InputError for a causal call, for one with a second sequence, and for four axes whose second one is as
-        long as the width: they may be a map with its channels first.
+        Raises InputError for a causal call, for one with a second sequence or with several packed into a row, and for
+        four axes whose second one is as long as the width: they may be a map with its channels first.
         """
         kind = type(module).__name__
         x = tokens_of(args, kwargs)
@@ -82,6 +83,7 @@ class Reader:
             )
         if any(one.of(args, kwargs) for one in self.causal):
             raise _causal(kind)
+        refuse_lengths({one.name: one.of(args, kwargs) for one in self.lengths})
         return Call(rows, mask)
 
 
@@ -97,7 +99,7 @@ def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     if mask.dim() == 3 and mask.shape[1] == 1 and mask.shape[0] in (1, b):
         mask = mask[:, 0]
     if mask.shape[-2:] == (t, t) and not (padding and mask.shape == (b, t)):  # by query and key, unless it has rows
-        shown = refuse_causal(mask, x, hides=padding)
+        shown = refuse_mask(mask, x, hides=padding)
         if mask.shape == (b, t):  # as many rows as tokens: it may be either
             mask = mask if shown is None else mask.bool() & shown
         elif mask.dim() == 2 or (mask.dim() == 3 and len(mask) != b):
@@ -172,7 +174,7 @@ def reader(module: nn.Module) -> Reader:
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names)
         return tuple(Argument(declared.get(n, 10**6), n) for n in wanted if n in declared or open_ended)
 
-    return Reader(among(_MASKS), among(_OTHERS), among(("is_causal",)))
+    return Reader(among(_MASKS), among(_OTHERS), among(("is_causal",)), among(LENGTHS))
 
 
 def _declared_width(module: object) -> int | None:

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mnemos._compat import assert_in_graph
 from mnemos.types import InputError
 
 from .host import Host, argument, tokens_in
-from .masks import visible
+from .masks import PACKED, refuse_lengths, visible
 
-_PACKED = "expected one sequence per row, found several packed into one ({}); give each sequence a row of its own"
+_APART = PACKED.format("the mask hides a token from the one after it")
 
 
 class DecoderCall(NamedTuple):
@@ -37,9 +38,9 @@ class DecoderHost(Host):
 
     def read(self, module: Any, args: tuple, kwargs: dict) -> DecoderCall:
         """The call. Raises InputError where an argument packs several sequences into one row."""
-        for name in ("cu_seq_lens_q", "cache"):  # flash attention's lengths of sequences, and a paged cache
-            if kwargs.get(name) is not None:
-                raise InputError(_PACKED.format(f"{name}="))
+        refuse_lengths(kwargs)
+        if kwargs.get("cache") is not None:  # a paged cache
+            raise InputError(PACKED.format("cache="))
         mask, past = (argument(args, kwargs, self.signature.index(name), name) for name in (self.mask, self.past))
         return DecoderCall(self.call(module, args, kwargs).x, mask, past)
 
@@ -50,7 +51,7 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     mask: None, [B, N], or [1 or B, 1 or H, T, N] with N ≥ T keys, of booleans (True = attend), integers, or floats that
     are added to the scores. A token is valid if it may attend to itself. Raises InputError for another mask, and for
     one that hides a valid token's predecessor, as it does where sequences are packed into one row. Under torch.compile
-    no value is read, and packed sequences are not found.
+    no value is read, and the graph raises RuntimeError for packed sequences when it runs.
     """
     if mask is None:
         return None
@@ -66,9 +67,14 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     first = min(seen, mask.shape[-1] - t)
     if dims == 2:
         return (mask[:, first : first + t] > 0).expand(b, t)
-    valid = visible(mask[:, 0].diagonal(first, 1, 2)).expand(b, t)
-    if t > 1 and not torch.compiler.is_compiling():
-        before = visible(mask[:, 0].diagonal(first - 1, 1, 2)[:, 1 - t :])
-        if bool((valid[:, 1:] & valid[:, :-1] & ~before).any()):
-            raise InputError(_PACKED.format("the mask hides a token from the one after it"))
+    pairs = mask[:, 0]
+    highest = pairs.amax() if pairs.is_floating_point() and pairs.numel() else None
+    valid = visible(pairs.diagonal(first, 1, 2), highest=highest).expand(b, t)
+    if t > 1:
+        before = visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], highest=highest)
+        packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
+        if torch.compiler.is_compiling():
+            assert_in_graph(~packed, _APART)
+        elif packed:
+            raise InputError(_APART)
     return valid

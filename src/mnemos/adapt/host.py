@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
-from .masks import valid_tokens
+from .masks import CAUSAL, refuse_lengths, valid_tokens
 
 
 class AttentionInput(NamedTuple):
@@ -225,5 +225,8 @@ class _Padded:
     name: str
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        refuse_lengths(kwargs)
+        if kwargs.get("is_causal"):
+            raise InputError(CAUSAL)
         x = argument(args, kwargs, 0, "hidden_states")
         return Call(x, valid_tokens(argument(args, kwargs, self.index, self.name), x))

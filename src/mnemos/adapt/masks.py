@@ -1,4 +1,6 @@
-"""The attention masks of hosts: which tokens are valid, and whether a mask is causal, in eager mode and in graphs."""
+"""The attention masks of hosts: which tokens are valid, and which masks are refused, in eager mode and in graphs."""
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -6,20 +8,36 @@ from torch import Tensor
 from mnemos._compat import assert_in_graph, write_count
 from mnemos.types import InputError
 
-# An additive mask hides what it lowers by as much: beside any other token, exp(−100) is nothing in float32.
-_HIDDEN = -100.0
-_JUDGED = "_mnemos_causal"  # attribute of a mask: ((writes to it, rows, hides), whether it is causal)
+# An additive mask hides what is as far below its highest value: exp(−20) is nothing in float32.
+_LOWERED = 20.0
+_HIDDEN = -100.0  # and what is as low as this: a mask may hide all
+_JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
 CAUSAL = (
     "a cached attention: expected a call without a causal mask, found that it was called causally; a shared cache "
     "would show it the future: leave it out with where="
 )
+PACKED = (
+    "a cached attention: expected one sequence per row, found several packed into one ({}); they would see each other "
+    "through the cache: give each sequence a row of its own"
+)
+_BLOCKS = PACKED.format("the mask divides a row's tokens into parts that do not see each other")
+LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens")  # where each of several sequences begins
+
+
+class _Judged(NamedTuple):
+    """What a mask [..., T, T] is found to be: scalars of booleans, and the tokens [R, T] that no other token sees."""
+
+    causal: Tensor
+    packed: Tensor
+    alone: Tensor
 
 
 def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
     """The valid tokens [B, T] by a host's attention mask, [B, T] or [B, 1, Q, T], of x [B, T, D]. None: no mask.
 
     A mask is bool (True = attend), of ones and zeros, or, with four dimensions, additive. A token is valid if at least
-    one query may attend to it. Raises InputError for other shapes, and for a causal mask as `refuse_causal` does.
+    one query may attend to it. Where tokens are seen by others, one that it alone sees is padding. Raises InputError
+    for other shapes, and for a mask that `refuse_mask` refuses.
     """
     if mask is None:
         return None
@@ -29,8 +47,13 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {found}")
     if mask.dim() == 2:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
-    kept = visible(mask, hides=False).any(2).any(1).expand(b, t)
-    return both(kept, refuse_causal(mask, x))
+    if not mask.numel():
+        return None
+    kept = visible(mask).any(2).any(1)
+    allowed, alone = _judge(mask, x, False)
+    if alone is not None:
+        kept = kept & ~alone
+    return both(kept.expand(b, t), allowed)
 
 
 def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -40,33 +63,49 @@ def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     return mask & other
 
 
-def refuse_causal(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor | None:
-    """Raise InputError if an attention mask [T, T], [B·H, T, T] or [B, H, T, T] of x [B, T, D] is causal.
+def refuse_mask(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor | None:
+    """Raise InputError if an attention mask [T, T], [B·H, T, T] or [B, H, T, T] of x [B, T, D] is causal or packed.
 
     A mask is causal if, in some row, a token sees an earlier one that does not see it, and never the reverse. Padding,
-    windows and blocks hide in both directions. hides: the value by which booleans hide, True in PyTorch's modules and
-    False in its functions.
+    windows and blocks hide in both directions. It is packed if it divides a row's tokens into parts that do not see
+    each other: parts that follow one another, or parts whose tokens all see each other. hides: the value by which
+    booleans hide, True in PyTorch's modules and False in its functions.
 
     Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) has no values; it gets
     an assertion, which raises RuntimeError when it runs, and the result is a mask [B, T] that is True, but False
-    everywhere for a causal mask. Then nothing of the call is written, so that a format that drops assertions, such as
-    TorchScript or ONNX, does not show the future either. Cost O(B·H·T²), once per mask: its layers share the verdict.
+    everywhere for a mask that is refused. Then nothing of the call is written, so that a format that drops assertions,
+    such as TorchScript or ONNX, does not show the future either. Cost O(B·H·T²), once per mask: its layers share it.
     """
-    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta:
-        return None
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        allowed = ~_causal(mask, x.shape[0], hides)
-        assert_in_graph(allowed, CAUSAL)
-        return allowed.expand(x.shape[:2])
-    if _judged(mask, x.shape[0], hides):
-        raise InputError(CAUSAL)
-    return None
+    return _judge(mask, x, hides)[0]
 
 
-def _judged(mask: Tensor, rows: int, hides: bool) -> bool:
-    """Whether a mask with values is causal. The verdict stays with the mask until it is written to."""
+def refuse_lengths(arguments: dict[str, Any]) -> None:
+    """Raise InputError if a call's arguments by name say that several sequences are packed into one row."""
+    for name in LENGTHS:
+        found = arguments.get(name)
+        if found is not None and (not isinstance(found, Tensor) or found.numel() > 2):
+            raise InputError(PACKED.format(f"{name}="))
+
+
+def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, Tensor | None]:
+    """What `refuse_mask` returns, and the tokens [R, T] that no other sees, R 1 or B; None: there are none."""
+    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta or not mask.numel():
+        return None, None
+    if _in_graph():
+        judged = _judgement(mask, x.shape[0], hides)
+        for found, message in ((judged.causal, CAUSAL), (judged.packed, _BLOCKS)):
+            assert_in_graph(~found, message)
+        return (~(judged.causal | judged.packed)).expand(x.shape[:2]), judged.alone
     if mask.stride(-2) == 0:  # one row of keys for all queries
-        return False
+        return None, None
+    causal, packed, alone = _remembered(mask, x.shape[0], hides)
+    if causal or packed:
+        raise InputError(CAUSAL if causal else _BLOCKS)
+    return None, alone
+
+
+def _remembered(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | None]:
+    """The judgement of a mask with values. It stays with the mask until it is written to."""
     try:
         writes = write_count(mask)
     except RuntimeError:  # a tensor of inference mode
@@ -74,30 +113,63 @@ def _judged(mask: Tensor, rows: int, hides: bool) -> bool:
     kept = getattr(mask, _JUDGED, None)
     key = writes, rows, hides
     if kept is None or writes is None or kept[0] != key:
-        kept = key, bool(_causal(mask, rows, hides))
+        causal, packed, alone = _judgement(mask, rows, hides)
+        flags = torch.stack([causal, packed, alone.any()]).tolist()
+        kept = key, (flags[0], flags[1], alone if flags[2] else None)
         setattr(mask, _JUDGED, kept)
-    return bool(kept[1])
+    found: tuple[bool, bool, Tensor | None] = kept[1]
+    return found
 
 
-def _causal(mask: Tensor, rows: int, hides: bool) -> Tensor:
-    """Whether a mask [..., T, T] is causal: a scalar of booleans."""
+def _judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
     seen = visible(mask, hides)
     t = mask.shape[-1]
-    if mask.dim() == 3 and mask.shape[0] % rows == 0:
+    if mask.dim() == 3 and mask.shape[0] % max(rows, 1) == 0:
         seen = seen.unflatten(0, (rows, -1))
     seen = seen.any(-3) if seen.dim() > 2 else seen
     seen = seen.reshape(-1, t, t)
     itself = torch.eye(t, dtype=torch.bool, device=mask.device)
-    # Padding that sees itself alone is no token; in a sequence of two, the last token is seen by itself alone, too.
-    token = (seen & ~itself).any(-2) | (seen.any(-2) & (itself.sum() <= 2))
-    one_way = seen & ~seen.mT & token[:, None] & token[:, :, None]  # q sees k, and k does not see q
     later = torch.ones(t, t, dtype=torch.bool, device=mask.device).triu(1)
+    others = seen & ~itself
+    # Padding that sees itself alone is no token; in a sequence of two, the last token is seen by itself alone, too.
+    token = others.any(-2) | (seen.any(-2) & (itself.sum() <= 2))
+    one_way = seen & ~seen.mT & token[:, None] & token[:, :, None]  # q sees k, and k does not see q
     past, future = (one_way & later.mT).any((-1, -2)), (one_way & later).any((-1, -2))
-    return (past & ~future).any()
+    shown = others.any(-2)
+    alone = ~shown & shown.any(-1, keepdim=True)
+    return _Judged((past & ~future).any(), _packed(others | others.mT | itself, shown, later), alone)
 
 
-def visible(mask: Tensor, hides: bool = False) -> Tensor:
-    """Where a mask lets a query see a key; hides: the value by which booleans hide."""
+def _packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
+    """Whether tokens [R, T], of those that edges [R, T, T] join, fall into parts: a scalar of booleans."""
+    t = edges.shape[-1]
+    pairs = token[:, None] & token[:, :, None]
+    missing = pairs & ~edges
+    if not _in_graph() and not missing.any():
+        return missing.any()
+    place = torch.arange(t, device=edges.device)
+    edges = (edges & pairs) | (place == place[:, None])
+    first, last = (x.to(torch.uint8).argmax(-1) for x in (edges, edges.flip(-1)))  # that each token is joined to
+    crossed = ((t - 1 - last[:, None] > place[:, None]) & ~later).any(-1)  # whether an edge leads over its end
+    count = token.cumsum(-1)
+    cut = (~crossed & (count > 0) & (count < count[:, -1:])).any()
+    apart = first[:, None] != first[:, :, None]
+    whole = (missing == (pairs & apart)).all((-1, -2))  # all tokens of a part see each other
+    return cut | (whole & missing.any((-1, -2))).any()
+
+
+def _in_graph() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def visible(mask: Tensor, hides: bool = False, highest: Tensor | None = None) -> Tensor:
+    """Where a mask lets a query see a key; hides: the value by which booleans hide.
+
+    highest []: the highest value of the additive mask that `mask` is a part of; None: it is the whole.
+    """
     if mask.dtype == torch.bool:
         return ~mask if hides else mask
-    return mask > _HIDDEN if mask.is_floating_point() else mask > 0
+    if not mask.is_floating_point():
+        return mask > 0
+    highest = mask.amax() if highest is None else highest
+    return (mask > _HIDDEN) & (mask > highest - _LOWERED)

@@ -1,12 +1,13 @@
-"""Find out by changing its input whether a module reads the future, or a second sequence.
+"""Find out by changing its input whether a module reads the future, a second sequence, or other rows of a batch.
 
-Most modules do not declare that they are causal. A shared cache holds what all tokens of a call wrote, so a causal
-module beside it would read the future.
+Most modules do not declare that they are causal, or which axis is the batch. A shared cache holds what all tokens of a
+row wrote, so a causal module beside it would read the future, and one whose first axis is time would read other rows.
 """
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,28 +18,30 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError
 
 from .custom import tokens_of
-from .example import Seen
+from .example import Reads, Seen
 from .host import Call, Host, Site
 
 _TOKENS = 8  # T of the random input of a module without an example
 
 
 def probe(site: Site, host: Host, seen: Seen | None) -> None:
-    """Raise InputError if the module is causal, attends to a second sequence, or changes the shape of its tokens.
+    """Raise InputError if the module is causal, reads a second sequence or other rows, or changes its tokens' shape.
 
-    seen: the module's call in an example. None: it is called with random tokens [1, 8, D] alone. A copy of the module
-    runs, in eval mode, without gradient and at least in single precision; the random generators are restored. A module
-    that declares is_causal=False may need more than tokens. Cost: four forwards of the module.
+    seen: the module's call in an example. None: it is called with random tokens [2, 8, D] alone, and must mix them:
+    else nothing shows which axis is the batch. A copy of the module runs, in eval mode, without gradient and at least
+    in single precision; the random generators are restored. A module that declares is_causal=False may need more than
+    tokens. Cost: five forwards of the module.
     """
     parameter = next(site.module.parameters(), None)
     if parameter is not None and parameter.is_meta:
         return
     with torch.no_grad(), generators.kept():
         module = copy.deepcopy(site.module)
+        exampled = seen is not None
         if seen is None:
             kind = torch.float32 if parameter is None or not parameter.is_floating_point() else parameter.dtype
             device = torch.device("cpu") if parameter is None else parameter.device
-            x = torch.randn(1, _TOKENS, host.sizes(site.module)[0], dtype=kind, device=device)
+            x = torch.randn(2, _TOKENS, host.sizes(site.module)[0], dtype=kind, device=device)
             first = next(iter(inspect.signature(module.forward).parameters.values()), None)
             by_name = first is not None and first.kind is inspect.Parameter.KEYWORD_ONLY
             args, kwargs = ((), {first.name: x}) if first is not None and by_name else ((x,), {})
@@ -58,7 +61,32 @@ def probe(site: Site, host: Host, seen: Seen | None) -> None:
                 f"{site.name}: expected a module that takes tokens alone, to test whether it is causal, found "
                 f"{type(error).__name__}: {error}; give cache() an example= input of the model"
             ) from None
-        _check(module, site.name, host, seen, y)
+        _check(module, site.name, host, seen, y, exampled)
+
+
+class _Model:
+    """A model with an example of its input, of which the first sequence, or else the first tensor, is changed."""
+
+    def __init__(self, model: nn.Module, example: object) -> None:
+        self.model = model
+        self.named = dict(example) if isinstance(example, dict) else {}
+        self.given = [] if self.named else list(example) if isinstance(example, (tuple, list)) else [example]
+        self.values: Any = self.named or dict(enumerate(self.given))
+        keys = [k for k, v in self.values.items() if isinstance(v, Tensor) and v.dim() > 1 and "mask" not in str(k)]
+        self.key: Any = next((k for k in keys if _sequence(self.values[k])), next(iter(keys), None))
+
+    @property
+    def x(self) -> Any:
+        """What is changed; None: nothing can be."""
+        return None if self.key is None else self.values[self.key]
+
+    def output(self, changed: Tensor) -> Tensor | None:
+        """The first tensor of the model's output."""
+        values = {key: changed if value is self.x else value for key, value in self.values.items()}
+        with evaluating(self.model):
+            y = self.model(**values) if self.named else self.model(*values.values())
+        y = y[0] if isinstance(y, tuple) else getattr(y, "logits", getattr(y, "last_hidden_state", y))
+        return y if isinstance(y, Tensor) and y.is_floating_point() else None
 
 
 def probe_model(model: nn.Module, example: object) -> None:
@@ -68,36 +96,90 @@ def probe_model(model: nn.Module, example: object) -> None:
     it. Models whose first input is no sequence [B, T] of integers or [B, T, D], or whose output has another length, are
     not tested. Cost: three forwards of the model.
     """
-    if example is None:
+    run = _Model(model, example)
+    x = run.x
+    if not _sequence(x) or x.shape[1] < 2:
         return
-    named = dict(example) if isinstance(example, dict) else {}
-    given = [] if named else list(example) if isinstance(example, (tuple, list)) else [example]
-    key: Any = next((k for k, v in named.items() if _sequence(v)), None) if named else 0
-    values: Any = named or given
-    if key is None or not values or not _sequence(values[key]) or values[key].shape[1] < 2:
-        return
-    x, half = values[key], values[key].shape[1] // 2
-
-    def output(changed: Tensor) -> Tensor | None:
-        values[key] = changed
-        with evaluating(model):
-            y = model(*given, **named)
-        y = y[0] if isinstance(y, tuple) else getattr(y, "logits", getattr(y, "last_hidden_state", y))
-        return y if isinstance(y, Tensor) and y.dim() == 3 and y.shape[1] == x.shape[1] else None
-
+    half = x.shape[1] // 2
     with torch.no_grad(), generators.kept():
-        found = [output(one) for one in (x, _other(x, slice(half, None)), _other(x, slice(None, half)))]
-    values[key] = x
+        found = [run.output(one) for one in (x, _other(x, slice(half, None)), _other(x, slice(None, half)))]
     y, later, earlier = found
-    if y is None or later is None or earlier is None:
+    if y is None or later is None or earlier is None or y.dim() != 3 or y.shape[1] != x.shape[1]:
         return
-    eps = 1e3 * torch.finfo(y.dtype if y.dtype in (torch.float32, torch.float64) else torch.bfloat16).eps
-    scale = y.abs().max() * min(eps, 0.02)
+    scale = y.abs().max() * _rounding(y)
     if (later - y)[:, :half].abs().max() <= scale < (earlier - y)[:, half:].abs().max():
         raise InputError(
             "expected a model that is not causal, found that its outputs on the example do not depend on later tokens; "
             "a shared cache would show it the future: leave its modules out of where="
         )
+
+
+def probe_rows(model: nn.Module, example: object, sites: Mapping[Site, Reads]) -> None:
+    """Raise InputError for a module whose rows [B, T, D] are not those of the model's batch, as where time leads.
+
+    The module alone may be blind to other rows, as an MLP is. A row of the model's input is changed: it reaches rows of
+    the module's batch as a whole (several, where they are windows). Where time leads, it reaches one column of all.
+    Cost: two or three forwards of the model.
+    """
+    run = _Model(model, example)
+    x = run.x
+    if x is None or not x.numel():
+        return
+    seen: list[dict[str, Tensor]] = []
+
+    def output(changed: Tensor) -> Tensor | None:
+        calls: dict[str, Tensor] = {}
+        seen.append(calls)
+
+        def watch(name: str, reads: Reads, module: nn.Module, args: tuple, kwargs: dict) -> None:
+            calls.setdefault(name, reads(module, args, kwargs).x.clone())
+
+        handles = [
+            site.module.register_forward_pre_hook(partial(watch, site.name, reads), with_kwargs=True)
+            for site, reads in sites.items()
+        ]
+        try:
+            return run.output(changed)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    with torch.no_grad(), generators.kept():
+        y = output(x)
+        other = output(_other(x, slice(None), 0))
+        if _sequence(x) and not _one_row(y, other, 0):  # the model's own batch may be its second axis
+            second = output(_other(x, slice(None), 1))
+            if not _one_row(y, second, 1):
+                return
+    for name, before in seen[0].items():
+        after = seen[-1].get(name)
+        if after is None or after.shape != before.shape:
+            continue
+        changed = ((after - before).abs() > before.abs().max() * _rounding(before)).any(-1)
+        rows, columns = changed.any(1), changed.any(0)
+        alone = before.shape[1] == 1 or not columns.all()
+        if rows.sum() > 1 and alone and bool((changed == (rows[:, None] & columns)).all()):
+            raise InputError(
+                f"{name}: expected tokens [B, T, {before.shape[2]}], found {list(before.shape)} of which a row of the "
+                f"model's batch is a column, as where time leads; {_TIME}"
+            )
+
+
+_TIME = 'write an adapter whose Call says layout="time" (mnemos.register_host), or leave it out of where='
+
+
+def _one_row(before: Tensor | None, after: Tensor | None, axis: int) -> bool:
+    """Whether outputs differ in the first row of the batch alone. Outputs of no second axis have the batch first."""
+    if before is None or after is None or before.shape != after.shape or before.dim() < 2:
+        return axis == 0
+    axis = 0 if before.dim() == 2 else axis
+    moved = (after - before).abs() > before.abs().max() * _rounding(before)
+    return not moved.narrow(axis, 1, moved.shape[axis] - 1).any()
+
+
+def _rounding(x: Tensor) -> float:
+    kind = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.bfloat16
+    return min(1e3 * torch.finfo(kind).eps, 0.02)
 
 
 def _sequence(value: object) -> bool:
@@ -107,14 +189,17 @@ def _sequence(value: object) -> bool:
     return value.dim() == (3 if value.is_floating_point() else 2) and value.dtype != torch.bool
 
 
-def _other(x: Tensor, places: slice) -> Tensor:
-    """The sequence with other values at some places: random numbers, or integers of the same range."""
+def _other(x: Tensor, places: slice, row: int | None = None) -> Tensor:
+    """The sequence with other values at some places: random numbers, or integers of the same range.
+
+    row: the axis of which the first row alone is changed; None: all rows of the first axis.
+    """
     changed = x.clone()
+    part = changed[:, places] if row is None else changed.select(row, 0)
     if x.is_floating_point():
-        changed[:, places] = torch.randn_like(x[:, places]) * (x.std() + 1)
+        part.copy_(torch.randn_like(part) * (x.std() + 1))
     else:
-        low, high = int(x.min()), int(x.max())
-        changed[:, places] = low + high - x[:, places]  # of the same vocabulary
+        part.copy_(int(x.min()) + int(x.max()) - part)  # of the same vocabulary
     return changed
 
 
@@ -122,7 +207,7 @@ def _single(value: object) -> object:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> None:
+def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor, exampled: bool) -> None:
     call = host.call(module, seen.args, seen.kwargs)
     x = _tokens(seen)
     if y.shape[:2] != call.x.shape[:2] or y.shape[2] != host.sizes(module)[1]:
@@ -133,6 +218,14 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
     valid = torch.ones_like(call.x[..., 0], dtype=torch.bool) if call.mask is None else call.mask
     row = int(valid.sum(1).argmax())
     places = valid[row].nonzero().flatten()
+    if len(y) > 1:
+        others = torch.arange(len(y), device=y.device) != row
+        moved = _run(module, host, seen, _changed(x, call, row, places)) - y
+        if moved[others].abs().max() > y.abs().max() * _rounding(y):
+            raise InputError(
+                f"{name}: expected a module whose rows of a batch do not depend on each other, found that they do, as "
+                f"where time leads, [T, B, D]; {_TIME}"
+            )
     if len(places) < 2:
         if getattr(module, "is_causal", None) is False:
             return
@@ -144,6 +237,11 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
         raise InputError(
             f"{name}: expected a module that is not causal, found that its outputs do not depend on later tokens; a "
             "shared cache would show it the future: leave it out of where="
+        )
+    if not earlier and not later and not exampled:
+        raise InputError(
+            f"{name}: expected a module that mixes tokens, or to see it called, found one that reads each token alone, "
+            "which does not show where its tokens come from; give cache() an example= input of the model"
         )
     if not earlier and not later and _reads_more(module, host, seen, y):
         raise InputError(

@@ -25,7 +25,7 @@ from .host import (
     tokens_in,
     with_paper,
 )
-from .masks import CAUSAL, refuse_causal, valid_tokens
+from .masks import CAUSAL, refuse_mask, valid_tokens
 
 IMAGE = (224, 224)  # of a model that does not declare it
 POOLED_QUERIES = "it pools its queries: it returns fewer tokens than it takes"
@@ -56,7 +56,7 @@ def _with_mask(args: tuple, kwargs: dict, index: int) -> Call:
     if argument(args, kwargs, index + 1, "is_causal"):
         raise InputError(CAUSAL)
     has_rows = isinstance(mask, Tensor) and mask.dim() == 4
-    return Call(x, valid_tokens(mask, x) if has_rows else refuse_causal(mask, x))
+    return Call(x, valid_tokens(mask, x) if has_rows else refuse_mask(mask, x))
 
 
 def _patches(site: Site, seen: int | None, prefix: int | None = None) -> AttentionInput:

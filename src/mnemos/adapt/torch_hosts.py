@@ -9,7 +9,7 @@ from mnemos._compat import assert_in_graph
 from mnemos.types import InputError
 
 from .host import ACROSS, DECODER, PART, AttentionInput, Call, Host, Site, argument, nowhere
-from .masks import CAUSAL, both, refuse_causal
+from .masks import CAUSAL, both, refuse_mask
 
 _OTHER_KEYS = (
     "a cached MultiheadAttention: expected the same values as query and key, found others; an attention across two "
@@ -31,13 +31,13 @@ def _call(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
     if query.dim() == 2:  # no batch
         x = query[None]
         valid = None if valid is None else valid[None]
-        return Call(x, both(valid, refuse_causal(attended, x, hides=True)))
+        return Call(x, both(valid, refuse_mask(attended, x, hides=True)))
     x = query if module.batch_first else query.transpose(0, 1)
     if valid is not None and valid.shape != x.shape[:2]:
         raise InputError(
             f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(valid.shape)}; pass one value per token"
         )
-    return Call(x, both(valid, refuse_causal(attended, x, hides=True)), "batch" if module.batch_first else "time")
+    return Call(x, both(valid, refuse_mask(attended, x, hides=True)), "batch" if module.batch_first else "time")
 
 
 def _same(query: Tensor, key: Tensor) -> None:

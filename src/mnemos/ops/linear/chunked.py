@@ -107,9 +107,7 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once("linear_attention")
-    def backward(
-        ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor, gz: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, den, *starts = saved
         # The caller may have autocast on, which would round the float32 products.
         with full_precision(q.device.type):
