@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from kernel_cases import run as run_backend
 from torch.autograd import forward_ad
 
 import mnemos
-from mnemos.ops.linear import LinearState, linear_attention
+from mnemos.ops.linear import LinearState, choose, linear_attention
 from mnemos.ops.linear import triton as backend
 from mnemos.ops.linear import triton_launch as launch
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
@@ -277,7 +279,7 @@ def test_which_backend_runs():
     q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
     which = mnemos.ops.which
     assert "triton" in mnemos.ops.backends("linear_attention")
-    assert (which("linear_attention", q, k, v) == "triton") is GPU  # the interpreter never unasked
+    assert which("linear_attention", q, k, v) != "triton"  # it runs where it is named
     assert which("linear_attention", q, k, v, backend="triton") == "triton"
     with pytest.raises(InputError, match=r"does not take torch\.float64"):
         linear_attention(q.double(), k.double(), v.double(), backend="triton")
@@ -312,6 +314,17 @@ def test_smaller_chunks_where_shared_memory_is_small(monkeypatch):
     monkeypatch.setattr(kernels, "scan", Scan())
     close(run(given), expected, 1e-5)
     assert set(tried) == {64, 32, 16}
+
+
+def test_on_a_gpu_auto_is_pytorch(monkeypatch):
+    """Kernels that never ran on a GPU are not the default there."""
+    for name in ("runs_here", "_has_tensor_cores"):
+        monkeypatch.setattr(backend, name, lambda: True)
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, shape=(1, 9, 1, 4))
+    assert backend.takes(on_gpu, on_gpu, on_gpu)
+    assert choose(on_gpu, on_gpu, on_gpu, "auto") == "chunked"
+    assert choose(on_gpu, on_gpu, on_gpu, "triton") == "triton"
+    assert mnemos.ops.backends("linear_attention")[-1] == "triton"
 
 
 def test_where_it_cannot_run_the_error_says_what_to_do(monkeypatch):

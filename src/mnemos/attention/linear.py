@@ -29,9 +29,9 @@ class LinearConfig(AttentionConfig):
         features: the number of random features per head, for "favor".
         eps: added to the denominator, which keeps it above 0.
         compensated: keep Kahan-compensated sums, exact after millions of calls, with a state twice as large.
-        backend: what computes the attention. "auto": the fastest that takes the tensors; "native": C++ on a CPU;
-            "triton": a GPU (PyTorch's operations where not causal); "chunked": PyTorch, anywhere; "reference": the
-            equations in float64, slow.
+        backend: what computes the attention. "auto": "native" or "chunked"; "native": C++ on a CPU; "chunked":
+            PyTorch, anywhere; "triton": a GPU, where it has not run yet (PyTorch's operations where not
+            causal); "reference": the equations in float64, slow.
     """
 
     name: ClassVar[str] = "linear"

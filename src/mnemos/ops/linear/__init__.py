@@ -13,7 +13,8 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     FROM_NOTHING          optional             names of those of its functions that take None for s and z: zeros
     suits(q, k, v)        optional             whether "auto" may choose it, if that is less than it takes
 
-"auto" chooses the first backend that runs on this machine and suits (or takes) the tensors.
+"auto" chooses the first backend that runs on this machine and suits (or takes) the tensors: "native" on a CPU and
+"chunked" on a GPU.
 """
 
 from types import ModuleType
@@ -32,7 +33,7 @@ from .feature_maps import FeatureMap, Pointwise, find, nearest, valid
 
 __all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "chunked": chunked, "reference": oracle}
+BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "triton": triton, "reference": oracle}
 
 
 @exportable
@@ -75,7 +76,7 @@ def linear_attention(
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed; gradients flow through it. None: zeros.
     mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain.
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
-    backend: "auto", one of `mnemos.ops.backends("linear_attention")`, or "reference".
+    backend: "auto" (on a GPU PyTorch's operations), one of `mnemos.ops.backends("linear_attention")`, or "reference".
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
     compensated: return a `CompensatedState`, whose sums stay exact to rounding over millions of calls of few tokens. A
     `CompensatedState` that is given is continued in any case. It needs twice the memory of the state and up to twice

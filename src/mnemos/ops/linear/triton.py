@@ -6,6 +6,7 @@ backward is one scan forwards in time for dq, and one backwards each for dk and 
 times heads are too few to occupy the device, the sequence is split into parts: first the sums of every part are
 computed, then all parts at once. Inputs are float32, bfloat16 or float16; the sums are float32.
 
+The kernels have not run on a GPU yet, so they run where they are named (backend="triton") and never by "auto".
 TRITON_INTERPRET=1, set before Triton is first imported, runs the same kernels on CPU tensors, slowly, for tests.
 """
 
@@ -62,8 +63,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether "auto" may choose it: not for the interpreter, which runs only if this backend is named."""
-    return v.device.type == "cuda" and takes(q, k, v)
+    """False: "auto" chooses none that was not tested on a GPU."""
+    return False
 
 
 @constant

@@ -30,10 +30,10 @@ def linear_attention_varlen(
     may be empty. y [total, H, M] in v's dtype. state: s [N, H, D', M] and z [N, H, D'] before each sequence, never
     changed; None: zeros. The returned state has the same shapes.
 
-    Cost: O(total·H·D'·M), for any lengths. On a GPU one kernel computes all sequences, with one program per sequence
-    and head, so the longest sequence determines the time. Elsewhere the sequences run one after another.
-    Offsets on the CPU are checked. Those on a GPU are not, because reading them would wait for the GPU: wrong offsets
-    give wrong outputs, but never access memory outside the tensors.
+    Cost: O(total·H·D'·M), for any lengths. The sequences run one after another; with backend="triton" one kernel
+    computes all of them, with one program per sequence and head, so the longest sequence determines the time.
+    Offsets on the CPU are checked. Those on a GPU are not, because reading them would wait for the GPU: in the kernel
+    wrong offsets give wrong outputs, but never access memory outside the tensors.
     Raises InputError as `linear_attention` does, and for offsets that do not fit.
     """
     _check(q, k, v, offsets)
