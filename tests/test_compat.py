@@ -321,6 +321,27 @@ def test_an_operator_is_found_by_its_public_name():
         _compat.schema_of(Overload())
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_compiled_branches_are_forgotten_and_no_other_code(fresh_compiler, monkeypatch, missing):
+    """Fallback: all compiled code."""
+    mine, x = Counting(), torch.ones(2)
+    function = torch.compile(lambda x: x + 1, backend=mine)
+
+    def compiled_branches():
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+
+    function(x)
+    assert (compiled_branches(), compiled_branches()) == (1, 0)
+    if missing:
+        monkeypatch.setattr(torch._C._dynamo.eval_frame, "reset_code", None)
+    _compat.forget_control_flow()
+    assert compiled_branches() == 1
+    function(x)
+    assert mine.count == 1 + missing
+
+
 def test_a_missing_module_is_named():
     assert _compat._first_module("torch.utils.no_such_module", "torch.utils._pytree") is _compat.pytree
     with pytest.raises(ImportError, match="no_such_module"):

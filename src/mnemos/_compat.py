@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _all_modules
 
 from ._compat_operators import flop_mode as flop_mode
+from ._compat_operators import forget_control_flow as forget_control_flow
 from ._compat_operators import is_elementary as is_elementary
 from ._compat_operators import operator_of as operator_of
 from ._compat_operators import operators as operators
 from ._compat_operators import packed_products as packed_products
+from ._compat_operators import scanned as scanned
 from ._compat_operators import schema_of as schema_of
 
 T = TypeVar("T")
@@ -53,10 +55,6 @@ def _first_module(*names: str) -> ModuleType:
 # uses the same registrations. PyTorch 2.13 has no public module with these functions.
 pytree: Any = _first_module("torch.utils._pytree", "torch.utils.pytree", "torch.pytree")
 
-try:
-    _scan: Callable[..., Any] | None = importlib.import_module("torch._higher_order_ops.scan").scan
-except (ImportError, AttributeError):
-    _scan = None
 _register_namedtuple: Callable[..., None] | None = getattr(pytree, "_register_namedtuple", None)
 _transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
 _is_batched: Callable[[Tensor], bool] | None = getattr(
@@ -82,26 +80,6 @@ def exportable(cls: type[T]) -> type[T]:
         _register_namedtuple(cls, serialized_type_name=f"mnemos.{cls.__name__}")
     torch.serialization.add_safe_globals([cls])  # so that loading the example inputs runs no code of the file
     return cls
-
-
-def scanned(
-    step: Callable[[list[Tensor], tuple[Tensor, ...]], tuple[list[Tensor], Tensor]],
-    carry: list[Tensor],
-    inputs: tuple[Tensor, ...],
-) -> tuple[list[Tensor], Tensor]:
-    """`carry, y = step(carry, x)` for the entries x of inputs [T, ..] in turn: the last carry, and all y [T, ..].
-
-    An exported program has one loop for any T; there is no public operator for it. Fallback: a loop in Python, whose
-    program is of one T.
-    """
-    if _scan is not None:
-        found: tuple[list[Tensor], Tensor] = _scan(step, carry, inputs, dim=0)
-        return found
-    outputs = []
-    for given in zip(*inputs, strict=True):
-        carry, y = step(carry, given)
-        outputs.append(y)
-    return carry, torch.stack(outputs)
 
 
 def transformed(*tensors: Tensor) -> bool:

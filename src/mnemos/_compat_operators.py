@@ -1,10 +1,53 @@
 """Private operators of PyTorch, and how operators are looked up; the part of `_compat` that is about operators."""
 
+import importlib
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+try:
+    _scan: Callable[..., Any] | None = importlib.import_module("torch._higher_order_ops.scan").scan
+except (ImportError, AttributeError):
+    _scan = None
+
+
+def scanned(
+    step: Callable[[list[Tensor], tuple[Tensor, ...]], tuple[list[Tensor], Tensor]],
+    carry: list[Tensor],
+    inputs: tuple[Tensor, ...],
+) -> tuple[list[Tensor], Tensor]:
+    """`carry, y = step(carry, x)` for the entries x of inputs [T, ..] in turn: the last carry, and all y [T, ..].
+
+    An exported program has one loop for any T; there is no public operator for it. Fallback: a loop in Python, whose
+    program is of one T.
+    """
+    if _scan is not None:
+        found: tuple[list[Tensor], Tensor] = _scan(step, carry, inputs, dim=0)
+        return found
+    outputs = []
+    for given in zip(*inputs, strict=True):
+        carry, y = step(carry, given)
+        outputs.append(y)
+    return carry, torch.stack(outputs)
+
+
+def forget_control_flow() -> None:
+    """Discard the code that torch.compile made of `scan` and `torch.cond` for earlier programs.
+
+    Both compile a function of their own for each program. The guards of an older program, tested with the sizes of a
+    new one, would fix sizes that the new one leaves open. Fallback: discard all compiled code of the process.
+    """
+    reset = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "reset_code", None)
+    if reset is None:
+        torch.compiler.reset()
+        return
+    for operator in (torch.cond, _scan):
+        for code in getattr(getattr(operator, "__code__", None), "co_consts", ()):
+            if isinstance(code, CodeType):
+                reset(code)
 
 
 def packed_products() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor | None], Tensor]] | None:

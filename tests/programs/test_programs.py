@@ -130,6 +130,14 @@ def test_a_program_answers_as_the_model(runner):
     compare(model, export_programs(model), runner)
 
 
+@pytest.mark.exhaustive  # tests/test_compat.py tests what it rests on
+def test_an_export_leaves_nothing_to_the_next():
+    """Guards of an earlier program's loop fixed the number of tokens of the next one's."""
+    for config in (mnemos.SoftmaxConfig(window=6), mnemos.LinearConfig()):
+        model = attention(config, cache=mnemos.GRC(length=3, scope="stream"), position="none")
+        compare(model, export_programs(model), in_torch)
+
+
 @pytest.mark.exhaustive  # tests/test_readme.py runs the example
 def test_the_example_of_the_page_runs_without_pytorch(tmp_path):
     """The lines of docs/export.md, in a process that cannot import PyTorch or this library."""

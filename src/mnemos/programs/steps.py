@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import pytree
+from mnemos._compat import forget_control_flow, pytree
 from mnemos.errors import InputError
 from mnemos.generate.stream import new_state
 from mnemos.memory.exported import whole, widened
@@ -147,6 +147,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _exported(program: nn.Module, model: nn.Module, given: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
+    forget_control_flow()
     try:
         with quiet():  # the exporter prints the graph of a model that fails
             return torch.export.export(program, given, dynamic_shapes=sizes, strict=False)
