@@ -22,6 +22,11 @@ class Settings:
     top_k: int
     top_p: float
     generator: torch.Generator | None
+    min_p: float = 0.0
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """The distributions [.., V] of logits [.., V] under these settings, at a temperature above 0."""
+        return probabilities(scores, self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 class Proposal(NamedTuple):
@@ -154,7 +159,7 @@ class ModelDrafter:
             if settings.temperature == 0:
                 tokens.append(scores.argmax(-1, keepdim=True))
             else:
-                chances.append(probabilities(scores, settings.temperature, settings.top_k, settings.top_p))
+                chances.append(settings.probabilities(scores))
                 tokens.append(torch.multinomial(chances[-1], 1, generator=settings.generator))
         self.drafted = torch.cat(tokens, 1)
         return Proposal(self.drafted[:, 1:], [most] * len(last), torch.stack(chances, 1) if chances else None)

@@ -1,5 +1,6 @@
 """Draw the next token from a model's outputs."""
 
+import math
 from numbers import Integral, Real
 
 import torch
@@ -15,24 +16,31 @@ def draw(
     top_p: float | None = 1.0,
     generator: torch.Generator | None = None,
     likelihood: Likelihood | None = None,
+    min_p: float | None = 0.0,
 ) -> Tensor:
     """Tokens [B] int64 drawn from outputs [B, V]: logits, or the parameters of `likelihood`, if the model has one.
 
     temperature 0: the most probable token. top_k > 0: only the k most probable ones; top_p < 1: only the most probable
-    ones, as many as have this probability together; 0 and 1, or None: all. Raises InputError for settings out of range.
+    ones, as many as have this probability together; min_p > 0: only those that have at least this share of the greatest
+    probability; 0, 1 and 0, or None: all. Raises InputError for settings out of range.
     """
-    top_k, top_p = checked_settings(temperature, top_k, top_p)
+    top_k, top_p, min_p = checked_settings(temperature, top_k, top_p, min_p)
     if likelihood is not None and not isinstance(likelihood, LogProbLikelihood):
         if not isinstance(likelihood, DrawingLikelihood):
             raise InputError(
                 f"expected a likelihood to draw from, found {type(likelihood).__name__} without `draw` or `log_prob`; "
                 "define one"
             )
+        if min_p:
+            raise InputError(
+                f"expected min_p 0, because {type(likelihood).__name__} has no logits, found {min_p}; use temperature"
+            )
         return likelihood.draw(outputs, temperature, top_k, top_p, generator)
     outputs = scores_of(outputs, likelihood)
     if temperature == 0:
         return outputs.argmax(-1)
-    return torch.multinomial(probabilities(outputs, temperature, top_k, top_p), 1, generator=generator).squeeze(-1)
+    chances = probabilities(outputs, temperature, top_k, top_p, min_p)
+    return torch.multinomial(chances, 1, generator=generator).squeeze(-1)
 
 
 def scores_of(outputs: Tensor, likelihood: LogProbLikelihood | None) -> Tensor:
@@ -40,9 +48,10 @@ def scores_of(outputs: Tensor, likelihood: LogProbLikelihood | None) -> Tensor:
     return outputs if likelihood is None else likelihood.log_prob(outputs)
 
 
-def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
     """The distribution [.., V], in float32, from which `draw` draws a token of logits [.., V] at a temperature above 0.
 
+    The order is that of transformers: temperature, top_k, top_p, min_p (Nguyen et al. 2024, "Turning Up the Heat").
     Cost: O(V), with top_p below 1 O(V log V), per distribution.
     """
     logits = scores.float()
@@ -56,23 +65,28 @@ def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: flo
         # Keep a token if the more probable ones have less than top_p together; so the first is always kept.
         ordered = ordered.masked_fill(share.cumsum(-1) - share >= top_p, -torch.inf)
         logits = torch.empty_like(logits).scatter_(-1, places, ordered)
+    if min_p > 0:  # the greatest logit is 0, and is always kept
+        logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
     return logits.softmax(-1)
 
 
-def checked_settings(temperature: float, top_k: int | None, top_p: float | None) -> tuple[int, float]:
-    """top_k and top_p as numbers, None being 0 and 1. Raises InputError for settings out of range."""
+def checked_settings(
+    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None = 0.0
+) -> tuple[int, float, float]:
+    """top_k, top_p and min_p as numbers, None being 0, 1 and 0. Raises InputError for settings out of range."""
     top_k, top_p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
-    if not (isinstance(temperature, Real) and isinstance(top_p, Real) and isinstance(top_k, Integral)):
+    min_p = 0.0 if min_p is None else min_p
+    if not (all(isinstance(x, Real) for x in (temperature, top_p, min_p)) and isinstance(top_k, Integral)):
         raise InputError(
-            "expected a number as temperature and top_p and an integer as top_k, "
-            f"found {temperature!r}, {top_p!r} and {top_k!r}"
+            "expected a number as temperature, top_p and min_p and an integer as top_k, "
+            f"found {temperature!r}, {top_p!r}, {min_p!r} and {top_k!r}"
         )
-    if not 0 <= temperature < torch.inf or top_k < 0 or not 0 < top_p <= 1:
+    if not 0 <= temperature < torch.inf or top_k < 0 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
         raise InputError(
-            "expected a finite temperature of at least 0, top_k of at least 0 and top_p in (0, 1], "
-            f"found {temperature}, {top_k} and {top_p}"
+            "expected a finite temperature of at least 0, top_k of at least 0, top_p in (0, 1] and min_p in [0, 1], "
+            f"found {temperature}, {top_k}, {top_p} and {min_p}"
         )
-    return top_k, top_p
+    return top_k, top_p, min_p
 
 
 def is_whole(x: object) -> bool:

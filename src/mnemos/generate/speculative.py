@@ -13,7 +13,7 @@ from mnemos.types import Bounded, InputError, State, select
 from .drafts import Drafter, Lookup, LookupDrafter, ModelDrafter, Proposal, Settings, checked_likelihood
 from .packed import packed
 from .rollback import Rollback, check_cuts, together
-from .sampling import checked_settings, is_whole, probabilities, scores_of
+from .sampling import checked_settings, is_whole, scores_of
 from .stream import Stream
 
 PACKED = 64  # tokens from which on packing the model's large matrices is worth its time
@@ -78,6 +78,7 @@ def speculate(
     top_k: int | None = 0,
     top_p: float | None = 1.0,
     generator: torch.Generator | None = None,
+    min_p: float | None = 0.0,
 ) -> Speculated:
     """`stream.generate(length, ...)` in fewer calls of the model: a draft suggests tokens, one call checks them all.
 
@@ -92,7 +93,7 @@ def speculate(
     (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", algorithm 1): a token drawn
     from q is accepted with probability min(1, p/q), and the first rejected one is replaced by a draw from
     max(0, p − q), normalised; after a draft that was accepted whole, one more token is drawn from p. p and q are the
-    distributions after temperature, top_k and top_p. Both hold to rounding: a call of several tokens adds in
+    distributions after temperature, top_k, top_p and min_p. Both hold to rounding: a call of several tokens adds in
     another order than single steps, which may turn a tie.
 
     Every row accepts its own number of tokens. The state after them is exact for every memory, because states are
@@ -105,7 +106,8 @@ def speculate(
     """
     start = time.perf_counter()
     _check(stream, draft, length, drafted)
-    settings = Settings(temperature, *checked_settings(temperature, top_k, top_p), generator)
+    top_k, top_p, min_p = checked_settings(temperature, top_k, top_p, min_p)
+    settings = Settings(temperature, top_k, top_p, generator, min_p)
     with torch.no_grad():
         run = _Run(stream, draft, length, drafted, settings)
         while run.places:
@@ -217,7 +219,7 @@ def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple
         best = scores.argmax(-1)
         accepted = ((best[:, :k] == tokens) & drafted).cumprod(1).sum(1)
         return accepted.tolist(), best[rows, accepted]
-    p = probabilities(scores, settings.temperature, settings.top_k, settings.top_p)
+    p = settings.probabilities(scores)
     q = proposal.probabilities
     if q is None:
         q = F.one_hot(tokens, p.shape[-1]).to(p.dtype)

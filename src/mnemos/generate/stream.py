@@ -26,7 +26,8 @@ from mnemos.types import (
 )
 
 from .fused import fused_step
-from .sampling import draw
+from .sampling import checked_settings, draw
+from .tokens import Ids, Tokens, endings
 
 if TYPE_CHECKING:
     from .prefix_tree import PrefixTree
@@ -39,6 +40,7 @@ class Stream:
 
         stream = Stream(model).prefill(prompt)               # prompt [B, T] int64
         tokens, stream = stream.generate(100)                # tokens [B, 100]
+        for token in (made := stream.tokens(100)): ...       # token [B]; made.stream goes on
         two = stream.select(torch.tensor([0, 0]))            # fork: the same stream twice
         batch = Stream.join([two, other])
         stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
@@ -89,26 +91,59 @@ class Stream:
         top_k: int | None = 0,
         top_p: float | None = 1.0,
         generator: torch.Generator | None = None,
+        min_p: float | None = 0.0,
+        eos: int | Ids | None = None,
+        stop: Ids | Sequence[Ids] | None = None,
     ) -> tuple[Tensor, "Stream"]:
         """Draw `length` tokens one after the other: tokens [B, length] int64, and the stream after them.
 
         temperature 0: the most probable token. top_k > 0: draw from the k most probable; top_p < 1: draw from the
-        fewest tokens that have this probability together; 0 and 1, or None: from all. The same state of `generator`
-        draws the same tokens. Cost: one step of the model per token. Raises InputError before the first `prefill`, for
-        settings out of range, and for a model in training mode.
+        fewest tokens that have this probability together; min_p > 0: draw from those that have at least this share of
+        the greatest probability (Nguyen et al. 2024); 0, 1 and 0, or None: from all. The same state of `generator`
+        draws the same tokens.
+
+        eos: a token, or several, that end a row; stop: a sequence of tokens, or several, that end it when they are its
+        last new tokens. Rows end separately; see `Tokens` for what follows in them. The tokens are then [B, T], where
+        T ≤ length is that of the longest row, and the stream is that of each row after its own end.
+        Cost: one step of the model per token of the rows that have not ended. Raises InputError before the first
+        `prefill`, for settings out of range, and for a model in training mode.
         """
-        last, state = self._begun("generate"), self.state
+        made = self.tokens(length, temperature, top_k, top_p, generator, min_p, eos, stop)
+        tokens = list(made)
+        last = self._begun("generate")
+        return torch.stack(tokens, 1) if tokens else last.new_empty(len(last), 0), made.stream
+
+    def tokens(
+        self,
+        length: int,
+        temperature: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 1.0,
+        generator: torch.Generator | None = None,
+        min_p: float | None = 0.0,
+        eos: int | Ids | None = None,
+        stop: Ids | Sequence[Ids] | None = None,
+    ) -> Tokens:
+        """What `generate` draws, as an iterator over tokens [B] that are drawn when they are asked for.
+
+            for token in (made := stream.tokens(100, eos=0)):
+                print(token.tolist())
+            stream = made.stream                             # after the tokens so far, also inside the loop
+
+        Arguments, cost and errors are those of `generate`.
+        """
+        self._begun("generate")
         self._settled("generate")
         if length < 0:
             raise InputError(f"generate: expected a length of at least 0, found {length}")
-        tokens = torch.empty(length, len(last), 1, dtype=torch.int64, device=last.device)
+        checked_settings(temperature, top_k, top_p, min_p)
         likelihood = likelihood_of(self.model)
-        with torch.no_grad():
-            for i in range(length):
-                outputs, state = self.step(last, state)
-                tokens[i, :, 0] = draw(outputs[:, -1], temperature, top_k, top_p, generator, likelihood)
-                last = tokens[i]
-        return tokens[..., 0].T, Stream(self.model, self.step, state, last.clone())
+
+        def drawn(outputs: Tensor) -> Tensor:
+            return draw(outputs, temperature, top_k, top_p, generator, likelihood, min_p)
+
+        ends, fill = endings(eos, stop, getattr(getattr(self.model, "config", None), "vocab_size", None))
+        return Tokens(self, length, drawn, ends, fill)
 
     def predict(self) -> Tensor:
         """The model's outputs [B, V] for the next token."""
