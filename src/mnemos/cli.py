@@ -236,6 +236,8 @@ def _sample(arguments: list[str]) -> int:
     parser.add_argument("--top-k", type=int, default=default.top_k, help="sample from the k most probable (0: all)")
     about = "sample from the most probable tokens of this total probability"
     parser.add_argument("--top-p", type=float, default=default.top_p, help=about)
+    parser.add_argument("--min-p", type=float, default=default.min_p, help="least share of the greatest probability")
+    parser.add_argument("--stop", metavar="TEXT", help="end a text where this text is written")
     parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
     parser.add_argument("--draft", metavar="RUN|lookup", help="draft text with a smaller run, or with the text so far")
     parser.add_argument("--drafted", type=int, default=default.drafted, help="tokens of a draft (%(default)s)")

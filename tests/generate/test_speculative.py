@@ -175,7 +175,9 @@ def surprise(tokens: torch.Tensor, chances: torch.Tensor) -> float:
 @torch.no_grad()
 @pytest.mark.each_value
 @pytest.mark.parametrize("draft", ["model", "lookup"])
-@pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"temperature": 1.5, "top_k": 4, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 2.0}, {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1}]
+)
 def test_drawn_tokens_have_the_distribution_of_plain_sampling(draft, settings, monkeypatch):
     torch.manual_seed(0)
     sizes = {"vocab_size": 5, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 24, "attention": LinearConfig()}
@@ -196,7 +198,7 @@ def test_drawn_tokens_have_the_distribution_of_plain_sampling(draft, settings, m
     def wrong(scores, proposal, settings):
         """A rejected token is replaced by one drawn from p, and not from max(0, p − q)."""
         accepted, _ = check_draft(scores, proposal, settings)
-        p = probabilities(scores, settings.temperature, settings.top_k, settings.top_p)
+        p = settings.probabilities(scores)
         chosen = p[torch.arange(len(p)), torch.tensor(accepted)]
         return accepted, torch.multinomial(chosen, 1, generator=settings.generator)[:, 0]
 

@@ -88,6 +88,15 @@ def test_text_goes_on_from_a_prompt(tmp_path, capsys):
     greedy = ["sample", str(folder), "--prompt", "never was", "--length", "40", "--temperature", "0"]
     assert main(greedy) == 0
     plain = capsys.readouterr().out
+    assert main([*greedy[:-2], "--min-p", "1"]) == 0
+    assert capsys.readouterr().out == plain, "the most probable token alone"
+    stop = plain[len("never was") + 3 :][:2]
+    assert main([*greedy, "--stop", stop, "--count", "2"]) == 0
+    cut = plain[: plain.index(stop, len("never was")) + len(stop)]
+    assert capsys.readouterr().out.split("\n" + "─" * 40 + "\n") == [cut + "\n"] * 2
+    for wrong in (["--stop", ""], ["--stop", ".", "--draft", "lookup"]):
+        assert main([*greedy, *wrong]) == 2
+        assert "--stop: expected a text, and no --draft" in capsys.readouterr().err
     for draft, share in ((str(folder), "100%"), ("lookup", "%")):  # a run drafts what it would write itself
         assert main([*greedy, "--draft", draft, "--drafted", "3"]) == 0
         said = capsys.readouterr()
@@ -108,6 +117,8 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
         sample_run(folder, Sampling(prompt="x"))
     with pytest.raises(InputError, match="--draft"):
         sample_run(folder, Sampling(draft="lookup"))
+    with pytest.raises(InputError, match=r"--stop: expected none, .* found 'x'"):
+        sample_run(folder, Sampling(stop="x"))
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def write_pictures(
 ) -> dict[str, Tensor]:
     """Generate `count` images and complete `completed` test images; write both files and return the images (uint8).
 
-    options: temperature, top_k and top_p of `Stream.generate`. If the task has no start token, the model does not
+    options: how `Stream.generate` draws tokens. If the task has no start token, the model does not
     predict an image's first byte; it is then that of a random training image. The same seed gives the same images.
     Cost: H·W·C model steps for all samples together, and half as many for all completions together.
     """

@@ -22,6 +22,7 @@ class Sampling:
     """The settings of `mnemos sample`: how much a model generates, and how tokens are drawn (`Stream.generate`).
 
     count: number of images, texts or rows; None: the task's default. prompt: text that the model continues.
+    stop: of tasks with `drafts`, the text at whose end a text ends; None: after `length` tokens.
     draft: of tasks with `drafts`, what `mnemos.speculate` drafts tokens with: a smaller model, or "lookup" for
     `mnemos.Lookup`; None: tokens are generated one by one. drafted: the most tokens of a draft.
     """
@@ -32,6 +33,8 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    stop: str | None = None
     seed: int = 0
     draft: Any = None
     drafted: int = 8
@@ -50,7 +53,7 @@ class Task:
     metrics: comparisons and reports use the first. reference: scores in the first metric to compare with, by name.
     shuffled: `batches` has the rows in a random order, so the first batches are a random part of the split.
     carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
-    drafts: `sample_outputs` knows `Sampling.draft`.
+    drafts: `sample_outputs` writes text, and knows `Sampling.draft` and `.stop`.
     max_length: the greatest T of any batch; 0 for inputs without an axis T.
     about: lines that are printed before training, such as which files each split has.
     whole: every split holds all of the data, because they have no splits of their own (`DataConfig.build_to_score`).

@@ -211,12 +211,23 @@ class TextTask(SegmentedTask):
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
-        vocabulary = self.vocabulary
+        vocabulary, stop = self.vocabulary, None if sampling.stop is None else sampling.stop.encode()
+        if stop is not None and (not stop or sampling.draft is not None):
+            given = "--draft" if stop else "an empty text"
+            raise InputError(f"--stop: expected a text, and no --draft beside it, found {given}; leave one out")
+
+        def ended(tokens: torch.Tensor) -> bool:
+            return stop is not None and all(stop in vocabulary.decode(row) for row in tokens.tolist())
+
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         begin = torch.tensor([prompt or [vocabulary.start]])
-        tokens, about = generated(model, begin.expand(sampling.count or 1, -1), sampling)
+        rows = begin.expand(sampling.count or 1, -1)
+        tokens, about = generated(model, rows, sampling, ended if stop else None)
         for i, row in enumerate(tokens.tolist()):
-            text = (vocabulary.decode(prompt) + vocabulary.decode(row)).decode(errors="replace")
+            written = vocabulary.decode(row)
+            if stop and stop in written:
+                written = written.partition(stop)[0] + stop
+            text = (vocabulary.decode(prompt) + written).decode(errors="replace")
             print(("\n" + "─" * 40 + "\n") * bool(i) + text)
         if about is not None:
             print(about, file=sys.stderr)

@@ -1,6 +1,6 @@
 """Base classes of tasks whose inputs are tokens: classification of rows, and prediction of the next token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,7 +108,7 @@ class AnsweringTask(LanguageTask):
 
 def sampling_options(sampling: Sampling) -> dict[str, Any]:
     """The arguments of `Stream.generate` that say how tokens are drawn."""
-    return {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    return {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
 def sampling_generator(sampling: Sampling) -> torch.Generator:
@@ -116,12 +116,22 @@ def sampling_generator(sampling: Sampling) -> torch.Generator:
     return torch.Generator().manual_seed(sampling.seed)
 
 
-def generated(model: nn.Module, prompts: Tensor, sampling: Sampling) -> tuple[Tensor, Statistics | None]:
-    """The tokens [B, sampling.length] after prompts [B, T]; and what the draft has done, if there is one."""
+def generated(
+    model: nn.Module, prompts: Tensor, sampling: Sampling, enough: Callable[[Tensor], bool] | None = None
+) -> tuple[Tensor, Statistics | None]:
+    """The tokens [B, sampling.length] after prompts [B, T]; and what the draft has done, if there is one.
+
+    enough: whether tokens [B, t] suffice; asked after each one if there is no draft.
+    """
     stream = Stream(model).prefill(prompts)
     settings = {"generator": sampling_generator(sampling), **sampling_options(sampling)}
     if sampling.draft is None:
-        return stream.generate(sampling.length, **settings)[0], None
+        tokens: list[Tensor] = []
+        for token in stream.tokens(sampling.length, **settings):
+            tokens.append(token)
+            if enough is not None and enough(torch.stack(tokens, 1)):
+                break
+        return torch.stack(tokens, 1), None
     draft = Lookup(prompts) if sampling.draft == "lookup" else Stream(sampling.draft).prefill(prompts)
     found = speculate(stream, draft, sampling.length, sampling.drafted, **settings)
     return found.tokens, found.statistics

@@ -25,6 +25,11 @@ def sample_run(folder: Path, sampling: Sampling) -> Path | None:
         )
     _, task, model = open_run(folder)
     try:
+        if sampling.stop is not None and not task.drafts:
+            raise InputError(
+                "--stop: expected none, because this task's models continue no text, found "
+                f"{sampling.stop!r:.60}; leave it out"
+            )
         if sampling.draft is not None:
             sampling = replace(sampling, draft=_draft(task, sampling.draft))
         return folder / "sampled" if task.sample_outputs(model, sampling, folder / "sampled") else None
