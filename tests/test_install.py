@@ -1,8 +1,12 @@
 """What one installs: the distribution `mnemos-torch`, which is imported as `mnemos`, and its extras."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,6 +29,26 @@ def test_extras_refer_to_the_distribution_itself():
     for name, needed in PROJECT["optional-dependencies"].items():
         for own in re.findall(r"^mnemos[\w-]*(?=\[)", "\n".join(needed), re.MULTILINE):
             assert own == PROJECT["name"], name
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise RuntimeError('operator torchvision::nms does not exist')", ["::nms does not exist", "docs/install.md"]),
+        ("raise ImportError('libtorch_cuda.so: cannot open')", ["libtorch_cuda.so", "docs/install.md"]),
+        ("", []),
+    ],
+)
+def test_make_install_says_if_torchvision_fails(tmp_path, body, words):
+    assert "\t$(BIN)/python tools/check_install.py\n" in (ROOT / "Makefile").read_text()
+    (tmp_path / "torchvision.py").write_text(body)
+    command = [sys.executable, str(ROOT / "tools" / "check_install.py")]
+    made = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    lines = made.stdout.splitlines()
+    assert (len(lines), made.stderr) == (len(words), "")
+    assert all(word in line for word, line in zip(words, lines, strict=True))
+    assert not lines or "mnemos.libraries.torchvision() or mnemos.libraries.timm()" in lines[0]
+    assert "**If torchvision does not fit.**" in (ROOT / "docs" / "install.md").read_text()
 
 
 def test_the_readme_says_the_name_where_one_installs():

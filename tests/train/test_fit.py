@@ -3,7 +3,9 @@
 import json
 import multiprocessing
 import shutil
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -251,6 +253,23 @@ class Sized(list):
     def __iter__(self):
         self.begun.append(len(self))
         return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", ["notebook", "terminal", "log"])
+def test_progress_is_a_bar_on_a_terminal_and_in_a_notebook(tmp_path, capsys, monkeypatch, kind):
+    if kind == "notebook":
+        shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+    elif kind == "terminal":
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "a", 2, train=SETTINGS)
+    said = capsys.readouterr()
+    bar = {"notebook": said.out, "terminal": said.err, "log": said.err}[kind]
+    assert "2/2" in bar
+    assert "loss" in bar
+    assert any(mark in bar for mark in "█━") == (kind != "log")
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "b", 2, train=SETTINGS, quiet=True)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_metrics_have_names_and_a_quiet_run_prints_nothing(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line every few seconds in a log, or nothing."""
+"""Progress of a run: a bar on a terminal or in a notebook, a line every few seconds in a log, or nothing."""
 
 import sys
 import time
@@ -121,13 +121,58 @@ class BarProgress(NoProgress):
         self.bar.console.print(text, markup=False, highlight=False)
 
 
-def progress(quiet: bool, *arguments: Any) -> NoProgress:
-    """A display for arguments (name, steps, steps already done): a bar on a terminal, lines elsewhere, or none (quiet).
+class NotebookProgress(LogProgress):
+    """A bar in one line of a notebook's output, written again up to five times a second. It needs no other library."""
 
-    steps 0: the display shows evaluations only.
+    INTERVAL, WIDTH = 0.2, 24  # seconds, characters
+
+    def __init__(self, name: str, steps: int, step: int) -> None:
+        super().__init__(name, steps, step)
+        self._shown = 0  # characters of the line
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            print(flush=True)
+
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
+        """Write the bar, loss, speed and time left again."""
+        now = time.monotonic() - self.began
+        if now - self.last_line < self.INTERVAL and step < self.steps:
+            return
+        self.last_line = now
+        rate, full = (step - self.first) / max(now, 1e-9), round(self.WIDTH * step / max(self.steps, 1))
+        bar = "█" * full + "░" * (self.WIDTH - full)
+        self._write(
+            f"{self.name} {bar} {step}/{self.steps} loss {update['loss']:.4f} {rate:.1f}/s "
+            f"{clock((self.steps - step) / rate)} left"
+        )
+
+    def message(self, text: str) -> None:
+        """Print a line; the bar goes on below it."""
+        self._write(text)
+        print(flush=True)
+        self._shown = 0
+
+    def _write(self, line: str) -> None:
+        print("\r" + line.ljust(self._shown), end="", flush=True)
+        self._shown = len(line)
+
+
+def in_notebook() -> bool:
+    """Whether this is the process of a notebook: IPython is loaded and belongs to a kernel."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def progress(quiet: bool, *arguments: Any) -> NoProgress:
+    """A display for arguments (name, steps, steps already done): a bar on a terminal and in a notebook, lines in a log.
+
+    None if quiet. steps 0: the display shows evaluations only.
     """
     if quiet:
         return NoProgress()
+    if in_notebook():
+        return NotebookProgress(*arguments)
     return (BarProgress if sys.stderr.isatty() else LogProgress)(*arguments)
 
 
