@@ -42,7 +42,8 @@ class AttentionConfig(Config):
     """
 
     kind: ClassVar[str] = "attention"
-    rotates: ClassVar[bool] = False  # whether build() takes rotary=True
+    rotates: ClassVar[bool] = False  # whether build() takes rotary=True, or a mnemos.ops.rotary.Rotary
+    knows_distances: ClassVar[bool] = False  # whether its scores depend on distances, without positions in its inputs
 
     @property
     def causal_modes(self) -> frozenset[bool]:

@@ -11,6 +11,7 @@ from mnemos.attention.linear import LinearAttention, LinearConfig
 from mnemos.ops.linear import BACKENDS, CompensatedState, linear_attention, native
 from mnemos.ops.linear.feature_maps import favor, random_projection
 from mnemos.ops.linear.reference import reference_bidirectional, reference_causal, reference_linear_attention
+from mnemos.ops.rotary import Rotary, rotate
 from mnemos.types import InputError
 
 
@@ -25,10 +26,13 @@ def tokens(t=41, seed=1):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_layer_is_the_equations_between_two_projections(causal, masked):
-    attention, x = layer(causal), tokens().requires_grad_()
+@pytest.mark.parametrize("rotary", [None, Rotary(base=50.0, scaling=2.0)])
+def test_the_layer_is_the_equations_between_two_projections(causal, masked, rotary):
+    attention, x = layer(causal, rotary=rotary), tokens().requires_grad_()
     mask = torch.rand(2, 41, generator=torch.Generator().manual_seed(3)) > 0.3 if masked else None
     q, k, v = (part.unflatten(-1, (3, 4)) for part in attention.qkv(x).split(12, -1))
+    if rotary is not None:
+        q, k = rotate(q, rotary.turns(41, 4)), rotate(k, rotary.turns(41, 4))
     schedule = reference_causal if causal else reference_bidirectional
     expected, s, z = reference_linear_attention(q, k, v, schedule, mask=mask)
     y, state = attention(x, None, mask)
@@ -42,9 +46,17 @@ def test_the_layer_is_the_equations_between_two_projections(causal, masked):
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)
     if causal:
-        torch.testing.assert_close(state.s, s)
-        torch.testing.assert_close(state.z, z)
-    else:
+        sums = state if rotary is None else state.sums
+        torch.testing.assert_close(sums.s, s)
+        torch.testing.assert_close(sums.z, z)
+    if causal and rotary is not None:
+        assert state.seen.tolist() == [41, 41]
+        first, middle = attention(x[:, :17], None, None if mask is None else mask[:, :17])
+        rest, _ = attention(x[:, 17:], middle, None if mask is None else mask[:, 17:])
+        torch.testing.assert_close(torch.cat([first, rest], 1), y)
+        with pytest.raises(InputError, match="PlacedSums"):
+            attention(x, state.sums)
+    if not causal:
         assert state is None
 
 

@@ -1,11 +1,14 @@
 """Softmax attention against eq. 1 written out, its key-value state, and rotary positions."""
 
+import itertools
+
 import pytest
 import torch
 
 from mnemos import InputError
 from mnemos.attention import SoftmaxAttention
-from mnemos.attention.softmax import attend, rotate, rotation
+from mnemos.attention.softmax import attend
+from mnemos.ops.rotary import Rotary, rotate
 from mnemos.types import map_state, select
 
 
@@ -76,14 +79,68 @@ def test_a_stream_in_inference_mode_and_a_selected_state_go_on():
 @pytest.mark.parametrize("start", [0, 5])
 def test_rotary_scores_depend_on_distance_alone(start):
     q, k = torch.randn(2, 1, 6, 2, 8, dtype=torch.float64)
-    turn = rotation(6, 8, None, "cpu")
-    later = rotation(6, 8, torch.tensor([start]), "cpu")
+    turn = Rotary().turns(6, 8)
+    later = Rotary().turns(6, 8, torch.tensor([start]))
     scores = torch.einsum("bihd,bjhd->bhij", rotate(q, turn), rotate(k, turn))
     # The angles are float32: far positions lose digits.
     torch.testing.assert_close(
         torch.einsum("bihd,bjhd->bhij", rotate(q, later), rotate(k, later)), scores, atol=1e-4, rtol=1e-4
     )
     assert not torch.allclose(scores, torch.einsum("bihd,bjhd->bhij", q, k))
+
+
+def test_rotary_positions_are_the_published_rotations_with_a_base_and_a_scaling():
+    """Pair i at position p turns by p / scaling · base^(−2i/d), written with sines and cosines."""
+    x = torch.randn(1, 5, 1, 6, dtype=torch.float64)
+    found = rotate(x, Rotary(base=50.0, scaling=4.0).turns(5, 6, torch.tensor([1000])))
+    for p in range(5):
+        for i in range(3):
+            angle = torch.tensor((1000 + p) / 4.0 * 50.0 ** (-2 * i / 6), dtype=torch.float64)
+            a, b = x[0, p, 0, 2 * i], x[0, p, 0, 2 * i + 1]
+            torch.testing.assert_close(found[0, p, 0, 2 * i], a * angle.cos() - b * angle.sin())
+            torch.testing.assert_close(found[0, p, 0, 2 * i + 1], a * angle.sin() + b * angle.cos())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("settings", [{"kv_heads": 2}, {"kv_heads": 1, "window": 3}, {"query_key_norm": True}])
+def test_grouped_heads_and_normalised_queries_equal_the_equations(settings, causal):
+    """Against softmax written out for every head, from its projections alone; and token by token."""
+    if "window" in settings and not causal:
+        settings = {k: v for k, v in settings.items() if k != "window"}
+    torch.manual_seed(0)
+    module = SoftmaxAttention(16, 4, causal, rotary=True, **settings).double().eval()
+    x, mask = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True), torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 2] = False
+    few = settings.get("kv_heads", 4)
+    q, k, v = (part.unflatten(2, (-1, 4)) for part in module.qkv(x).split([16, 4 * few, 4 * few], 2))
+    if settings.get("query_key_norm"):
+        with torch.no_grad():
+            module.query_norm.weight.uniform_(0.5, 2)
+            module.key_norm.weight.uniform_(0.5, 2)
+        q = q / (q.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.query_norm.weight
+        k = k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.key_norm.weight
+    turns = Rotary().turns(7, 4)
+    q, k = rotate(q, turns), rotate(k, turns)
+    heads = torch.zeros(2, 7, 4, 4, dtype=torch.float64)
+    for b, h, i in itertools.product(range(2), range(4), range(7)):
+        near = settings.get("window", 7)
+        keys = [j for j in range(7) if (mask[b, j] or (causal and j == i)) and (not causal or i - near < j <= i)]
+        scores = torch.stack([q[b, i, h] @ k[b, j, h * few // 4] / 2 for j in keys])
+        y = sum(p * v[b, j, h * few // 4] for p, j in zip(scores.softmax(0), keys, strict=True))
+        heads = heads.index_put(tuple(map(torch.tensor, (b, i, h))), y)
+    wanted = module.project(heads)
+    found, state = module(x, None, mask)
+    torch.testing.assert_close(found, wanted)
+    upstream = torch.randn_like(found)
+    for a, b in zip(*(torch.autograd.grad(y, x, upstream, retain_graph=True) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(a, b)
+    if causal:
+        assert state.k.shape[2] == few
+        state, parts = None, []
+        for i in range(7):
+            y, state = module(x[:, i : i + 1], state, mask[:, i : i + 1])
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), found)
 
 
 def test_rotary_streams():

@@ -5,7 +5,7 @@ from .bucket_union import BucketUnionAttention, BucketUnionConfig
 from .compressive import CompressiveAttention, CompressiveConfig
 from .cross import CrossAttention
 from .gated import GatedCacheAttention
-from .linear import LinearAttention, LinearConfig
+from .linear import LinearAttention, LinearConfig, PlacedSums
 from .position_bias import PositionBias
 from .reformer import ReformerAttention, ReformerConfig
 from .relative import RelativeAttention, RelativeConfig
@@ -22,6 +22,7 @@ __all__ = [
     "GatedCacheAttention",
     "LinearAttention",
     "LinearConfig",
+    "PlacedSums",
     "PositionBias",
     "ReformerAttention",
     "ReformerConfig",

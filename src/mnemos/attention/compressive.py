@@ -41,6 +41,7 @@ class CompressiveConfig(AttentionConfig):
     """
 
     name: ClassVar[str] = "compressive"
+    knows_distances: ClassVar[bool] = True
     at_evaluation: ClassVar[tuple[str, ...]] = ("memory", "compressed", "same_length", "clamp")
     memory: int = 64
     compressed: int = 64

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,21 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, exported, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, favor, find, nearest, random_projection
+from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
 from .multi_head import MultiHeadAttention
 
-Sums = LinearState | CompensatedState
+
+class PlacedSums(NamedTuple):
+    """The state with rotary positions. sums: those of linear attention. seen [B] int64: tokens since the row began."""
+
+    sums: LinearState | CompensatedState
+    seen: Tensor
+
+
+Sums = LinearState | CompensatedState | PlacedSums
 
 
 @register
@@ -35,6 +44,7 @@ class LinearConfig(AttentionConfig):
     """
 
     name: ClassVar[str] = "linear"
+    rotates: ClassVar[bool] = True
     feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
     features: int = 128
     eps: float = 1e-6
@@ -46,11 +56,12 @@ class LinearConfig(AttentionConfig):
         """Its sums are a memory of all tokens."""
         return True
 
-    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "LinearAttention":
+    def build(
+        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
+    ) -> "LinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        return LinearAttention(
-            *(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.compensated, self.backend)
-        )
+        settings = self.feature_map, self.features, self.eps, self.compensated, self.backend
+        return LinearAttention(dim, num_heads, causal, *settings, rotary)
 
 
 class LinearAttention(MultiHeadAttention[Sums]):
@@ -63,6 +74,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
     compensated: the state is a `CompensatedState`, exact to rounding after millions of calls and twice as large.
     backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
+    rotary: queries and keys are rotated by their positions before φ, so that φ stays positive; the state is then a
+    `PlacedSums`. (RoFormer rotates after φ, in the numerator alone.)
     Raises InputError if D is not divisible by H, or for an unknown feature map or backend; a call raises it for a
     backend that cannot run here or does not take the tensors.
     """
@@ -79,8 +92,10 @@ class LinearAttention(MultiHeadAttention[Sums]):
         eps: float = 1e-6,
         compensated: bool = False,
         backend: str = "auto",
+        rotary: Rotary | bool | None = False,
     ) -> None:
         super().__init__(dim, num_heads, causal, state_kind="constant")
+        self.rotary = rotary_of(rotary, dim // num_heads)
         if feature_map != "favor":
             find(feature_map)
         if backend not in ("auto", *BACKENDS):
@@ -99,24 +114,39 @@ class LinearAttention(MultiHeadAttention[Sums]):
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
         """Sums over no tokens: zeros."""
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
-        return linear_attention(nothing, nothing, nothing, feature_map=self._map(), compensated=self.compensated)[1]
+        sums = linear_attention(nothing, nothing, nothing, feature_map=self._map(), compensated=self.compensated)[1]
+        seen = torch.zeros(batch_size, device=nothing.device, dtype=torch.int64)
+        return sums if self.rotary is None else PlacedSums(sums, seen)
 
     def check_state(self, state: Sums, batch_size: int) -> None:
-        """Nothing: `linear_attention` compares the state with its inputs."""
+        """Raise InputError for a state without positions where the layer needs them; `linear_attention` checks sums."""
+        if isinstance(state, PlacedSums) != (self.rotary is not None):
+            wanted = "a PlacedSums" if self.rotary is not None else "sums without positions"
+            raise InputError(f"expected {wanted}, found {type(state).__name__}; use the layer's own initial_state")
 
     def attended(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        given = self._map()
+        given, turns, seen = self._map(), None, None
+        if isinstance(state, PlacedSums):
+            state, seen = state
+        if self.rotary is not None:
+            turns = self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device)
         if exported.active() and self.causal and isinstance(phi := find(given), Pointwise):
-            q, k, v = exported.projected(self.qkv(x), self.num_heads, phi)
+            q, k, v = exported.projected(self.qkv(x), self.num_heads, phi, turns)
             given = _identity
         else:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+            if turns is not None:
+                q, k = rotate(q, turns), rotate(k, turns)
         if not self.causal:
             return linear_attention(q, k, v, False, given, None, mask, self.eps, self.backend)[0], None
-        return linear_attention(
+        y, sums = linear_attention(
             *(q, k, v, True, given, state, mask, self.eps, self.backend), compensated=self.compensated
         )
+        if turns is None:
+            return y, sums
+        b, t, _ = x.shape
+        return y, PlacedSums(sums, torch.full((b,), t, device=x.device) if seen is None else seen + t)
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class RelativeConfig(AttentionConfig):
     """
 
     name: ClassVar[str] = "relative"
+    knows_distances: ClassVar[bool] = True
     at_evaluation: ClassVar[tuple[str, ...]] = ("memory", "same_length", "clamp")
     memory: int = 224
     same_length: bool = False

@@ -12,7 +12,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.dropout import dropout as drop
-from mnemos.ops.sinusoids import angles, frequencies
+from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -26,12 +26,18 @@ class SoftmaxConfig(AttentionConfig):
 
     Attributes:
         window: the number of tokens that a query attends to, itself included; the attention is then causal. None: all.
+        kv_heads: the number of heads of keys and values, each of which num_heads / kv_heads successive query heads
+            share (grouped heads, Ainslie et al. 2023); the state shrinks by that factor. None: num_heads.
+        query_key_norm: an RMSNorm of each head's queries and keys before rotary positions, which bounds the scores
+            (Henry et al. 2020; Qwen 3).
     """
 
     name: ClassVar[str] = "softmax"
     rotates: ClassVar[bool] = True
     at_evaluation: ClassVar[tuple[str, ...]] = ("window",)
     window: int | None = None
+    kv_heads: int | None = None
+    query_key_norm: bool = False
 
     @property
     def causal_modes(self) -> frozenset[bool]:
@@ -39,10 +45,11 @@ class SoftmaxConfig(AttentionConfig):
         return frozenset({False, True} if self.window is None else {True})
 
     def build(
-        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: bool = False
+        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
     ) -> "SoftmaxAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. rotary: rotate queries and keys by their positions."""
-        return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, self.window)
+        settings = self.window, self.kv_heads, self.query_key_norm
+        return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, *settings)
 
 
 Keys = KeyValues | BranchedKeyValues  # the latter: of rows that branch from common tokens, as the beams of a search
@@ -53,9 +60,10 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `KeyValues` of the N tokens so
     far, or of the last `window` − 1 tokens. A call costs O(T·(N+T)·D) time and the state O(N·D) memory per row, which
-    is constant with a window. Not causal: there is no state (None). The output of a padded query is finite and has no
-    meaning.
-    Raises InputError if D is not divisible by H (by 2H with rotary positions), or if the window is below 1.
+    is constant with a window; grouped heads divide it by H / kv_heads. Not causal: there is no state (None). The output
+    of a padded query is finite and has no meaning. kv_heads, query_key_norm: see `SoftmaxConfig`.
+    Raises InputError if D is not divisible by H (by 2H with rotary positions), H not by kv_heads, or if the window is
+    below 1.
     """
 
     def __init__(
@@ -64,29 +72,36 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         num_heads: int,
         causal: bool = False,
         dropout: float = 0.0,
-        rotary: bool = False,
+        rotary: Rotary | bool | None = False,
         window: int | None = None,
+        kv_heads: int | None = None,
+        query_key_norm: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, causal, dropout, state_kind="growing" if window is None else "constant")
-        if rotary and dim // num_heads % 2:
+        width = dim // num_heads
+        self.rotary = rotary_of(rotary, width)
+        self.kv_heads = num_heads if kv_heads is None else kv_heads
+        if self.kv_heads < 1 or num_heads % self.kv_heads:
             raise InputError(
-                f"rotary positions: expected an even width per head, found {dim // num_heads}; change dim or num_heads"
+                f"kv_heads: expected a number that divides the {num_heads} heads, found {kv_heads}; change it"
             )
         if window is not None and (window < 1 or not causal):
             raise InputError(
                 f"window: expected at least 1 and causal=True, found window {window}, {causal=}; use window=None"
             )
-        self.rotary, self.window = rotary, window
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.window = window
+        self.qkv = nn.Linear(dim, dim + 2 * self.kv_heads * width)
         self.output = nn.Linear(dim, dim)
+        self.query_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
+        self.key_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
         """No tokens."""
-        return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
+        return KeyValues.empty(batch_size, self.kv_heads, self.dim // self.num_heads, device, dtype)
 
     def check_state(self, state: Keys, batch_size: int) -> None:
-        """Raise InputError unless the keys are [B, N, H, D/H]."""
-        heads, width = self.num_heads, self.dim // self.num_heads
+        """Raise InputError unless the keys are [B, N, kv_heads, D/H]."""
+        heads, width = self.kv_heads, self.dim // self.num_heads
         if isinstance(state, BranchedKeyValues) and state.fits(batch_size, heads, width):
             return
         check_key_values(state, batch_size, heads, width)
@@ -107,10 +122,10 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
     ) -> tuple[Tensor, Keys | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         b, t, _ = x.shape
-        turn = None
-        if self.rotary:
-            turn = rotation(t, self.dim // self.num_heads, None if state is None else state.seen, x.device)
-        q, k, v = projected(self.qkv(x), self.num_heads, turn)
+        turns = None
+        if self.rotary is not None:
+            turns = self.rotary.turns(t, self.dim // self.num_heads, None if state is None else state.seen, x.device)
+        q, k, v = self._projected(x, turns)
         p = self.dropout if self.training else 0.0
         if isinstance(state, BranchedKeyValues):
             if t == 1 and bias is None and mask is None:
@@ -132,6 +147,18 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             return attend(q, k, v, None, True, p), keep
         seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
         return attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
+
+    def _projected(self, x: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, T, H, D/H], and k and v [B, T, kv_heads, D/H], normalised and rotated as the layer does."""
+        if self.kv_heads == self.num_heads and self.query_norm is None:
+            return projected(self.qkv(x), self.num_heads, turns)
+        few = self.kv_heads * (self.dim // self.num_heads)
+        q, k, v = (
+            part.unflatten(2, (-1, self.dim // self.num_heads)) for part in self.qkv(x).split([self.dim, few, few], 2)
+        )
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        return (q, k, v) if turns is None else (rotate(q, turns), rotate(k, turns), v)
 
     def _branched(
         self, q: Tensor, k: Tensor, v: Tensor, state: BranchedKeyValues, dropout: float
@@ -162,7 +189,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     """softmax(q·kᵀ/√d)·v for q [B, T, H, d], k [B, N, H, d], v [B, N, H, M].
 
     visible [B or 1, H or 1, T or 1, N]: which keys a query attends to (bool), or a term added to its scores (float).
+    k and v may have fewer heads, each of which H / heads successive heads of q share.
     """
+    if (groups := q.shape[2] // k.shape[2]) > 1:
+        if q.shape[1] == 1 and (visible is None or visible.shape[1] == 1):
+            # The heads that share a key head become queries at one place: keys of a long state are not copied.
+            shared = q.unflatten(2, (-1, groups))[:, 0].transpose(1, 2)
+            return attend(shared, k, v, visible, False, dropout).transpose(1, 2).flatten(1, 2)[:, None]
+        k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)  # autocast may have made q narrower
     if torch.compiler.is_exporting() and not dropout and isinstance(q.shape[1], int) and q.shape[1] == 1:
@@ -224,15 +258,15 @@ def _blind(visible: Tensor) -> Tensor | None:
     return found if fixed or bool(found.any()) else None
 
 
-def projected(qkv: Tensor, heads: int, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [B, T, H, d] of qkv [B, T, 3·H·d], with queries and keys rotated by `turn`, if that is not None."""
+def projected(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [B, T, H, d] of qkv [B, T, 3·H·d], with queries and keys rotated by `turns`, if that is not None."""
     if torch.compiler.is_exporting():  # in few operators: queries and keys together
         qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
         qk = qk.unflatten(2, (2 * heads, -1))
-        q, k = (qk if turn is None else rotate(qk, turn)).chunk(2, 2)
+        q, k = (qk if turns is None else rotate(qk, turns)).chunk(2, 2)
         return q, k, v.unflatten(2, (heads, -1))
     q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
-    return (q, k, v) if turn is None else (rotate(q, turn), rotate(k, turn), v)
+    return (q, k, v) if turns is None else (rotate(q, turns), rotate(k, turns), v)
 
 
 def some(mask: Tensor) -> Tensor:
@@ -264,32 +298,3 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
     key = torch.arange(n, device=valid.device)
     near = key <= query if window is None else (key <= query) & (key > query - window)
     return ((near & valid[:, None]) | (key == query))[:, None]
-
-
-def rotation(t: int, width: int, start: Tensor | None, device: Device) -> Tensor:
-    """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
-
-    Formats of exported programs have no complex numbers: there they are the cosines and then the sines by which
-    `rotate` multiplies each channel, [B or 1, T, 1, 2·width].
-    """
-    positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    if torch.compiler.is_exporting():
-        each = frequencies(width, device)[:, None] * (2 * torch.arange(2, device=device) - 1)
-        angle = positions[..., None, None].to(each.dtype) * each.flatten()
-        return torch.cat([angle.cos(), angle.sin()], -1)
-    angle = angles(positions, width)[:, :, None]
-    return torch.polar(torch.ones_like(angle), angle)
-
-
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021): rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles."""
-    if not turn.is_complex():
-        wide = torch.promote_types(x.dtype, torch.float32)
-        other = torch.arange(x.shape[-1], device=x.device) ^ 1  # the other channel of the pair
-        cos, sin = turn.to(wide).chunk(2, -1)
-        return (x.to(wide) * cos + x.to(wide).index_select(-1, other) * sin).to(x.dtype)
-    if x.dtype == torch.float64:
-        pairs, turn = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex128)
-    else:
-        pairs, turn = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous()), turn.to(torch.complex64)
-    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.ops.rotary import rotate
+
 from .feature_maps import Pointwise, valid
 
 Form = Literal["operators", "onnxruntime"]
@@ -68,9 +70,15 @@ def token(
     return y.reshape(b, 1, h, m).to(wanted), s, z
 
 
-def projected(qkv: Tensor, heads: int, phi: Pointwise) -> tuple[Tensor, Tensor, Tensor]:
-    """φ(q), φ(k) and v [B, T, H, D] of qkv [B, T, 3·H·D]: queries and keys together, which takes half the operators."""
+def projected(qkv: Tensor, heads: int, phi: Pointwise, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """φ(q), φ(k) and v [B, T, H, D] of qkv [B, T, 3·H·D]: queries and keys together, which takes half the operators.
+
+    turns: rotations of queries and keys before φ (`mnemos.ops.rotary`), or None.
+    """
     qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
+    if turns is not None:
+        q, k = phi(rotate(qk.unflatten(2, (2 * heads, -1)), turns)).chunk(2, 2)
+        return q, k, v.unflatten(2, (heads, -1))
     q, k = phi(qk).chunk(2, 2)
     return q.unflatten(2, (heads, -1)), k.unflatten(2, (heads, -1)), v.unflatten(2, (heads, -1))
 

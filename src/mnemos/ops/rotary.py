@@ -1,0 +1,74 @@
+"""Rotary positions (Su et al. 2021): pairs of channels of queries and keys are rotated by angles of their positions."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mnemos.types import Device, InputError, angle_dtype
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The angle of pair i at position p: p/scaling · base^(−2i/d), for heads of d channels.
+
+    Attributes:
+        base: a larger one rotates the slow pairs more slowly, for longer contexts (Llama 3: 500,000).
+        scaling: positions are divided by it (position interpolation, Chen et al. 2023): a model that was trained on N
+            positions then reads scaling · N positions with the angles that it knows.
+    """
+
+    base: float = 10000.0
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.base > 1 and self.scaling > 0):
+            raise InputError(
+                f"rotary: expected a base above 1 and a scaling above 0, found {self.base} and {self.scaling}; change "
+                "them"
+            )
+
+    def frequencies(self, width: int, device: Device = None) -> Tensor:
+        """Radians per position of the ⌈width/2⌉ pairs, in the widest float the device has."""
+        pairs = torch.arange(0, width, 2, device=device, dtype=angle_dtype(device))
+        return float(self.base) ** (-pairs / width) / self.scaling
+
+    def turns(self, t: int, width: int, start: Tensor | None = None, device: Device = None) -> Tensor:
+        """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
+
+        Formats of exported programs have no complex numbers: there they are the cosines and then the sines by which
+        `rotate` multiplies each channel, [B or 1, T, 1, 2·width].
+        """
+        positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+        each = self.frequencies(width, device)
+        if torch.compiler.is_exporting():
+            each = each[:, None] * (2 * torch.arange(2, device=device) - 1)
+            angle = positions[..., None, None].to(each.dtype) * each.flatten()
+            return torch.cat([angle.cos(), angle.sin()], -1)
+        angle = (positions[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
+        return torch.polar(torch.ones_like(angle), angle)
+
+
+def rotary_of(rotary: Rotary | bool | None, width: int) -> Rotary | None:
+    """The settings of a layer whose heads have `width` channels; True: the default ones.
+
+    Raises InputError for an odd width.
+    """
+    found = Rotary() if rotary is True else rotary or None
+    if found is not None and width % 2:
+        raise InputError(f"rotary positions: expected an even width per head, found {width}; change dim or num_heads")
+    return found
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles (`Rotary.turns`)."""
+    if not turns.is_complex():
+        wide = torch.promote_types(x.dtype, torch.float32)
+        other = torch.arange(x.shape[-1], device=x.device) ^ 1  # the other channel of the pair
+        cos, sin = turns.to(wide).chunk(2, -1)
+        return (x.to(wide) * cos + x.to(wide).index_select(-1, other) * sin).to(x.dtype)
+    if x.dtype == torch.float64:
+        pairs, turns = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()), turns.to(torch.complex128)
+    else:
+        pairs, turns = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous()), turns.to(torch.complex64)
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
