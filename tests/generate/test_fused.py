@@ -13,15 +13,17 @@ import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.relative import RelativeConfig
+from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused as decoding
 from mnemos.generate import fused_memory as memories
 from mnemos.generate import fused_plan as planning
 from mnemos.models.transformer import HeadConfig
 from mnemos.native import build as building
 from mnemos.native import library
+from mnemos.ops.rotary import Rotary
 from mnemos.types import leaves, map_state, reset, select
 
-SMALL = TransformerConfig(
+SMALL = TransformerConfig.classic(
     vocab_size=11, dim=24, layers=3, num_heads=2, mlp=40, max_length=12, dropout=0.1, attention=LinearConfig()
 )
 MODELS = {
@@ -37,6 +39,10 @@ MODELS = {
     "learned": {"position": "learned"},
     "nowhere": {"position": "none"},
     "scaled": {"scale_embedding": True},
+    "rotary": {"position": "rotary", "rotary": Rotary(base=300.0, scaling=1.7)},
+    "gated": {"activation": "swiglu", "norm": "rms"},
+    "gated, post": {"activation": "swiglu", "norm": "post", "mlp": 17},
+    "gated, deep head": {"head": HeadConfig(classes=5, hidden=19, pool="mean"), "activation": "swiglu", "norm": "rms"},
     "tied": {"head": HeadConfig(tied=True)},
     "classes": {"head": HeadConfig(classes=5, pool="last"), "norm": "post"},
     "deep head": {"head": HeadConfig(classes=5, hidden=19, pool="mean")},
@@ -96,7 +102,7 @@ def test_equals_the_model(name, rows, variant, poisoned):
     wanted, end = stream(exactly(model), x)
     assert [type(part) for part in (state, *state.layers)] == [type(part) for part in (end, *end.layers)]
     assert torch.equal(state.seen, end.seen)
-    assert all(x.dtype == torch.float32 and not x.requires_grad for x in leaves(state.layers))
+    assert all(x.dtype in (torch.float32, torch.int64) and not x.requires_grad for x in leaves(state.layers))
     close([y, *leaves(state.layers)], [wanted, *leaves(end.layers)])
 
 
@@ -286,8 +292,10 @@ REASONS = {
     "one more": (lambda: altered(lambda m: m.blocks[0].add_module("adapter", nn.Linear(2, 2))), "0.adapter: a module"),
     "layers differ": (
         lambda: altered(lambda m: setattr(m.blocks[1].attention, "eps", 1.0)),
-        "differs in kind, heads, eps, feature map or window",
+        "differs in kind, heads, eps, feature map, rotary positions or window",
     ),
+    "grouped heads": (lambda: make(attention=SoftmaxConfig(kv_heads=1)), "share keys and values"),
+    "normalised queries": (lambda: make(attention=SoftmaxConfig(query_key_norm=True)), "queries and keys are norm"),
 }
 
 

@@ -38,7 +38,7 @@ def attention(scale, causal=True, tokens=256, rows=1):
 def decoding(scale):
     """A fused step, whose state holds sums of that size."""
     torch.manual_seed(0)
-    model = Transformer(vocab_size=8, dim=64, layers=4, num_heads=2, mlp=64, max_length=8, attention=LinearConfig())
+    model = Transformer(vocab_size=8, dim=64, layers=4, num_heads=2, mlp=64, position="none", attention=LinearConfig())
     step, x = mnemos.fused_step(model.eval()), torch.zeros(8, 1, dtype=torch.int64)
     _, state = step(x)
     state = state._replace(layers=tuple(type(a)(a.s * 0 + scale, a.z) for a in state.layers))

@@ -121,6 +121,8 @@ def _plain(model: Any) -> bool:
         attention = block.attention
         if type(attention) is not SoftmaxAttention or attention.window is not None or attention.rotary:
             return False
+        if attention.kv_heads != attention.num_heads or attention.query_norm is not None:
+            return False
         if (type(block), type(block.read), type(block.mlp)) != (DecoderBlock, CrossAttention, MLP):
             return False
         if block.norm != model.config.norm or any(has_forward_hooks(part) for part in block.modules()):

@@ -20,6 +20,7 @@ from mnemos._compat import (
     transformed,
     write_count,
 )
+from mnemos.attention.linear import PlacedSums
 from mnemos.models.encoder_decoder import EncoderDecoderState
 from mnemos.models.transformer import TransformerState
 from mnemos.native import codes, library
@@ -116,26 +117,26 @@ class FusedStep:
         parts += [(module, name) for module in affine for name in ("weight", "bias")]
         self._where = [(parameters_of(module), name) for module, name in parts]
         self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in parts]
-        self._shapes = [None if (p := found[name]) is None else p.shape for found, name in self._where]
+        self._shapes = [None if (p := found.get(name)) is None else p.shape for found, name in self._where]
         self._numbers = (ctypes.c_double * 3)(*plan.numbers)
 
     def _locate(self) -> None:
         """Read the addresses of the weights; check and store them again if one has changed."""
         # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
         pointers: list[Any] = [
-            0 if (p := found[name]) is None else p.data_ptr() if p.is_contiguous() else -1
+            0 if (p := found.get(name)) is None else p.data_ptr() if p.is_contiguous() else -1
             for found, name in self._where
         ]
         if self.weights != "float32":  # copies of weights are old after a write
             pointers += [
-                _writes(found[name])
+                _writes(found.get(name))
                 for (found, name), is_matrix in zip(self._where, self._matrices, strict=True)
                 if is_matrix
             ]
         if pointers == self._pointers and None not in pointers:
             return
         # References keep the memory from reuse: another tensor at an old address would pass for the weight.
-        self._held = [None if (p := found[name]) is None else p.detach() for found, name in self._where]
+        self._held = [None if (p := found.get(name)) is None else p.detach() for found, name in self._where]
         self._pointers = pointers
         self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
         if self.why:
@@ -162,7 +163,8 @@ class FusedStep:
         source: Prepared | None = None
         if state is None and not plan.attention and not plan.reads:
             sums = LinearState(*(torch.zeros(rows, *shape, **KIND) for shape in self._sums()))
-            given, seen = (sums,) * plan.layers, None
+            seen = torch.zeros(rows, dtype=torch.int64, device="cpu") if plan.turned_sums else None
+            given: tuple[Any, ...] = (sums if seen is None else PlacedSums(sums, seen),) * plan.layers
         elif not isinstance(state, EncoderDecoderState if plan.reads else TransformerState):
             return None
         else:
@@ -176,7 +178,7 @@ class FusedStep:
         if plan.attention == codes.ATTENTIONS["softmax"] and seen is not None:
             own = prepared_keys(given, (rows, *plan.heads), plan.window, seen)
         else:
-            own = prepared_sums(given, (rows, *self._sums()[0]))
+            own = prepared_sums(given, (rows, *self._sums()[0]), seen if plan.turned_sums else None)
         if own is None:
             return None
         logits = torch.empty(rows, *plan.outputs, **KIND)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import literal
+from mnemos.attention.linear import PlacedSums
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.encoded import Encoded
 from mnemos.memory.key_values import KeyValues
@@ -31,10 +32,20 @@ class Prepared(NamedTuple):
     held: tuple[Tensor, ...]
 
 
-def prepared_sums(layers: Sequence[State], shape: tuple[int, ...]) -> Prepared | None:
-    """For linear attention with states s [B, H, D, D]; None where the kernel cannot read a state."""
+def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor | None) -> Prepared | None:
+    """For linear attention with states s [B, H, D, D]; None where the kernel cannot read a state.
+
+    seen [B]: of the model's state where positions are rotary, which that of every layer must equal; else None.
+    """
     given: list[LinearState] = []
+    counted = seen
     for layer in layers:
+        if (type(layer) is PlacedSums) != (seen is not None):
+            return None
+        if isinstance(layer, PlacedSums) and seen is not None:
+            if layer.seen is not counted and not torch.equal(layer.seen, seen):
+                return None
+            counted, layer = layer.seen, layer.sums
         if type(layer) is not LinearState or layer.s.shape != shape or layer.z.shape != shape[:3]:
             return None
         if not all(x.dtype == torch.float32 and x.is_contiguous() and is_literal(x) for x in layer):
@@ -42,8 +53,11 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...]) -> Prepared |
         given.append(layer)
     n = len(given)
     s, z = torch.empty(n, *shape, **KIND), torch.empty(n, *shape[:3], **KIND)
-    new = tuple(map(LinearState, s.unbind(), z.unbind()))
+    new: tuple[Any, ...] = tuple(map(LinearState, s.unbind(), z.unbind()))
     words = [[x.data_ptr() for pair in both for x in pair] for both in zip(given, new, strict=True)]
+    if seen is not None:
+        later = seen + 1
+        new = tuple(PlacedSums(sums, later) for sums in new)
     return Prepared(words, NOTHING, new, ())
 
 

@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     sizes: the numbers of `Stack` up to `limit`, in its order; attention, reads: those after `weights`. embedding,
     positions (None: not learned): tables. affine: the linear layers and norms of `Stack`, then those of every `Layer`;
     None: there is none. numbers: those of `Numbers`. outputs: the shape of the logits of a row. window: of the
-    attention.
+    attention. turned_sums: linear attention has rotary positions, so that a layer's state is a `PlacedSums`.
     """
 
     sizes: tuple[int, ...]
@@ -39,6 +39,7 @@ class Plan(NamedTuple):
     numbers: tuple[float, float, float]
     outputs: tuple[int, ...]
     window: int | None
+    turned_sums: bool
 
     @property
     def layers(self) -> int:
@@ -59,30 +60,34 @@ def plan_of(model: Any) -> Plan:
     linear = isinstance(attention, LinearAttention)
     norm = model.decoder_norm if pairs else model.final_norm
     head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
-    affine: list[nn.Module | None] = [norm if c.norm == "pre" else None, head[0] if head[1:] else None, head[-1]]
+    affine: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1]]
     for block in blocks:
         affine += [block.attention_norm, block.attention.qkv, block.attention.output]
         affine += [block.read_norm, block.read.query, block.read.output] if pairs else [None] * 3
-        affine += [block.mlp_norm, block.mlp.expand, block.mlp.contract]
+        affine += [block.mlp_norm, getattr(block.mlp, "gate", None), block.mlp.expand, block.mlp.contract]
     sizes = (len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0)
-    kinds = (c.norm == "post", codes.ACTIVATIONS[c.activation], _map(attention) if linear else 0)
+    gated = c.activation == "swiglu"
+    activation = codes.ACTIVATIONS["silu" if gated else c.activation]
+    kinds = (c.norm == "post", c.norm == "rms", activation, gated, _map(attention) if linear else 0)
     outputs = head[-1].out_features
-    rotary = c.position == "rotary"
+    position = c.position if pairs else c.positions
+    rotary = c.rotary.frequencies(c.dim // c.num_heads, "cpu") if position == "rotary" else None
     return Plan(
-        sizes=(*sizes, outputs, *map(int, kinds), codes.POSITIONS[c.position], c.max_length),
+        sizes=(*sizes, outputs, *map(int, kinds), codes.POSITIONS[position], c.max_length),
         attention=codes.ATTENTIONS["linear" if linear else "softmax"],
         reads=pairs,
         embedding=model.embedding,
-        positions=model.positions if c.position == "learned" else None,
-        frequencies=frequencies(c.dim // c.num_heads if rotary else c.dim, "cpu"),
+        positions=model.positions if position == "learned" else None,
+        frequencies=frequencies(c.dim, "cpu") if rotary is None else rotary,
         affine=affine,
         numbers=(
             blocks[0].mlp_norm.eps,
             attention.eps if linear else 0.0,
-            c.dim**0.5 if c.scale_embedding else 1.0,
+            (c.dim**0.5 if c.scale_embedding else 1.0) if pairs else c.embedding_scale,
         ),
         outputs=(1, outputs) if pairs or not c.head.classes else (outputs,),
         window=None if linear else attention.window,
+        turned_sums=linear and rotary is not None,
     )
 
 
@@ -98,8 +103,10 @@ def why_not_fused(model: nn.Module) -> str:
         if has_forward_hooks(part) and not _encodes(name):
             return f"there is a hook on {name or 'the model'}, which the kernel would skip"
     config: Any = model.config
-    if config.activation not in codes.ACTIVATIONS:
-        return f"the kernel has the activations {', '.join(codes.ACTIVATIONS)}, found {config.activation}"
+    if getattr(config, "features", 0):
+        return "it reads vectors, and the kernel reads tokens"
+    if config.activation not in (*codes.ACTIVATIONS, "swiglu"):
+        return f"the kernel has the activations {', '.join(codes.ACTIVATIONS)} and swiglu, found {config.activation}"
     if not config.mlp:
         return "its blocks have no MLP, for which there is no kernel"
     if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):
@@ -126,13 +133,17 @@ def _attends(block: nn.Module, first: Any) -> str:
             return "its state is compensated, for which there is no kernel"
         if attention.backend not in ("auto", "native"):
             return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
+    if type(attention) is SoftmaxAttention and attention.kv_heads != attention.num_heads:
+        return "its heads share keys and values, for which there is no kernel"
+    if type(attention) is SoftmaxAttention and attention.query_norm is not None:
+        return "its queries and keys are normalised, for which there is no kernel"
     same = _settings(attention) == _settings(first.attention)
-    return "" if same else "its layers' attention differs in kind, heads, eps, feature map or window"
+    return "" if same else "its layers' attention differs in kind, heads, eps, feature map, rotary positions or window"
 
 
 def _settings(attention: Any) -> tuple[Any, ...]:
     if type(attention) is LinearAttention:
-        return LinearAttention, attention.num_heads, attention.eps, _map(attention)
+        return LinearAttention, attention.num_heads, attention.eps, attention.rotary, _map(attention)
     return SoftmaxAttention, attention.num_heads, attention.rotary, attention.window
 
 

@@ -22,7 +22,7 @@ class Decoding {
         : m(m), c(c), layers(layers), memories(memories), numbers(numbers) {
         i64 width = rounded(m.width, UNIT), features = rounded(m.width / m.heads, W);
         i64 turns = rounded(m.position == ROTARY ? m.width / m.heads : 0, UNIT);
-        i64 common = 5 * width + rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
+        i64 common = 5 * width + (1 + m.gated) * rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
         i64 lists = Listed::size(c.own, c.rows) + Listed::size(c.source, c.rows);
         i64 most = c.own.entries > c.source.entries ? c.own.entries : c.source.entries;
         own = rounded(c.rows * width + 2 * features + rounded(most, W), UNIT);
@@ -36,7 +36,7 @@ class Decoding {
             return found;
         };
         x = take(m.width), qkv = take(3 * m.width), heads = take(m.width), mlp = take(m.mlp), hidden = take(m.hidden);
-        turn = take(turns);
+        turn = take(turns), gates = take(m.gated * m.mlp);
         lists_own = Listed(c.own, (std::int32_t*)at);
         lists_source = Listed(c.source, (std::int32_t*)at + Listed::size(c.own, c.rows));
         private_ = at + rounded(lists, UNIT);
@@ -61,13 +61,13 @@ class Decoding {
     const Numbers& numbers;
     float *memory, *private_;
     i64 own;                                   // floats of a thread's memory
-    Vectors x, qkv, heads, mlp, hidden, turn;  // [rows, ..]
+    Vectors x, qkv, heads, mlp, hidden, turn, gates;  // [rows, ..]
     Listed lists_own, lists_source;
     Barrier barrier;
 
-    // The i-th matrix that a token meets: four or six of a layer, and then the head's.
+    // The i-th matrix that a token meets: four to seven of a layer, and then the head's.
     Matrix matrix(i64 i, i64 me, i64 all) const {
-        i64 each = m.reads ? 6 : 4;
+        i64 each = (m.reads ? 6 : 4) + m.gated;
         if (i >= each * m.layers) {
             if (i == each * m.layers && m.hidden) return {m.before_head, m.hidden, m.width, me, all};
             return {m.head, m.outputs, m.hidden ? m.hidden : m.width, me, all};
@@ -77,6 +77,7 @@ class Decoding {
         if (i == 0) return {layer.qkv, 3 * m.width, m.width, me, all};
         if (i == 1) return {layer.output, m.width, m.width, me, all};
         if (m.reads && i < 4) return {i == 2 ? layer.query : layer.read_output, m.width, m.width, me, all};
+        if (m.gated && i == each - 3) return {layer.gate, m.mlp, m.width, me, all};
         if (i == each - 2) return {layer.expand, m.mlp, m.width, me, all};
         return {layer.contract, m.width, m.mlp, me, all};
     }
@@ -91,6 +92,17 @@ class Decoding {
             multiply(w, c.rows, x, y, more, next.template row<T>(next.from));
             if (active)
                 for (i64 b = 0; b < c.rows; b++) activate(m.activation, y[b] + w.from, w.to - w.from);
+            barrier.wait(all);
+        };
+        // mlp = activation(gate·x) ⊙ (expand·x): a thread has the same rows of both matrices, so none waits in between.
+        auto multiply_gated = [&](Vectors x) {
+            Matrix gate = matrix(i++, me, all), w = matrix(i++, me, all), next = matrix(i, me, all);
+            multiply(gate, c.rows, x, gates, nullptr, w.template row<T>(w.from));
+            multiply(w, c.rows, x, mlp, nullptr, next.template row<T>(next.from));
+            for (i64 b = 0; b < c.rows; b++) {
+                activate(m.activation, gates[b] + w.from, w.to - w.from);
+                for (i64 n = w.from; n < w.to; n++) mlp[b][n] *= gates[b][n];
+            }
             barrier.wait(all);
         };
         embed(me, all);
@@ -114,7 +126,10 @@ class Decoding {
                 multiply_next(heads, x, m.post ? &in : &x);
             }
             in = enter_next(layer.mlp_norm);
-            multiply_next(in, mlp, nullptr, true);
+            if (m.gated)
+                multiply_gated(in);
+            else
+                multiply_next(in, mlp, nullptr, true);
             multiply_next(mlp, x, m.post ? &in : &x);
         }
         Vectors in = enter(m.post ? norm : &m.final_norm, mine);
@@ -127,7 +142,7 @@ class Decoding {
 
     Vectors enter(const Affine* norm, Vectors mine) {
         if (!norm) return x;
-        for (i64 b = 0; b < c.rows; b++) normalise(*norm, m.width, numbers.norm_eps, x[b], mine[b]);
+        for (i64 b = 0; b < c.rows; b++) normalise(*norm, m.rms, m.width, numbers.norm_eps, x[b], mine[b]);
         return mine;
     }
 
@@ -170,6 +185,7 @@ class Decoding {
             const float* later = t.s + (i + EARLY) * D * D;
             for (i64 j = 0; i + EARLY < to && j < D * D; j += LINE) __builtin_prefetch(later + j, 0, 2);
             float *row = qkv[b] + h * D, *y = heads[b] + h * D, den = (float)numbers.attention_eps;
+            if (m.position == ROTARY) rotate(row, turn[b], D), rotate(row + m.width, turn[b], D);
             mapped(row, q, D), mapped(row + m.width, k, D);
             for (i64 d = 0; d < D; d++) t.z_end[i * D + d] = t.z[i * D + d] + k[d], den += q[d] * t.z_end[i * D + d];
             const float* s = t.s + i * D * D;

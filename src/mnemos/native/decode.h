@@ -11,17 +11,17 @@ namespace mnemos {
 enum Weights : i64 { FULL = 0, HALVED = 1, WHOLE = 2 };
 
 // y = weight·x + bias of a linear layer (weight [out, in], bias [out] or null, scale [out] or null: 1), or the two
-// vectors of a LayerNorm, which are float32, as biases and scales are.
+// vectors of a LayerNorm, which are float32, as biases and scales are; an RMSNorm has no bias.
 struct Affine {
     const void* weight;
     const float *bias, *scale;
 };
 
-// The second row is of an attention to a source: nulls where there is none.
+// The second row is of an attention to a source: nulls where there is none. `gate`: of a gated MLP, else null.
 struct Layer {
     Affine attention_norm, qkv, output;
     Affine read_norm, query, read_output;
-    Affine mlp_norm, expand, contract;
+    Affine mlp_norm, gate, expand, contract;
 };
 
 enum Position : i64 { NOWHERE = 0, LEARNED = 1, SINUSOIDAL = 2, ROTARY = 3 };
@@ -31,7 +31,8 @@ enum Activation : i64 { RECTIFY = 0, GELU = 1, SILU = 2 };
 struct Stack {
     i64 layers, width, heads, mlp, vocabulary;
     i64 hidden, outputs;  // of the head: width of its hidden layer (0: none), and of the logits
-    i64 post, activation, map;  // norm after the sum; of the MLP; φ of linear attention
+    i64 post, rms;               // norms after the sum; RMSNorm in place of LayerNorm
+    i64 activation, gated, map;  // of the MLP; whether its product with a second matrix; φ of linear attention
     i64 position, limit;  // learned positions there are
     i64 weights;          // of all matrices but the embedding, which is float32
     i64 attention, reads;  // of all layers; whether they attend to a source too

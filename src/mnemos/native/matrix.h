@@ -196,22 +196,24 @@ void multiply(const Matrix& w, i64 count, Vectors x, Vectors y, const Vectors* m
     for (; n < w.to; n++) strip<1, T>(w, n, count, x, y, more, ahead(n));
 }
 
-// (x − mean)/√(variance + eps)·weight + bias
-void normalise(const Affine& m, i64 width, double eps, const float* x, float* y) {
+// (x − mean)/√(variance + eps)·weight + bias; of an RMSNorm, x/√(mean of x² + eps)·weight.
+void normalise(const Affine& m, bool rms, i64 width, double eps, const float* x, float* y) {
     V total = V{};
     i64 i = 0, rest = width % W;
     for (; i + W <= width; i += W) total += load<V>(x + i);
     if (rest) total += first(x + i, rest);
-    float mean = sum(total) / width;
+    float mean = rms ? 0 : sum(total) / width;
     total = V{};
     for (i = 0; i + W <= width; i += W) total += (load<V>(x + i) - mean) * (load<V>(x + i) - mean);
     float squares = sum(total);
     for (; i < width; i++) squares += (x[i] - mean) * (x[i] - mean);
     float scale = 1 / std::sqrt(squares / width + (float)eps);
     const float* gain = (const float*)m.weight;
-    for (i = 0; i + W <= width; i += W)
-        store(y + i, (load<V>(x + i) - mean) * scale * load<V>(gain + i) + load<V>(m.bias + i));
-    for (; i < width; i++) y[i] = (x[i] - mean) * scale * gain[i] + m.bias[i];
+    for (i = 0; i + W <= width; i += W) {
+        V found = (load<V>(x + i) - mean) * scale * load<V>(gain + i);
+        store(y + i, m.bias ? found + load<V>(m.bias + i) : found);
+    }
+    for (; i < width; i++) y[i] = (x[i] - mean) * scale * gain[i] + (m.bias ? m.bias[i] : 0);
 }
 
 template <class F>
