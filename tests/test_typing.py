@@ -1,6 +1,8 @@
 """The package's types as a program outside it sees them: mypy on a program that uses public names alone."""
 
 import ast
+import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mnemos
+from mnemos.models import fields
 
 SOURCE = Path(mnemos.__file__).parents[1]
 
@@ -109,6 +112,20 @@ def test_a_program_outside_is_type_checked(tmp_path):
     refused = {tuple(line.split(":")[:2]) for line in found.stdout.splitlines() if ": error:" in line}
     code = [n for n, line in enumerate(WRONG.splitlines(), 1) if line and not line.startswith(("import", "from"))]
     assert refused == {("wrong.py", str(n)) for n in code}, said
+
+
+def test_models_have_the_signature_of_their_configurations():
+    """For editors: a TypedDict of the fields. For `help` and notebooks: the signature with its defaults."""
+    pairs = {
+        (mnemos.Transformer, mnemos.TransformerConfig): fields.TransformerFields,
+        (mnemos.Memformer, mnemos.MemformerConfig): fields.MemformerFields,
+    }
+    for (model, config), types in pairs.items():
+        names = [f.name for f in dataclasses.fields(config)]
+        assert [*types.__annotations__] == names
+        found = inspect.signature(model).parameters
+        assert [*found] == ["config", *names]
+        assert found["dim"].default == config().dim
 
 
 def test_the_package_says_that_it_is_typed():

@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
     from .programs.folder import export as export
+    from .ops.rotary import Rotary as Rotary
     from .registry import register as register
     from .train.fit import fit as fit
     from .train.recipe import OptimConfig as OptimConfig
@@ -132,6 +133,7 @@ _NAMES = {
     "RelativeConfig": "mnemos.attention.relative",
     "RMT": "mnemos.models.memory_tokens",
     "RMTConfig": "mnemos.models.memory_tokens",
+    "Rotary": "mnemos.ops.rotary",
     "Sampling": "mnemos.data.task",
     "SlotsConfig": "mnemos.memory.slots",
     "SoftmaxConfig": "mnemos.attention.softmax",

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import memory_tokens_oracle as oracle
 
 SMALL = {"vocab_size": 11, "dim": 12, "layers": 2, "num_heads": 3, "mlp": 10, "segment": 4, "position": "sinusoidal"}
+SMALL |= {"norm": "pre", "activation": "gelu"}
 ROTARY = {"position": "rotary", "num_heads": 2}
 KINDS = {
     "mt": (MemoryTransformer, {"memory_tokens": 3}),

@@ -90,10 +90,18 @@ def test_dtypes_come_back_one_by_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("final_norm.bias", torch.zeros(16, dtype=torch.int64), "final_norm.bias has dtype torch.int64 in the file"),
-        ("final_norm.bias", torch.zeros(16, 1), r"final_norm.bias has shape \(16, 1\) in the file and \(16,\)"),
+        (
+            "blocks.0.attention.output.bias",
+            torch.zeros(16, dtype=torch.int64),
+            "blocks.0.attention.output.bias has dtype torch.int64 in the file",
+        ),
+        (
+            "blocks.0.attention.output.bias",
+            torch.zeros(16, 1),
+            r"blocks.0.attention.output.bias has shape \(16, 1\) in the file and \(16,\)",
+        ),
         ("final_norm.other", torch.zeros(16), "the model has no final_norm.other"),
-        ("final_norm.bias", None, "final_norm.bias"),
+        ("blocks.0.attention.output.bias", None, "blocks.0.attention.output.bias"),
     ],
 )
 def test_other_weights_are_refused(tmp_path, name, value, words):

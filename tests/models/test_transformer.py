@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import GRC, InputError, Transformer, TransformerConfig
-from mnemos.attention import LinearConfig, SoftmaxConfig
+from mnemos import GRC, InputError, Transformer, TransformerConfig, libraries
+from mnemos.attention import BlockSparseConfig, LinearConfig, RelativeConfig, SoftmaxConfig
+from mnemos.config import ModelConfig, from_dict
 from mnemos.models.blocks import sinusoids
 from mnemos.models.speech import SpeechConfig
 from mnemos.models.transformer import HeadConfig
@@ -25,7 +26,7 @@ def ids(t: int = 9) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "none"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["rms", "pre", "post"])
 def test_streams_whatever_its_positions_and_norms(position, norm):
     network = model(position=position, norm=norm)
     x = ids()
@@ -55,6 +56,108 @@ def test_branched_rows_equal_copied_rows_and_share_their_keys(fields):
     assert model(causal=False, head=HeadConfig(classes=2)).branch(None, 3) is None
 
 
+def test_default_positions_suit_the_attention():
+    """Rotary where queries and keys can be rotated, none where scores know distances, and sinusoids where neither."""
+    fields = {
+        "rotary": {"attention": LinearConfig()},
+        "none": {"attention": RelativeConfig(memory=3)},
+        "sinusoidal": {"attention": BlockSparseConfig(block=2), "causal": False, "head": HeadConfig(classes=3)},
+    }
+    assert {name: model(**given).config.positions for name, given in fields.items()} == {name: name for name in fields}
+    odd = model(dim=14, num_heads=2)  # no pairs of channels to rotate
+    assert odd.config.positions == "sinusoidal"
+    assert odd.config.embedding_scale == 14**0.5
+
+
+def test_a_configuration_of_before_describes_the_model_of_before():
+    """What the last version wrote has the old fields alone; its values say LayerNorm, GELU and sinusoids."""
+    old = {"is": "transformer", "vocab_size": 11, "dim": 16, "mlp": 32, "norm": "pre", "activation": "gelu"}
+    old |= {"position": "sinusoidal", "scale_embedding": False, "attention": {"is": "softmax", "window": None}}
+    config = from_dict(ModelConfig, old)
+    assert config == TransformerConfig.classic(vocab_size=11, dim=16, mlp=32)
+    names = {name for name, _ in Transformer(config).named_parameters() if name.startswith("blocks.0")}
+    parts = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.expand", "mlp.contract")
+    assert names == {f"blocks.0.{part}.{kind}" for part in parts for kind in ("weight", "bias")}
+
+
+def test_a_block_is_llamas():
+    """With one head's worth of equal weights the default block is that of transformers' Llama."""
+    transformers = libraries.transformers()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    settings = transformers.LlamaConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, tie_word_embeddings=False
+    )
+    theirs = transformers.LlamaForCausalLM(settings).double().eval()
+    ours = Transformer(
+        vocab_size=11, dim=16, layers=2, num_heads=4, mlp=24, attention=SoftmaxConfig(kv_heads=2)
+    ).double()
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p)
+    with torch.no_grad():
+        for p in ours.parameters():
+            p.zero_()  # biases
+        for ours_, theirs_ in zip(ours.blocks, theirs.model.layers, strict=True):
+            a, m = theirs_.self_attn, theirs_.mlp
+            # Llama rotates channel i with i + d/2, and this library 2i with 2i + 1.
+            q, k = (x.weight.unflatten(0, (-1, 2, 2)).transpose(1, 2).flatten(0, 2) for x in (a.q_proj, a.k_proj))
+            ours_.attention.qkv.weight.copy_(torch.cat([q, k, a.v_proj.weight]))
+            ours_.attention.output.weight.copy_(a.o_proj.weight)
+            for name, part in (("gate", m.gate_proj), ("expand", m.up_proj), ("contract", m.down_proj)):
+                getattr(ours_.mlp, name).weight.copy_(part.weight)
+            ours_.attention_norm.weight.copy_(theirs_.input_layernorm.weight)
+            ours_.mlp_norm.weight.copy_(theirs_.post_attention_layernorm.weight)
+        ours.embedding.weight.copy_(theirs.model.embed_tokens.weight)
+        ours.final_norm.weight.copy_(theirs.model.norm.weight)
+        ours.head.weight.copy_(theirs.lm_head.weight)
+        x = ids()
+        torch.testing.assert_close(ours(x)[0], theirs(x).logits, atol=1e-5, rtol=1e-5)  # their angles are float32
+
+
+def test_vectors_in_place_of_tokens():
+    """A linear map takes the place of the embedding; splitting, gradients and a classifier are as with tokens."""
+    torch.manual_seed(0)
+    network = Transformer(vocab_size=3, features=5, dim=16, layers=2, num_heads=2, mlp=32).double()
+    x = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
+    whole, _ = network(x)
+    first, state = network(x[:, :4])
+    rest, _ = network(x[:, 4:], state)
+    assert whole.shape == (2, 9, 3)
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole)
+    assert torch.autograd.gradcheck(lambda x: network(x)[0], x)
+    assert not network.autoregressive
+    head = HeadConfig(classes=4, pool="mean")
+    classifier = Transformer(features=5, dim=16, num_heads=2, mlp=32, causal=False, head=head)
+    assert classifier(x.float())[0].shape == (2, 4)
+    with pytest.raises(InputError, match="5"):
+        network(ids())
+
+
+@pytest.mark.parametrize("position", ["auto", "sinusoidal"])
+def test_a_stream_goes_on_beyond_the_positions_of_training(position):
+    """Trained on rows of 32 tokens, the default model predicts as well at ten times that; sinusoids do not allow it."""
+    torch.manual_seed(0)
+    network = Transformer(vocab_size=8, dim=32, mlp=64, position=position, attention=SoftmaxConfig(window=16))
+    text = torch.randint(8, (4001,), generator=torch.Generator().manual_seed(0))
+    for i in range(4, 4001):  # each symbol follows from the one four before it, but one in ten
+        text[i] = text[i] if text[i - 4] % 2 and i % 10 == 0 else (text[i - 4] + 3) % 8
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(60):
+        starts = torch.randint(3500, (16,), generator=generator)
+        rows = torch.stack([text[i : i + 33] for i in starts])
+        loss = torch.nn.functional.cross_entropy(network(rows[:, :-1])[0].flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    network.eval()
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(network(text[None, :400])[0][0], text[1:401], reduction="none")
+    near, far = losses[8:32].mean(), losses[320:].mean()
+    assert near < 1.8  # a guess: 2.1
+    assert (far < near + 0.2) == (position == "auto")
+
+
 def test_scaled_embeddings_are_the_embeddings_times_the_root_of_the_width():
     scaled, plain = model(scale_embedding=True), model()
     assert not torch.allclose(scaled(ids())[0], plain(ids())[0])
@@ -65,7 +168,8 @@ def test_scaled_embeddings_are_the_embeddings_times_the_root_of_the_width():
 
 def test_post_norm_equals_torchs_encoder_layer():
     torch.manual_seed(0)
-    ours = Transformer(vocab_size=5, dim=16, layers=1, num_heads=2, mlp=32, norm="post", position="none").eval()
+    sizes = {"vocab_size": 5, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 32}
+    ours = TransformerConfig.classic(**sizes, norm="post", position="none").build().eval()
     theirs = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True).eval()
     block, peer = ours.blocks[0], theirs
     pairs = [(peer.self_attn.out_proj, block.attention.output), (peer.linear1, block.mlp.expand)]

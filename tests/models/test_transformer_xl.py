@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import GRC, InputError, Stream, Transformer
+from mnemos import GRC, InputError, Stream, Transformer, TransformerConfig
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.memory import hold_caches
 from mnemos.types import detach, leaves, reset
@@ -20,7 +20,7 @@ def model(**settings) -> Transformer:
     fields = {key: settings.pop(key) for key in ("cache", "norm") if key in settings}
     attention = RelativeConfig(**{"memory": MEMORY} | settings)
     sizes = {"vocab_size": 11, "dim": WIDTH, "layers": 2, "num_heads": HEADS, "mlp": 12, "max_length": 16}
-    network = Transformer(attention=attention, position="none", **sizes, **fields).double()
+    network = TransformerConfig.classic(attention=attention, position="none", **sizes, **fields).build().double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():

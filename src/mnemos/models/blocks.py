@@ -10,10 +10,10 @@ from mnemos.ops.dropout import Dropout
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Attention, Branching, Device, Output, State, select
 
-Norm = Literal["pre", "post"]
-Activation = Literal["gelu", "relu", "silu"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
-
+Norm = Literal["rms", "pre", "post"]
+Ungated = Literal["gelu", "relu", "silu"]
+Activation = Literal["swiglu"] | Ungated
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "swiglu": nn.SiLU}
 
 _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.GELU: torch.ops.aten.gelu_,
@@ -25,7 +25,7 @@ _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """W₂·φ(W₁·x) for each token, [.., D] -> [.., D]."""
 
-    def __init__(self, dim: int, hidden: int, activation: Activation = "gelu", dropout: float = 0.0) -> None:
+    def __init__(self, dim: int, hidden: int, activation: Ungated = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.activation: nn.Module = ACTIVATIONS[activation]()
@@ -45,8 +45,44 @@ class MLP(nn.Module):
         return _IN_PLACE.get(type(self.activation), self.activation)(hidden)
 
 
+class GatedMLP(nn.Module):
+    """W₃·(SiLU(W₁·x) ⊙ W₂·x) for each token, [.., D] -> [.., D], without biases (SwiGLU, Shazeer 2020)."""
+
+    def __init__(self, dim: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gate, self.expand = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.contract = nn.Linear(hidden, dim, bias=False)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if torch.is_grad_enabled():
+            hidden = nn.functional.silu(self.gate(x)) * self.expand(x)
+        else:
+            hidden = torch.ops.aten.silu_(self.gate(x)).mul_(self.expand(x))
+        return self.contract(self.dropout(hidden))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+def mlp_of(dim: int, hidden: int, activation: Activation, dropout: float) -> "MLP | GatedMLP":
+    """The MLP of a block."""
+    return GatedMLP(dim, hidden, dropout) if activation == "swiglu" else MLP(dim, hidden, activation, dropout)
+
+
+def norm_of(norm: Norm, dim: int) -> nn.RMSNorm | nn.LayerNorm:
+    """The norm of a block: RMSNorm ("rms", eps 1e-6) or LayerNorm."""
+    return nn.RMSNorm(dim, eps=1e-6) if norm == "rms" else nn.LayerNorm(dim)
+
+
+def final_norm_of(norm: Norm, dim: int) -> nn.Module:
+    """The norm after the last block; none where each block ends with one ("post")."""
+    return nn.Identity() if norm == "post" else norm_of(norm, dim)
+
+
 class Block(nn.Module):
-    """Attention and MLP, each with a residual and a norm before it ("pre") or after the sum ("post").
+    """Attention and MLP, each with a residual and a norm: before it ("rms", "pre") or after the sum ("post").
 
     x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state. mlp None: attention alone.
     """
@@ -54,16 +90,16 @@ class Block(nn.Module):
     attention: Attention
 
     def __init__(
-        self, attention: Attention, mlp: MLP | None, dim: int, norm: Norm = "pre", dropout: float = 0.0
+        self, attention: Attention, mlp: MLP | GatedMLP | None, dim: int, norm: Norm = "pre", dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.attention, self.mlp = attention, mlp
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim) if mlp else nn.Identity()
+        self.attention_norm, self.mlp_norm = norm_of(norm, dim), norm_of(norm, dim) if mlp else nn.Identity()
         self.norm, self.dropout = norm, Dropout(dropout)
 
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """See the class."""
-        if self.norm == "pre":
+        if self.norm != "post":
             y, state = self.attention(self.attention_norm(x), state, mask)
             x = add(x, self.dropout(y))
             return x if self.mlp is None else add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
@@ -106,6 +142,15 @@ def init_weights(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+def shrink_residuals(blocks: Iterable[nn.Module]) -> None:
+    """Divide by √(2L) what the L blocks' `output` and `contract` add to the residual at the start (as GPT-2 does)."""
+    blocks = list(blocks)
+    with torch.no_grad():
+        for name, module in nn.ModuleList(blocks).named_modules():
+            if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("output", "contract"):
+                module.weight.div_((2 * len(blocks)) ** 0.5)
 
 
 def branched_layers(

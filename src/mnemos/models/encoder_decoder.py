@@ -30,7 +30,7 @@ from mnemos.types import (
     combined_state_kind,
 )
 
-from .blocks import MLP, Activation, Block, Norm, branched_layers, init_weights, module_list
+from .blocks import MLP, Block, Ungated, branched_layers, init_weights, module_list
 from .encoder_decoder_blocks import DecoderBlock, encoded_source
 from .positions import LearnedPositions, SinusoidalPositions
 from .transformer import check_mode
@@ -58,9 +58,9 @@ class EncoderDecoderConfig(ModelConfig):
     num_heads: int = 4
     mlp: int = 256
     max_length: int = 512
-    norm: Norm = "pre"
+    norm: Literal["pre", "post"] = "pre"
     position: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    activation: Activation = "relu"
+    activation: Ungated = "relu"
     dropout: float = 0.0
     encoder: AttentionConfig = field(default_factory=SoftmaxConfig)  # or the name of one
     decoder: AttentionConfig = field(default_factory=SoftmaxConfig)  # or the name of one

@@ -3,6 +3,8 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,38 @@ from torch.nn import functional as F
 
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What the model predicts: the next token (classes = 0), or one of `classes` for the whole sequence."""
+
+    classes: int = 0
+    hidden: int = 0  # width of a hidden layer before the classes; 0: none
+    pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
+    tied: bool = False  # language: share the embedding's weights
+    cutoffs: tuple[int, ...] = ()  # language: adaptive softmax with clusters from these tokens on; (): one softmax
+    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
+    mixture: int = 0  # for brightnesses: the number of discretised logistics instead of logits; 0: logits
+
+
+def check_head(head: HeadConfig, vocab_size: int) -> None:
+    """Raise InputError for settings that exclude each other."""
+    if head.classes < 0 or head.hidden < 0:
+        raise InputError(
+            f"expected head.classes and head.hidden of at least 0, found {head.classes} and {head.hidden}; use 0 "
+            "for none"
+        )
+    if head.mixture < 0 or (head.mixture and (head.classes or head.tied or vocab_size < 2)):
+        raise InputError(
+            f"head.mixture: expected a language model of two or more brightnesses with an untied head, found mixture "
+            f"{head.mixture}, classes {head.classes}, tied {head.tied}, vocab_size {vocab_size}; change one"
+        )
+    if (head.classes or head.mixture) and (head.cutoffs or head.div_value != 1):
+        raise InputError(
+            f"head.cutoffs: expected none but in a language model of tokens, found {head.cutoffs} with classes "
+            f"{head.classes}, mixture {head.mixture}; leave cutoffs and div_value out"
+        )
 
 
 def language_head(

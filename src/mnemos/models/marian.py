@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-from .blocks import Activation
+from .blocks import Ungated
 from .encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 
-_ACTIVATIONS: dict[str, Activation] = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
+_ACTIVATIONS: dict[str, Ungated] = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_token_ids, leaves, map_state
 
-from .blocks import Activation, init_weights
+from .blocks import Activation, init_weights, shrink_residuals
+from .fields import MemformerFields, signed
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
 from .memformer_token import memformer_token
@@ -34,7 +35,8 @@ class MemformerConfig(ModelConfig):
     decoder attends to the slots as well as to the encoded segment, which the paper's does not. cls: the number of
     learned tokens after each segment, which the writer attends to and the decoder does not. bos: the token whose
     encoding the decoder of a new row attends to; None: a learned one. buckets: of relative positions; the last one
-    holds all distances from max_distance. tied: the head shares the embedding's weights.
+    holds all distances from max_distance. norm: of the blocks, RMSNorm ("rms") or LayerNorm
+    ("pre"). tied: the head shares the embedding's weights.
     cutoffs, div_value: those of an adaptive softmax (`models.heads.AdaptiveSoftmax`); without cut-offs there is none.
     """
 
@@ -53,6 +55,7 @@ class MemformerConfig(ModelConfig):
     bos: int | None = None
     buckets: int = 32
     max_distance: int = 128
+    norm: Literal["rms", "pre"] = "pre"
     activation: Activation = "gelu"
     dropout: float = 0.0
     tied: bool = False
@@ -93,6 +96,7 @@ class MemformerState(NamedTuple):
     layers: tuple[DecoderCache, ...]
 
 
+@signed(MemformerConfig)
 class Memformer(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: a language model with a memory of slots and constant cost.
 
@@ -122,12 +126,12 @@ class Memformer(nn.Module):
     state_gradient = True
     autoregressive = True
 
-    def __init__(self, config: MemformerConfig | None = None, **fields: Any) -> None:
+    def __init__(self, config: MemformerConfig | None = None, **fields: Unpack[MemformerFields]) -> None:
         super().__init__()
-        c = with_fields(config or MemformerConfig(), fields, "Memformer")
+        c = with_fields(config or MemformerConfig(), dict(fields), "Memformer")
         _check(c)
         self.config = c = c.resolved()
-        sizes = Sizes(c.dim, c.num_heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance)
+        sizes = Sizes(c.dim, c.num_heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance, c.norm)
         has_memory = c.memory.slots > 0
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.bos = nn.Embedding(1, c.dim) if c.bos is None else None
@@ -137,6 +141,9 @@ class Memformer(nn.Module):
         self.decoder = MemformerDecoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
+        if c.norm == "rms":
+            shrink_residuals(self.encoder.blocks)
+            shrink_residuals(self.decoder.blocks)
         if c.tied:
             tie(self.head, self.embedding)
 

@@ -16,7 +16,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
 
-from .blocks import MLP, Activation, add, module_list
+from .blocks import Activation, Norm, add, mlp_of, module_list, norm_of
 
 
 class Sizes(NamedTuple):
@@ -29,6 +29,7 @@ class Sizes(NamedTuple):
     dropout: float
     buckets: int
     max_distance: int
+    norm: Norm
 
 
 class ReadingBlock(nn.Module):
@@ -42,10 +43,10 @@ class ReadingBlock(nn.Module):
         super().__init__()
         width, heads, mlp, activation, dropout = sizes[:5]
         self.attention = SoftmaxAttention(width, heads, causal, dropout)
-        self.attention_norm = nn.LayerNorm(width)
+        self.attention_norm = norm_of(sizes.norm, width)
         self.reads = module_list(CrossAttention(width, heads, dropout) for _ in range(sources))
-        self.read_norms = module_list(nn.LayerNorm(width) for _ in range(sources))
-        self.mlp, self.mlp_norm = MLP(width, mlp, activation, dropout), nn.LayerNorm(width)
+        self.read_norms = module_list(norm_of(sizes.norm, width) for _ in range(sources))
+        self.mlp, self.mlp_norm = mlp_of(width, mlp, activation, dropout), norm_of(sizes.norm, width)
         self.dropout = Dropout(dropout)
 
     def keys_values(self, sources: Sequence[Tensor]) -> tuple[KeysValues, ...]:
@@ -85,7 +86,7 @@ class MemformerEncoder(nn.Module):
         self.cls = nn.Parameter(torch.randn(cls, sizes.dim) * sizes.dim**-0.5) if cls else None
         self.bias = PositionBias(sizes.num_heads, sizes.buckets, sizes.max_distance, both=True)
         self.blocks = module_list(ReadingBlock(sizes, False, int(memory)) for _ in range(layers))
-        self.norm = nn.LayerNorm(sizes.dim)
+        self.norm = norm_of(sizes.norm, sizes.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None, slots: Tensor | None) -> Tensor:
         """See the class."""
@@ -161,7 +162,7 @@ class MemformerDecoder(nn.Module):
             PositionBias(sizes.num_heads, sizes.buckets, sizes.max_distance) for _ in range(2)
         )
         self.blocks = module_list(ReadingBlock(sizes, True, 1 + memory) for _ in range(layers))
-        self.norm = nn.LayerNorm(sizes.dim)
+        self.norm = norm_of(sizes.norm, sizes.dim)
 
     def empty(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import exportable, pytree
-from mnemos.attention.softmax import rotation
 from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.exported import changed_if_any, token_by_token
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.rotary import Rotary
 from mnemos.types import (
     Device,
     InputError,
@@ -25,7 +25,17 @@ from mnemos.types import (
     select,
 )
 
-from .blocks import MLP, Activation, Block, Norm, init_weights, module_list, sinusoids
+from .blocks import (
+    Activation,
+    Block,
+    Norm,
+    final_norm_of,
+    init_weights,
+    mlp_of,
+    module_list,
+    shrink_residuals,
+    sinusoids,
+)
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .segment_blocks import Context, Layout, SegmentAttention, SegmentCache, visible
 
@@ -39,11 +49,11 @@ class SegmentConfig(ModelConfig):
     dim: int = 128
     layers: int = 2
     num_heads: int = 4
-    mlp: int = 512  # hidden width of the MLP; 0: blocks of attention alone
+    mlp: int = 352  # hidden width of the MLP; 0: blocks of attention alone
     segment: int = 64  # L, the number of tokens of a segment
-    norm: Norm = "pre"
+    norm: Norm = "rms"
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "rotary"  # within a segment
-    activation: Activation = "gelu"
+    activation: Activation = "swiglu"
     dropout: float = 0.0
     tied: bool = False  # the head shares the embedding's weights
     cutoffs: tuple[int, ...] = ()  # adaptive softmax with clusters from these tokens on; (): one softmax
@@ -98,9 +108,11 @@ class SegmentModel(nn.Module):
         self._table: Tensor | None = None  # of sinusoids or rotations, kept between calls
         self.dropout = Dropout(c.dropout)
         self.blocks = module_list(self._block() for _ in range(c.layers))
-        self.final_norm = nn.LayerNorm(c.dim) if c.norm == "pre" else nn.Identity()
+        self.final_norm = final_norm_of(c.norm, c.dim)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
+        if c.norm == "rms":
+            shrink_residuals(self.blocks)
         if c.tied:
             tie(self.head, self.embedding)
 
@@ -112,7 +124,7 @@ class SegmentModel(nn.Module):
     def _block(self) -> Block:
         c = self.config
         attention = SegmentAttention(c.dim, c.num_heads, c.dropout, c.position == "rotary")
-        mlp = MLP(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
+        mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
         return Block(attention, mlp, c.dim, c.norm, c.dropout)
 
     def _build_memory(self) -> None:
@@ -321,7 +333,7 @@ class SegmentModel(nn.Module):
         return (y, found) if self.config.position == "rotary" else (y + found, None)
 
     def _positions(self, like: Tensor) -> Tensor:
-        """What belongs to every position of a segment: a vector [n, D], or a row of `rotation`."""
+        """What belongs to every position of a segment: a vector [n, D], or a row of `Rotary.turns`."""
         if self.positions is not None:
             return self.positions.weight
         table, c = self._table, self.config
@@ -334,7 +346,7 @@ class SegmentModel(nn.Module):
             length = self.front + c.segment + self.back
             with torch.inference_mode(False):  # training must be able to use a table made during inference
                 if rotary:
-                    table = rotation(length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
+                    table = Rotary().turns(length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
                 else:
                     table = sinusoids(length, c.dim, None, like.device)[0].to(dtype)
             if not torch.compiler.is_compiling():

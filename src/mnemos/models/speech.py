@@ -12,7 +12,7 @@ from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
 
-from .blocks import MLP, Activation, Block, init_weights, module_list, sinusoids
+from .blocks import MLP, Block, Ungated, init_weights, module_list, sinusoids
 from .ctc import Stack, Transcriber, check_frames, check_sizes
 from .transformer import check_mode
 
@@ -31,7 +31,7 @@ class SpeechConfig(ModelConfig):
     layers: int = 9
     num_heads: int = 6
     mlp: int = 768  # hidden width of the MLP
-    activation: Activation = "gelu"
+    activation: Ungated = "gelu"
     dropout: float = 0.0
     attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
 

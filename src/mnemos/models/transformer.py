@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.rotary import Rotary
 from mnemos.registry import register
 from mnemos.types import (
     Device,
@@ -24,35 +25,52 @@ from mnemos.types import (
     State,
     StateKind,
     check_heads,
+    check_input,
     check_token_ids,
     combined_splits,
     combined_state_kind,
     leaves,
 )
 
-from .blocks import ACTIVATIONS, MLP, Activation, Block, Norm, branched_layers, init_weights, module_list
-from .heads import AdaptiveSoftmax, adaptive, language_head, tie
+from .blocks import (
+    ACTIVATIONS,
+    Activation,
+    Block,
+    Norm,
+    branched_layers,
+    final_norm_of,
+    init_weights,
+    mlp_of,
+    module_list,
+    shrink_residuals,
+)
+from .fields import TransformerFields, signed
+from .heads import AdaptiveSoftmax, HeadConfig, adaptive, check_head, language_head, tie
 from .likelihood import LogisticMixture, spread_means
 from .positions import LearnedPositions, SinusoidalPositions
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """What the model predicts: the next token (classes = 0), or one of `classes` for the whole sequence."""
-
-    classes: int = 0
-    hidden: int = 0  # width of a hidden layer before the classes; 0: none
-    pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
-    tied: bool = False  # language: share the embedding's weights
-    cutoffs: tuple[int, ...] = ()  # language: adaptive softmax with clusters from these tokens on; (): one softmax
-    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
-    mixture: int = 0  # for brightnesses: the number of discretised logistics instead of logits; 0: logits
 
 
 @register
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
-    """The sizes and parts of a `Transformer`."""
+    """The sizes and parts of a `Transformer`. The defaults are those of Llama and Mistral; `classic` has older ones.
+
+    Attributes:
+        vocab_size: the number of tokens; with `features`, the number of outputs.
+        features: of inputs that are vectors [B, T, features] instead of tokens; 0: tokens.
+        mlp: hidden width of the MLP; 0: blocks of attention alone. A gated MLP has three matrices of this width.
+        max_length: the longest sequence, which sizes learned positions and a cache of length "auto".
+        norm: before attention and MLP, an RMSNorm ("rms") or a LayerNorm ("pre"); "post": a LayerNorm after each.
+        position: "auto": rotary where the attention can rotate queries and keys of an even width; none where its scores
+            depend on distances (Transformer-XL, compressive); else sinusoidal. Rotary and sinusoidal positions have no
+            limit.
+        rotary: base and scaling of rotary positions.
+        scale_embedding: tokens' embeddings times √D, so that sinusoids are not larger than new embeddings. The norm
+            "rms" implies it where there are sinusoids.
+        activation: of the MLP; "swiglu": gated, SiLU(W₁·x) ⊙ W₂·x.
+        attention: its settings, or the name of one.
+        cache: a gated cache around every attention.
+    """
 
     name: ClassVar[str] = "transformer"
     at_evaluation: ClassVar[tuple[str, ...]] = ("max_length",)
@@ -60,21 +78,44 @@ class TransformerConfig(ModelConfig):
     dim: int = 128
     layers: int = 2
     num_heads: int = 4
-    mlp: int = 512  # hidden width of the MLP; 0: blocks of attention alone
-    max_length: int = 512  # the longest sequence, which sizes learned positions and a cache of length "auto"
+    mlp: int = 352
+    max_length: int = 512
     causal: bool = True
-    norm: Norm = "pre"
-    position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
-    scale_embedding: bool = False  # tokens' embeddings times √D: without, sinusoids are larger than new embeddings
-    activation: Activation = "gelu"
+    norm: Norm = "rms"
+    position: Literal["auto", "rotary", "sinusoidal", "learned", "none"] = "auto"
+    scale_embedding: bool = False
+    activation: Activation = "swiglu"
     dropout: float = 0.0
-    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
-    cache: GRC | None = None  # a gated cache around every attention
+    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)
+    cache: GRC | None = None
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+    rotary: Rotary = dataclasses.field(default_factory=Rotary)
+    features: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.attention, str):  # the name of an attention
             object.__setattr__(self, "attention", default_config("attention", self.attention, "attention"))
+
+    @classmethod
+    def classic(cls, **fields: Any) -> "TransformerConfig":
+        """The block of 2017 to 2020 with these fields: LayerNorm first, GELU, sinusoids, an MLP of width 512."""
+        return cls(**{"norm": "pre", "activation": "gelu", "position": "sinusoidal", "mlp": 512, **fields})
+
+    @property
+    def positions(self) -> Literal["rotary", "sinusoidal", "learned", "none"]:
+        """`position`, with "auto" resolved."""
+        if self.position != "auto":
+            return self.position
+        if self.attention.knows_distances:
+            return "none"
+        pairs = self.num_heads > 0 and self.dim // self.num_heads % 2 == 0
+        return "rotary" if self.attention.rotates and pairs else "sinusoidal"
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by: √D or 1."""
+        scaled = self.scale_embedding or (self.norm == "rms" and self.positions == "sinusoidal" and not self.features)
+        return self.dim**0.5 if scaled else 1.0
 
     def build(self) -> "Transformer":
         """The model, freshly initialised."""
@@ -89,14 +130,16 @@ class TransformerState(NamedTuple):
     layers: tuple[State, ...]
 
 
+@signed(TransformerConfig)
 class Transformer(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: a Transformer with the memory of its attention.
 
-    x [B, T] int64 token ids; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V],
-    logits[:, i] predict the token after x[:, i]; with head.mixture K, [B, T, 3K], the parameters of a mixture of K
-    logistics over brightnesses 0 … V − 1, and with head.cutoffs [B, T, D], hidden states that an adaptive softmax
-    scores (`likelihood`). A classifier: logits [B, classes]. The state is that of the
-    attentions (a `TransformerState`; None if no attention has one). T is at least 1 and may differ from call to call.
+    x [B, T] integer token ids, or, with `features` F, vectors [B, T, F], to which a linear map is applied in place of
+    the embedding; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V], logits[:, i]
+    predict the token after x[:, i]; of vectors, the V outputs of each. With head.mixture K, [B, T, 3K], the parameters
+    of a mixture of K logistics over brightnesses 0 … V − 1, and with head.cutoffs [B, T, D], hidden states that an
+    adaptive softmax scores (`likelihood`). A classifier: logits [B, classes]. The state is that of the attentions (a
+    `TransformerState`; None if no attention has one). T is at least 1 and may differ from call to call.
     Cost: that of its attentions, plus O(T·D²) per layer.
 
     `Transformer(TransformerConfig(...))` or `Transformer(dim=64, ...)` with the configuration's fields.
@@ -105,27 +148,33 @@ class Transformer(nn.Module):
 
     head: nn.Linear | nn.Sequential | AdaptiveSoftmax
 
-    def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
+    def __init__(self, config: TransformerConfig | None = None, **fields: Unpack[TransformerFields]) -> None:
         super().__init__()
-        self.config = config = with_fields(config or TransformerConfig(), fields, "Transformer")
+        self.config = config = with_fields(config or TransformerConfig(), dict(fields), "Transformer")
         _check(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.embedding: nn.Embedding | nn.Linear
+        if config.features:
+            self.embedding = nn.Linear(config.features, config.dim)
+        else:
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.cls = nn.Parameter(torch.zeros(config.dim)) if self._prefix else None
         self.positions: LearnedPositions | SinusoidalPositions | None = None
-        if config.position == "learned":
+        if config.positions == "learned":
             self.positions = LearnedPositions(config.max_length + self._prefix, config.dim)
-        elif config.position == "sinusoidal":
+        elif config.positions == "sinusoidal":
             self.positions = SinusoidalPositions()
         self.dropout = Dropout(config.dropout)
         self.blocks = module_list(self._block(i) for i in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
+        self.final_norm = final_norm_of(config.norm, config.dim)
         self.head = self._head()
         init_weights(self)
+        if config.norm == "rms":
+            shrink_residuals(self.blocks)
         if isinstance(self.head, nn.Linear) and config.head.mixture:
             spread_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=config.dim**-0.5)
-        if config.head.tied and not config.head.classes:
+        if config.head.tied and not config.head.classes and isinstance(self.embedding, nn.Embedding):
             tie(self.head, self.embedding)
         # The model begins and ends a forward for all its caches; see memory/stored.py.
         self._caches = caches(self)
@@ -138,7 +187,7 @@ class Transformer(nn.Module):
 
     def _block(self, number: int) -> Block:
         c = self.config
-        rotary = {"rotary": True} if c.position == "rotary" else {}
+        rotary = {"rotary": c.rotary} if c.positions == "rotary" else {}
         settings = c.attention.of_layer(number)
         attention = settings.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
         if c.cache is not None:
@@ -150,7 +199,7 @@ class Transformer(nn.Module):
             # A causal cache as long as the sequence would be updated once, at its end, and never read.
             length = max(1, c.max_length // 8) if c.causal else c.max_length
             attention = gated(attention, c.cache, length, prefix=self._prefix)
-        mlp = MLP(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
+        mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
         return Block(attention, mlp, c.dim, c.norm, c.dropout)
 
     def _head(self) -> nn.Linear | nn.Sequential | AdaptiveSoftmax:
@@ -158,6 +207,8 @@ class Transformer(nn.Module):
         if c.head.mixture:
             return nn.Linear(c.dim, 3 * c.head.mixture)
         if not c.head.classes:
+            if not isinstance(self.embedding, nn.Embedding):
+                return nn.Linear(c.dim, c.vocab_size)
             return language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
         if not c.head.hidden:
             return nn.Linear(c.dim, c.head.classes)
@@ -171,14 +222,14 @@ class Transformer(nn.Module):
 
     @property
     def autoregressive(self) -> bool:
-        """Whether logits[:, i] predict the token after x[:, i]: in a language model."""
-        return not self.config.head.classes
+        """Whether logits[:, i] predict the token after x[:, i]: in a language model of tokens."""
+        return not self.config.head.classes and not self.config.features
 
     @property
     def splits(self) -> Splits:
         """Where a sequence may be cut: that of the layers; a classifier's logits are always those of one segment."""
         found = combined_splits(block.attention.splits for block in self.blocks)
-        return "segments" if found == "anywhere" and not self.autoregressive else found
+        return "segments" if found == "anywhere" and self.config.head.classes else found
 
     @property
     def state_kind(self) -> StateKind:
@@ -218,15 +269,18 @@ class Transformer(nn.Module):
         self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, TransformerState | None]:
         """See the class."""
-        check_token_ids(x, self.config.vocab_size, mask)
+        if self.config.features:
+            check_input(x, self.config.features)
+        else:
+            check_token_ids(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
-        b, t = x.shape
+        b, t = x.shape[:2]
         if state is not None:
             _check_state(state, b, len(self.blocks))
         seen = None if state is None else state.seen
         y = self.embedding(x)
-        if self.config.scale_embedding:
-            y = y * self.config.dim**0.5
+        if (scale := self.config.embedding_scale) != 1:
+            y = y * scale
         if self.cls is not None:
             y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
             mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)
@@ -279,21 +333,7 @@ def _check(c: TransformerConfig) -> None:
     check_fields(c, "model")
     check_fields(c.head, "model.head")
     check_fields(c.attention, "model.attention")
-    if c.head.classes < 0 or c.head.hidden < 0:
-        raise InputError(
-            f"expected head.classes and head.hidden of at least 0, found {c.head.classes} and {c.head.hidden}; use 0 "
-            "for none"
-        )
-    if c.head.mixture < 0 or (c.head.mixture and (c.head.classes or c.head.tied or c.vocab_size < 2)):
-        raise InputError(
-            f"head.mixture: expected a language model of two or more brightnesses with an untied head, found mixture "
-            f"{c.head.mixture}, classes {c.head.classes}, tied {c.head.tied}, vocab_size {c.vocab_size}; change one"
-        )
-    if (c.head.classes or c.head.mixture) and (c.head.cutoffs or c.head.div_value != 1):
-        raise InputError(
-            f"head.cutoffs: expected none but in a language model of tokens, found {c.head.cutoffs} with classes "
-            f"{c.head.classes}, mixture {c.head.mixture}; leave cutoffs and div_value out"
-        )
+    check_head(c.head, c.vocab_size)
     check_heads(c.dim, c.num_heads)
     for name, least in (("vocab_size", 1), ("layers", 1), ("mlp", 0), ("max_length", 1)):
         if getattr(c, name) < least:
@@ -313,7 +353,12 @@ def _check(c: TransformerConfig) -> None:
     if c.position == "rotary" and not c.attention.rotates:
         raise InputError(
             f"position: expected an attention that rotates, found {c.attention.name!r} with rotary positions; use "
-            'position="sinusoidal"'
+            'position="auto"'
+        )
+    if c.features < 0 or (c.features and (c.head.mixture or c.head.tied or c.head.cutoffs or c.scale_embedding)):
+        raise InputError(
+            f"features: expected 0, or inputs of vectors without a mixture, a tied head, cutoffs and scale_embedding, "
+            f"found {c.features} with {c.head} and scale_embedding {c.scale_embedding}; change one"
         )
     check_mode(c.attention, c.causal)
 

@@ -1,0 +1,87 @@
+"""The fields of the models' configurations as keyword arguments, for editors and type checkers.
+
+`Transformer(dim=64)` takes the fields of `TransformerConfig`; tests/test_typing.py compares the two.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from mnemos.config import AttentionConfig
+    from mnemos.memory.grc import GRC
+    from mnemos.memory.slots import SlotsConfig
+    from mnemos.ops.rotary import Rotary
+
+    from .blocks import Activation, Norm
+    from .transformer import HeadConfig
+
+M = TypeVar("M", bound=type)
+
+
+class TransformerFields(TypedDict, total=False):
+    """Those of `TransformerConfig`."""
+
+    vocab_size: int
+    dim: int
+    layers: int
+    num_heads: int
+    mlp: int
+    max_length: int
+    causal: bool
+    norm: "Norm"
+    position: Literal["auto", "rotary", "sinusoidal", "learned", "none"]
+    scale_embedding: bool
+    activation: "Activation"
+    dropout: float
+    attention: "AttentionConfig | str"
+    cache: "GRC | None"
+    head: "HeadConfig"
+    rotary: "Rotary"
+    features: int
+
+
+class MemformerFields(TypedDict, total=False):
+    """Those of `MemformerConfig`."""
+
+    vocab_size: int
+    dim: int
+    encoder_layers: int
+    decoder_layers: int
+    num_heads: int
+    mlp: int
+    segment: int
+    preset: Literal["paper", "mnemos"]
+    memory: "SlotsConfig"
+    decoder_reads: bool
+    cls: int | None
+    bos: int | None
+    buckets: int
+    max_distance: int
+    norm: Literal["rms", "pre"]
+    activation: "Activation"
+    dropout: float
+    tied: bool
+    cutoffs: tuple[int, ...]
+    div_value: float
+
+
+def signed(config: type) -> Callable[[M], M]:
+    """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks."""
+
+    def decorate(model: M) -> M:
+        first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=config)
+        fields = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f), annotation=f.type)
+            for f in dataclasses.fields(config)
+        ]
+        model.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
+        return model
+
+    return decorate
+
+
+def _default(field: "dataclasses.Field[Any]") -> object:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
