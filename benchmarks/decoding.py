@@ -47,7 +47,8 @@ Run = Callable[[], Any]
 def build(attention: Any, norm: str = "pre") -> Transformer:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "dim": WIDTH, "layers": LAYERS, "num_heads": HEADS, "mlp": MLP}
-    return Transformer(attention=attention, norm=norm, max_length=1024, **sizes).eval()
+    config = mnemos.TransformerConfig.classic(attention=attention, norm=norm, max_length=1024, **sizes)
+    return Transformer(config).eval()
 
 
 def tokens(rows: int, count: int = 1) -> Tensor:

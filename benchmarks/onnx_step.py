@@ -165,7 +165,7 @@ SHAPES = ((128, 4), (256, 8), (512, 8))
 def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls: int = 30) -> dict[str, Any]:
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "dim": dim, "layers": layers, "num_heads": 8, "mlp": 4 * dim}
-    model = mnemos.Transformer(attention=attention, **sizes).eval()
+    model = mnemos.TransformerConfig.classic(attention=attention, **sizes).build().eval()
     fused, tokens = mnemos.fused_step(model), torch.zeros(1, 1, dtype=torch.int64)
     assert fused.fused, fused.why
     step, new = session(model)

@@ -63,6 +63,8 @@ def ours(shape: Shape) -> tuple[Loss, nn.Module]:
         num_heads=shape.heads,
         mlp=4 * shape.dim,
         segment=shape.segment,
+        norm="pre",
+        activation="gelu",
         position="learned",
         memory=TokensConfig(tokens=shape.memory),
     )

@@ -227,9 +227,8 @@ def small_steps(steps: int, batch: int, width: int, rounds: int) -> dict[str, An
 def million(tokens: int, segment: int, checkpoints: str, offload: Path | bool) -> dict[str, Any]:
     """One rollout of a linear Transformer over `tokens` tokens."""
     torch.manual_seed(0)
-    model = mnemos.Transformer(
-        vocab_size=VOCABULARY, dim=128, layers=2, num_heads=4, mlp=512, attention=LinearConfig(), position="none"
-    )
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "dim": 128, "layers": 2, "num_heads": 4, "mlp": 512}
+    model = mnemos.TransformerConfig.classic(**sizes, attention=LinearConfig(), position="none").build()
 
     def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
         logits, state = model(x[:, :-1], state)

@@ -78,7 +78,7 @@ def ours(shape: Shape, compressive: bool) -> tuple[Callable[[], torch.Tensor], n
     attention = (
         CompressiveConfig(**memory, compressed=shape.memory, ratio=RATIO) if compressive else RelativeConfig(**memory)
     )
-    model = mnemos.Transformer(
+    model = mnemos.TransformerConfig.classic(
         vocab_size=VOCABULARY,
         dim=shape.dim,
         layers=shape.layers,
@@ -86,7 +86,7 @@ def ours(shape: Shape, compressive: bool) -> tuple[Callable[[], torch.Tensor], n
         mlp=4 * shape.dim,
         position="none",
         attention=attention,
-    )
+    ).build()
     state, x = None, tokens(shape)
     with torch.no_grad():
         for _ in range(segments(shape, compressive)):

@@ -36,7 +36,13 @@ TARGET: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads
 DRAFT = TARGET | {"layers": 2}
 LARGE = TARGET | {"dim": 512, "layers": 8, "num_heads": 8, "mlp": 2048}
 STEPS = (900, 1000)  # updates of the target and of the draft
+SEGMENTED: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512, "segment": 64}
+SEGMENTED |= {"norm": "pre", "activation": "gelu"}
 WAYS = ("plain", "small model", "look-up")
+
+
+def _transformer(**fields: Any) -> mnemos.Transformer:
+    return mnemos.TransformerConfig.classic(**fields).build()
 
 
 def build(name: str) -> torch.nn.Module:
@@ -45,17 +51,17 @@ def build(name: str) -> torch.nn.Module:
     cache = mnemos.GRC(length=16, block=32, scope="stream")
     window = mnemos.SoftmaxConfig(window=64)
     return {
-        "target": lambda: mnemos.Transformer(**TARGET, attention=window, cache=cache),
-        "draft": lambda: mnemos.Transformer(**DRAFT, attention=mnemos.LinearConfig()),
-        "linear, 512 x 8": lambda: mnemos.Transformer(**LARGE, attention=mnemos.LinearConfig()),
-        "softmax, 512 x 8": lambda: mnemos.Transformer(**LARGE),
-        "linear, 128 x 4": lambda: mnemos.Transformer(**TARGET, attention=mnemos.LinearConfig()),
-        "gated cache, 128 x 4": lambda: mnemos.Transformer(**TARGET, attention=window, cache=cache),
+        "target": lambda: _transformer(**TARGET, attention=window, cache=cache),
+        "draft": lambda: _transformer(**DRAFT, attention=mnemos.LinearConfig()),
+        "linear, 512 x 8": lambda: _transformer(**LARGE, attention=mnemos.LinearConfig()),
+        "softmax, 512 x 8": lambda: _transformer(**LARGE),
+        "linear, 128 x 4": lambda: _transformer(**TARGET, attention=mnemos.LinearConfig()),
+        "gated cache, 128 x 4": lambda: _transformer(**TARGET, attention=window, cache=cache),
         "Memformer, 128 x 4": lambda: mnemos.Memformer(
             vocab_size=256, dim=128, encoder_layers=2, decoder_layers=2, segment=64
         ),
-        "RMT, 128 x 4": lambda: mnemos.RMT(vocab_size=256, dim=128, layers=4, num_heads=4, mlp=512, segment=64),
-        "ARMT, 128 x 4": lambda: mnemos.ARMT(vocab_size=256, dim=128, layers=4, num_heads=4, mlp=512, segment=64),
+        "RMT, 128 x 4": lambda: mnemos.RMT(**SEGMENTED),
+        "ARMT, 128 x 4": lambda: mnemos.ARMT(**SEGMENTED),
     }[name]()
 
 

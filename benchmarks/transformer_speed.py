@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mnemos import Transformer, libraries
+from mnemos import Transformer, TransformerConfig, libraries
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
 from mnemos.train.run import provenance
@@ -123,7 +123,10 @@ def contestants(shape: dict[str, int]) -> tuple[dict[str, nn.Module], Tensor, Te
     torch.manual_seed(0)
     fields = {k: shape[k] for k in ("dim", "layers", "num_heads", "mlp")}
     head = HeadConfig(classes=CLASSES, pool="mean")
-    ours = Transformer(vocab_size=VOCABULARY, max_length=shape["tokens"], causal=False, head=head, **fields)
+    config = TransformerConfig.classic(
+        vocab_size=VOCABULARY, max_length=shape["tokens"], causal=False, head=head, **fields
+    )
+    ours = Transformer(config)
     models = {
         "mnemos": Ours(ours),
         "torch.nn.TransformerEncoder": WithEmbedding(ours, torch_encoder(ours), shape["tokens"]),

@@ -34,6 +34,7 @@ REGISTERED["block-sparse"] = BlockSparseConfig(block=1)  # sparse from 9 tokens 
 # Settings that change what a registered attention declares.
 VARIANTS = {
     "softmax-window": SoftmaxConfig(window=4),
+    "softmax-grouped": SoftmaxConfig(kv_heads=1, query_key_norm=True),
     "relative-same": RelativeConfig(memory=4, same_length=True),
     "relative-live": RelativeConfig(memory=4, same_length=True, clamp=3, detached=False),
     "compressive-live": CompressiveConfig(memory=4, compressed=2, ratio=2, detached=False),

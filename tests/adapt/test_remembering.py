@@ -70,6 +70,7 @@ def test_it_equals_our_rmt_with_copied_weights():
     model = network.model.transformer
     ours = RMT(
         vocab_size=60, dim=24, layers=2, num_heads=3, mlp=96, segment=7, position="learned", tied=True,
+        norm="pre", activation="gelu",
         memory=TokensConfig(tokens=3, causal=True),
     ).double()  # fmt: skip
     weights = {"embedding.weight": model.wte.weight, "positions.weight": model.wpe.weight}

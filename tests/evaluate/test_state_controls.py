@@ -280,7 +280,7 @@ def test_every_registered_memory_has_a_name():
     for kind in MODELS:
         entries = state_controls(built(kind), task(2 * T, 2 * T))["memories"]
         assert any(entry["name"] != WHOLE for entry in entries), kind
-    assert isinstance(built("sums").initial_state(1).layers[0], mnemos.types.NamedMemory)
+    assert isinstance(built("sums").initial_state(1).layers[0].sums, mnemos.types.NamedMemory)
 
 
 def test_what_was_found_is_printed_with_the_reasons():

@@ -62,7 +62,7 @@ Builder = Callable[[Sizes], Memory]
 def _transformer(s: Sizes, **fields: Any) -> TransformerConfig:
     """Two sublayers per block, or attention alone; the data give vocabulary and length."""
     sizes = {"dim": s.dim, "layers": s.layers, "num_heads": s.num_heads, "mlp": s.mlp}
-    return TransformerConfig(vocab_size=0, max_length=0, head=HeadConfig(tied=s.tied), **{**sizes, **fields})
+    return TransformerConfig.classic(vocab_size=0, max_length=0, head=HeadConfig(tied=s.tied), **{**sizes, **fields})
 
 
 def _softmax(s: Sizes) -> Memory:
@@ -112,7 +112,7 @@ def _memformer(s: Sizes) -> Memory:
 def _tokens(s: Sizes) -> dict[str, Any]:
     """The sizes that models of memory tokens share."""
     sizes = {"dim": s.dim, "layers": s.layers, "num_heads": s.num_heads, "mlp": s.mlp}
-    return {"vocab_size": 0, "segment": s.segment, "tied": s.tied, **sizes}
+    return {"vocab_size": 0, "segment": s.segment, "tied": s.tied, "norm": "pre", "activation": "gelu", **sizes}
 
 
 def _rmt(s: Sizes) -> Memory:

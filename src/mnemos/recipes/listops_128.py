@@ -24,7 +24,7 @@ _REFORMER = ReformerConfig(rounds=2, chunk=8)
 
 def _recipe(attention: AttentionConfig, cache: GRC | None = None) -> Recipe:
     return Recipe(
-        model=TransformerConfig(
+        model=TransformerConfig.classic(
             vocab_size=0,
             dim=64,
             layers=2,

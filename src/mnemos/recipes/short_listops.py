@@ -18,7 +18,7 @@ _SHORT = ListOpsConfig(
     valid_size=1_000,
     test_size=5_000,
 )
-_MODEL = TransformerConfig(
+_MODEL = TransformerConfig.classic(
     vocab_size=0,
     dim=64,
     layers=2,

@@ -14,7 +14,7 @@ _OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100)
 def copy() -> Recipe:
     """Copy a word of 32 to 63 symbols, linear attention (Linear transformers, Figure 2)."""
     return Recipe(
-        model=TransformerConfig(
+        model=TransformerConfig.classic(
             vocab_size=0, dim=256, layers=4, num_heads=8, mlp=1024, max_length=0, attention=LinearConfig()
         ),
         data=CopyConfig(),
@@ -33,7 +33,7 @@ def copy() -> Recipe:
 def recall() -> Recipe:
     """Associative recall: find the value that was paired with a key."""
     return Recipe(
-        model=TransformerConfig(vocab_size=0, max_length=0),
+        model=TransformerConfig.classic(vocab_size=0, max_length=0),
         data=RecallConfig(),
         optim=_OPTIM,
         train=TrainConfig(steps=2000, batch_size=64),
@@ -44,7 +44,9 @@ def recall() -> Recipe:
 def digits() -> Recipe:
     """Classify scikit-learn's 1,797 digits, each as 64 tokens."""
     return Recipe(
-        model=TransformerConfig(vocab_size=0, dim=64, mlp=128, max_length=0, causal=False, head=HeadConfig(classes=10)),
+        model=TransformerConfig.classic(
+            vocab_size=0, dim=64, mlp=128, max_length=0, causal=False, head=HeadConfig(classes=10)
+        ),
         data=DigitsConfig(),
         optim=_OPTIM,
         train=TrainConfig(steps=1000, batch_size=32),
@@ -55,7 +57,7 @@ def digits() -> Recipe:
 def mnist() -> Recipe:
     """Classify MNIST, each image as 784 tokens, with linear attention (--data.path FOLDER with the idx files)."""
     return Recipe(
-        model=TransformerConfig(
+        model=TransformerConfig.classic(
             vocab_size=0,
             dim=64,
             mlp=128,

@@ -19,10 +19,10 @@ from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConf
 
 from .in_words import in_words
 
-_OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
+_OPTIM = OptimConfig(lr=3e-3, schedule=ScheduleConfig(name="cosine", warmup=0.05))
 _CACHE = GRC(length=32, block=64, scope="stream")
 _MODEL = TransformerConfig(vocab_size=0, layers=4, max_length=0, attention=SoftmaxConfig(window=256))
-_XL = replace(_MODEL, position="none", attention=RelativeConfig(memory=256))
+_XL = replace(_MODEL, attention=RelativeConfig(memory=256))
 
 
 @recipe
@@ -100,8 +100,10 @@ def text_memformer() -> Recipe:
             dim=64,
             encoder_layers=2,
             decoder_layers=2,
-            mlp=256,
+            mlp=176,
             segment=64,
+            norm="rms",
+            activation="swiglu",
             memory=SlotsConfig(slots=32, temperature=0.125),
         ),
         data=TextConfig(segment=64),
@@ -133,7 +135,8 @@ def text_rmt() -> Recipe:
 @recipe
 def text_armt() -> Recipe:
     """text-rmt with an associative memory in each layer: a matrix of 192 × 128, written by 16 tokens every 64 bytes."""
-    return replace(text_rmt(), model=ARMTConfig(vocab_size=0, layers=4))
+    base = text_rmt()
+    return replace(base, model=ARMTConfig(vocab_size=0, layers=4), optim=replace(base.optim, lr=1e-3))
 
 
 @recipe

@@ -27,9 +27,10 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 
 _DOCUMENT = 2048  # bytes
-_SIZES: dict[str, Any] = {"vocab_size": 0, "dim": 128, "layers": 4, "num_heads": 4}
-_MODEL = TransformerConfig(**_SIZES, max_length=0, position="rotary")
-_XL = TransformerConfig(**_SIZES, max_length=0, position="none", attention=RelativeConfig(memory=16))
+_SIZES: dict[str, Any] = {"vocab_size": 0, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512}
+_BLOCKS: dict[str, Any] = {**_SIZES, "norm": "pre", "activation": "gelu"}  # of all Transformers here
+_MODEL = TransformerConfig.classic(**_SIZES, max_length=0, position="rotary")
+_XL = TransformerConfig.classic(**_SIZES, max_length=0, position="none", attention=RelativeConfig(memory=16))
 
 
 def _recipe(model: ModelConfig) -> Recipe:
@@ -76,13 +77,13 @@ def text_state_compressive() -> Recipe:
 @recipe
 def text_state_rmt() -> Recipe:
     """text-state-xl as a Recurrent Memory Transformer: 64 memory tokens, rewritten every 64 bytes; rotary."""
-    return _recipe(RMTConfig(**_SIZES, memory=TokensConfig(64)))
+    return _recipe(RMTConfig(**_BLOCKS, memory=TokensConfig(64)))
 
 
 @recipe
 def text_state_armt() -> Recipe:
     """text-state-xl as an associative RMT: a matrix of 16 × 128 in each layer, written by 16 tokens every 64 bytes."""
-    return _recipe(ARMTConfig(**_SIZES, memory=AssociationsConfig(16, key_dim=8, nu=1)))
+    return _recipe(ARMTConfig(**_BLOCKS, memory=AssociationsConfig(16, key_dim=8, nu=1)))
 
 
 @recipe

@@ -133,8 +133,8 @@ def check_task(recipe: Recipe, task: Task) -> None:
     # Positions of a model without max_length restart in every segment.
     if task.carries_state and getattr(model, "position", None) == "learned" and hasattr(model, "max_length"):
         raise InputError(
-            "model.position: expected sinusoidal or rotary, because the data's streams have no end, found learned; "
-            "use rotary"
+            "model.position: expected rotary, because the data's streams have no end, found a table of learned "
+            "positions; use rotary"
         )
 
 

@@ -11,7 +11,7 @@ from mnemos.memory.grc import GRC
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 
-_MODEL = TransformerConfig(
+_MODEL = TransformerConfig.classic(
     vocab_size=0,
     dim=512,
     layers=6,

@@ -74,11 +74,12 @@ _WORDS_HERE = (
 def word_recipes(options: Options) -> dict[str, Recipe]:
     """The small recipes of Table 5 by the names of its rows, and their never-written baselines."""
     base = text_words()
-    xl: Any = base.model
+    blocks: dict[str, Any] = {"norm": "pre", "activation": "gelu", "mlp": 512}  # those of the recorded runs
+    xl: Any = replace(base.model, **blocks)
     path = None if options.data is None else str(options.data)
     data = TextConfig(path, segment=WORDS, tokens="words", longest=128 * WORDS)  # documents enough for rows to read
     steps = options.steps or STEPS
-    optim = replace(base.optim, schedule=replace(base.optim.schedule, warmup=min(100, steps // 10)))
+    optim = replace(base.optim, lr=1e-3, schedule=replace(base.optim.schedule, warmup=min(100, steps // 10)))
     rollout = RolloutConfig(segments=4, replay=False)
     train = TrainConfig(
         steps=steps, batch_size=4, eval_every=steps, valid_rows=512, checkpoint_every=steps, rollout=rollout
@@ -88,7 +89,7 @@ def word_recipes(options: Options) -> dict[str, Recipe]:
     def made(name: str, model: Any) -> Recipe:
         return replace(base, name=name, about="", model=model)
 
-    sizes: dict[str, Any] = {"vocab_size": 0, "dim": xl.dim, "layers": xl.layers, "segment": WORDS}
+    sizes: dict[str, Any] = {"vocab_size": 0, "dim": xl.dim, "layers": xl.layers, "segment": WORDS, **blocks}
     no_memory = replace(xl, attention=RelativeConfig(memory=0))
 
     def tokens(name: str, model: Any) -> Recipe:

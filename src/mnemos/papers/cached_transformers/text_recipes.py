@@ -17,7 +17,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.recipes.in_words import in_words
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 
-_BASE = TransformerConfig(
+_BASE = TransformerConfig.classic(
     vocab_size=0,
     dim=410,
     layers=16,

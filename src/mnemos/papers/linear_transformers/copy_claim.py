@@ -40,7 +40,7 @@ def copy_small() -> Recipe:
     Gradients are clipped at 1, the library's default. The paper names no clipping, and `copy`, at its size, has none.
     """
     return Recipe(
-        model=TransformerConfig(
+        model=TransformerConfig.classic(
             vocab_size=0, dim=128, layers=2, num_heads=4, mlp=256, max_length=0, attention=LinearConfig()
         ),
         data=CopyConfig(length=64),

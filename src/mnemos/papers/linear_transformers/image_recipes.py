@@ -15,7 +15,7 @@ from mnemos.train.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 MNIST = PixelsConfig(MNISTConfig(layout="image"))
 CIFAR = PixelsConfig(CIFARConfig())
 # The paper's for MNIST: 8 heads of 32, learned positions, ten logistics. CIFAR-10 has 16 layers.
-PAPER = TransformerConfig(
+PAPER = TransformerConfig.classic(
     vocab_size=256,
     dim=256,
     layers=8,

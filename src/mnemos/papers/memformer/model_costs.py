@@ -96,7 +96,7 @@ def configuration(name: str, memory: int) -> ModelConfig:
     if name == "Memformer":
         return replace(MEMFORMER, memory=SlotsConfig(slots=memory))
     layers = MEMFORMER.encoder_layers + MEMFORMER.decoder_layers
-    base = TransformerConfig(dim=MEMFORMER.dim, layers=layers, num_heads=MEMFORMER.num_heads)
+    base = TransformerConfig.classic(dim=MEMFORMER.dim, layers=layers, num_heads=MEMFORMER.num_heads)
     if name == "Transformer-XL":
         base = replace(base, position="none", attention=RelativeConfig(memory=memory))
     wanted = parameters(replace(MEMFORMER, memory=SlotsConfig(slots=MEMORY)))

@@ -54,7 +54,7 @@ def variants() -> Mapping[str, Recipe]:
     base = recall_memformer()
     found: Any = base.model
     segment = base.train.rollout.segment_length
-    windowed: ModelConfig = TransformerConfig(
+    windowed: ModelConfig = TransformerConfig.classic(
         vocab_size=0,
         dim=found.dim,
         layers=found.encoder_layers + found.decoder_layers,

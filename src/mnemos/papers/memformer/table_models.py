@@ -98,7 +98,7 @@ def picture_variant(name: str, size: ImageSizes) -> Variant:
     """
     if name == "LSTM":
         return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
-    plain = TransformerConfig(
+    plain = TransformerConfig.classic(
         dim=size.dim,
         layers=8 // size.layer_divisor,
         num_heads=4,
@@ -143,7 +143,7 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
     if name in _XL or name == COMPRESSIVE:
         reach = 512 // size.length_divisor
         compressive = CompressiveConfig(memory=reach, compressed=reach, ratio=4)
-        model = TransformerConfig(
+        model = TransformerConfig.classic(
             dim=size.dim,
             num_heads=size.num_heads,
             mlp=4 * size.dim,

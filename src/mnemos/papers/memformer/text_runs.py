@@ -11,9 +11,10 @@ from ..reproduce import Options
 
 
 def small(options: Options, steps: int) -> Recipe:
-    """The recipe text-memformer with the paper's preset, on the options' text, with the options' updates or `steps`.
+    """The recipe text-memformer with the paper's preset, LayerNorm, GELU and the rate 1e-3, on the options' text.
 
-    Only 1 % of the documents is held out: for such small models a small test split is sufficient.
+    `steps`: the updates, where the options say no number. Only 1 % of the documents is held out: for such small models
+    a small test split is sufficient.
     """
     recipe = text_memformer()
     model: Any = recipe.model
@@ -22,7 +23,9 @@ def small(options: Options, steps: int) -> Recipe:
     data = replace(data, path=None if options.data is None else str(options.data), held_out=0.01)
     count = options.steps or steps
     train = replace(recipe.train, steps=count, eval_every=max(1, count // 4))
-    return replace(recipe, model=replace(model, preset="paper"), data=data, train=train)
+    optim = replace(recipe.optim, lr=1e-3, schedule=replace(recipe.optim.schedule, warmup=100))
+    model = replace(model, preset="paper", norm="pre", activation="gelu", mlp=256)
+    return replace(recipe, model=model, data=data, optim=optim, train=train)
 
 
 def source(options: Options) -> str:
