@@ -111,7 +111,8 @@ def main() -> None:
     for way in WAYS:
         place = options.out / way.replace(", ", "-").replace(" ", "-")
         runs[way] = [fine_tuned(way, weights, task, seed, place / f"seed-{seed}") for seed in range(options.seeds)]
-    found = summarise(runs, options.out) | {"decoder": {"loss": loss, "updates": PRETRAINING}}
+    of = {"gated cache, never written": ["gated cache"]}
+    found = summarise(runs, options.out, baselines=of) | {"decoder": {"loss": loss, "updates": PRETRAINING}}
     for row in found["rows"]:
         print(row["name"], *(f"{at['x']}: {at['mean']:.3f} ± {at['std'] or 0:.3f}" for at in row["along"]["values"]))
     if options.result:

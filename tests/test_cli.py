@@ -445,10 +445,23 @@ def test_compare_writes_what_it_promises(comparison):
         "short-listops-cached-unwritten",
     ]
     cached, unwritten = found["rows"][1:]
+    assert [row["baseline_of"] for row in found["rows"]] == [None, None, "short-listops-cached"]
     assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
-        known = {"name", "mean", "std", "interval", "against", "seeds", "parameters", "flops", "state_bytes", "runs"}
-        assert set(row) == {*known, *COSTS}
+        known = {
+            "name",
+            "baseline_of",
+            "mean",
+            "std",
+            "interval",
+            "against",
+            "seeds",
+            "parameters",
+            "flops",
+            "state_bytes",
+            "runs",
+        }
+        assert set(row) == {*known, *COSTS, "baseline_of"}
         assert row["interval"][0] <= row["mean"] <= row["interval"][1]
         assert (row["against"] is None) == (row["name"] == found["against"] == "short-listops")
         assert (row["steps"], row["tokens"] > 20 * 8) == (20, True)

@@ -44,7 +44,9 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert "words back" in html
     assert "dotted line is a guess" in html
     page = report(folders, tmp_path / "page.html").read_text()
-    assert '<section id="along"><h2>How far it reaches</h2>' in page
+    opening = page[page.index('<section id="verdict"') : page.index('<section id="results"')]
+    assert html in opening, "the picture is on the first screen"
+    assert page.count("dotted line is a guess") == 1
 
 
 def test_an_axis_without_values_is_not_drawn(tmp_path):

@@ -7,9 +7,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from synthetic_runs import write_comparison, write_run
 
+from mnemos import registry
+from mnemos.config import to_dict
 from mnemos.figures.read import read, read_tasks
 from mnemos.figures.read_metrics import read_metrics
 from mnemos.train.comparison import summarise
+from mnemos.train.recipe import unwritten
 from mnemos.types import InputError
 
 
@@ -118,6 +121,7 @@ def test_two_comparisons_are_refused(tmp_path):
         ({"rows": [{"mean": 1.0}]}, "row 1"),
         ({"rows": [{"name": "a", "mean": "x"}]}, '"mean"'),
         ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"seeds"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "baseline_of": 3}]}, '"baseline_of"'),
         ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "control 1"),
         ({"runs": {"demo": ["gone"]}}, "'gone'"),
         ({"metric": None}, '"metric"'),
@@ -235,6 +239,19 @@ def test_settings_that_change_no_score_make_no_other_task(tmp_path):
         recipe = json.loads((run / "recipe.json").read_text())
         (run / "recipe.json").write_text(json.dumps(recipe | {"data": {"is": "translation", **data}}))
     assert [[run.label for run in one.all_runs()] for one in read_tasks(runs)] == [["a", "b"], ["c"]]
+
+
+def test_the_baselines_of_single_runs_and_older_comparisons_are_read_from_recipes(tmp_path):
+    recipe = registry.load("recipe", "short-listops-cached")()
+    never = unwritten(recipe)
+    folder = write_comparison(tmp_path / "old", seeds=(0,), variants=("demo", "demo-cached"))
+    for place, one in {"demo-0": never, "demo-cached-0": recipe}.items():
+        (folder / place / "recipe.json").write_text(json.dumps(to_dict(one)))
+    assert [row.baseline_of for row in read([folder]).rows] == [("demo-cached",), ()]
+    runs = read([folder / "demo-0", folder / "demo-cached-0"])
+    assert [row.baseline_of for row in runs.rows] == [(recipe.name,), ()]
+    (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(never) | {"model": {"is": "of-a-plug-in"}}))
+    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
 
 
 def test_runs_without_accuracy_are_compared_by_loss(run):

@@ -8,7 +8,14 @@ from mnemos.config import ModelConfig
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.ops.block_sparse import is_dense
-from mnemos.train.baselines import equal_parameters, parameters, widths_text, with_baselines
+from mnemos.train.baselines import (
+    baselines_of,
+    equal_parameters,
+    parameters,
+    widths_text,
+    with_baselines,
+    with_unwritten,
+)
 from mnemos.train.compare import compare
 from mnemos.train.stopping import Interrupted
 from mnemos.train.variants import variants
@@ -56,6 +63,22 @@ def test_baselines_follow_each_recipe_with_a_cache():
         InputError, match="--baselines: expected a recipe with a cache or slots, found short-listops; leave"
     ):
         with_baselines([demo])
+
+
+def test_whose_baseline_a_recipe_is_follows_from_its_settings():
+    cached = registry.load("recipe", "short-listops-cached")()
+
+    def other(name, **switches):
+        return replace(cached, name=name, model=replace(cached.model, cache=replace(cached.model.cache, **switches)))
+
+    shared, frozen = other("shared", read="mean"), other("frozen", inference="frozen")
+    never = other("never", write=False)  # the same switches as in `unwritten`, not spelt out
+    assert baselines_of(with_unwritten([cached, shared])) == {
+        "short-listops-cached-unwritten": ["short-listops-cached", "shared"]
+    }
+    assert baselines_of([shared, cached, never]) == {"never": ["shared", "short-listops-cached"]}
+    assert baselines_of([cached, other("mean", write=False, read="mean"), other("long", length=50, write=False)]) == {}
+    assert baselines_of([frozen, replace(never, train=replace(never.train, steps=7))]) == {}
 
 
 def test_shortened_listops_has_all_rows_and_stays_sparse():

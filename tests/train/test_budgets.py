@@ -9,6 +9,8 @@ import torch
 
 from mnemos import registry
 from mnemos.data.text import TextConfig
+from mnemos.figures.read import read
+from mnemos.figures.verdict import verdict
 from mnemos.measure.flops import count_flops, task_flops
 from mnemos.memory.memory_tokens import TokensConfig
 from mnemos.models.lstm import LSTMConfig
@@ -136,6 +138,22 @@ def test_a_recipe_that_is_added_is_measured_beside_the_first(text, tmp_path, mea
     assert more[2].train.steps == 4
     assert [one["update"] for one in found["recipes"].values()] == [0.5, 1.0, 2.0]
     assert json.loads((tmp_path / "budget.json").read_text()) == found
+
+
+@pytest.mark.slow
+def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monkeypatch, forked_comparisons):
+    """A report took it for missing, because the recipes differ in their steps."""
+    cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
+    monkeypatch.setattr(budgets, "update_flops", lambda recipes: [cost[one.name] for one in recipes])
+    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), quiet=True)
+    assert [(row["name"], row["baseline_of"], row["steps"]) for row in found["rows"]] == [
+        ("rmt", None, 2),
+        ("rmt-unwritten", "rmt", 1),
+    ]
+    shown = read([tmp_path / "c"])
+    assert [row.baseline_of for row in shown.rows] == [(), ("rmt",)]
+    assert shown.budget == ("--equal", "flops")
+    assert not any("missing" in line for line in verdict(shown))
 
 
 def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):

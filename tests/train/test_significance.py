@@ -76,7 +76,14 @@ def row(name: str, values: list[float], tests) -> dict:
 
 def comparison(scores: dict[str, list[float]], against: str) -> dict:
     tests = differences(scores, against)
-    about = {"metric": "accuracy", "higher_is_better": True, "majority": None, "controls": [], "against": against}
+    about = {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "majority": None,
+        "reference": {},
+        "controls": [],
+        "against": against,
+    }
     return {"rows": [row(name, values, tests) for name, values in scores.items()], **about}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mnemos.atomic import write_json
 from mnemos.figures.markup import plural
+from mnemos.train.baselines import baselines_of
 from mnemos.train.checks import complete
 from mnemos.train.comparison import summarise
 from mnemos.train.model_size import on_meta
@@ -195,7 +196,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     for run, place in planned:
         if valid_score(place) is not None:
             runs[run.name].append(place)
-    comparison = summarise(runs, folder)
+    comparison = summarise(runs, folder, baselines=baselines_of(recipes))
     write_json(folder / "comparison.json", comparison)
     rows = [
         {

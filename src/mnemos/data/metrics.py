@@ -202,7 +202,6 @@ def description(result: JSONObject, metric: str, where: str) -> JSONObject:
 
 
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
-UNIFORM = "a guess of equally likely bytes"  # a reference score of text
 LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, in nats.", "loss {value:.4f}")
 BITS = SumMetric(
     "bits", False, "The loss in bits per target.", "{value:.4f} bits", None, lambda sums: bits(ratio(sums)), 2, False

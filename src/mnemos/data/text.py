@@ -4,8 +4,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,7 +20,8 @@ from mnemos.types import InputError, JSONObject
 from .articles import divided
 from .batch import Batch
 from .files import first_names, read_bytes
-from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, UNIFORM, bits_per_byte
+from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
+from .no_learning import text_scores
 from .segments import SegmentedTask
 from .subword_vocabulary import SubWords
 from .task import Sampling, Split, Task
@@ -125,7 +126,7 @@ class TextConfig(DataConfig):
         source = "the run's vocabulary" if kept else "" if self.tokens == "words" else self.tokens
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(_ORDER, encoded), vocabulary, about)  # a task has no empty split
-        task.whole = not found.given
+        task.whole, task.fitted = not found.given, False
         return task
 
     def _check_settings(self) -> None:
@@ -164,11 +165,11 @@ class TextConfig(DataConfig):
 class TextTask(SegmentedTask):
     """A `SegmentedTask` over text. The first metric is the loss in bits per byte of text, whatever a token is.
 
-    tokens: the setting `TextConfig.tokens` that the vocabulary is from.
+    tokens: the setting `TextConfig.tokens` that the vocabulary is from. fitted: the training split is one to train on,
+    and not the text that is scored.
     """
 
     metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
-    reference = MappingProxyType({UNIFORM: 8.0})
     drafts = True
 
     def __init__(
@@ -181,12 +182,19 @@ class TextTask(SegmentedTask):
         vocabulary: Vocabulary | None = None,
         tokens: str = "bytes",
     ) -> None:
-        self.vocabulary, self.tokens_from = vocabulary or Bytes(), tokens
+        self.vocabulary, self.tokens_from, self.fitted = vocabulary or Bytes(), tokens, True
         super().__init__(train, valid, test, vocab_size, segment, self.vocabulary.start)
         if tokens != "bytes":
             # The accuracy needs a second pass over all words, so it is left out in training.
             self.metrics = (bits_per_byte(self.vocabulary.lengths), PERPLEXITY, replace(ACCURACY, training=False))
-            self.reference = MappingProxyType({})
+
+    @cached_property
+    def reference(self) -> Mapping[str, float]:  # type: ignore[override]
+        """Bits per byte of the test split by n-grams of the training split, and by a compressor (`text_scores`).
+
+        Text that is scored and not trained on (`build_to_score`) has the compressor's alone.
+        """
+        return text_scores(self._splits["train"] if self.fitted else [], self._splits["test"], self.vocabulary)
 
     def example(self) -> Batch:
         """One row of the greatest length; of real text where tokens are words, whose frequency decides the cost."""

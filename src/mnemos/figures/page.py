@@ -1,6 +1,6 @@
 """The report: one self-contained HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,15 @@ from .table import side_by_side
 from .tasks import differences
 from .verdict import verdict
 
-SECTIONS = (
+Section = Callable[[Comparison], str]
+PICTURES: tuple[Section, ...] = (
+    along.section,
+    table.seeds,
+    curves.section,
+)  # the first that a report has opens it, below what it means
+SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("results", "Results", table.section),
+    ("seeds", "Seeds", table.seeds),
     ("quality-cost", "Quality against cost", quality_cost.section),
     ("along", "How far it reaches", along.section),
     ("curves", "Learning curves", curves.section),
@@ -77,12 +84,13 @@ def assemble(comparisons: Sequence[Comparison]) -> str:
     title = _title(comparisons)
     style = style_sheet() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     if len(comparisons) == 1:
-        lead, body = _lead(comparisons[0]), _sections(comparisons[0])
+        lead, body = _parts(comparisons[0])
     else:
         lead = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(_apart(comparisons)))
         parts = [_section("tasks", "All runs", side_by_side(comparisons))]
         for i, one in enumerate(comparisons):
-            part = _section("task", _title([one]), _lead(one)) + "\n" + _sections(one)
+            own, sections = _parts(one)
+            part = _section("task", _title([one]), own) + "\n" + sections
             parts.append(own_ids(part, f"task-{i + 1}"))
         body = "\n".join(parts)
     return (
@@ -96,18 +104,21 @@ def assemble(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def _sections(comparison: Comparison) -> str:
-    """The sections of one task. One without content is left out, so that a report shows only what its runs have."""
-    made = ((slug, name, make(comparison)) for slug, name, make in SECTIONS)
-    return "\n".join(_section(slug, name, text) for slug, name, text in made if text)
+def _parts(comparison: Comparison) -> tuple[str, str]:
+    """What the results mean, the picture of it and the caveats; and the sections of the task.
+
+    A section without content is left out, so that a report shows only what its runs have, and so is the picture's.
+    """
+    made = {make: make(comparison) for _, _, make in SECTIONS}
+    shown = next(make for make in PICTURES if made[make])
+    means, *rest = verdict(comparison)
+    lead = "\n".join([paragraph(means, "lead"), made[shown], *map(paragraph, rest)])
+    sections = (_section(slug, name, made[make]) for slug, name, make in SECTIONS if made[make] and make is not shown)
+    return lead, "\n".join(sections)
 
 
 def _section(slug: str, name: str, text: str) -> str:
     return f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
-
-
-def _lead(comparison: Comparison) -> str:
-    return "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(verdict(comparison)))
 
 
 def _apart(comparisons: Sequence[Comparison]) -> list[str]:

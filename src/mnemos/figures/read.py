@@ -3,15 +3,19 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mnemos.data.metrics import description
+from mnemos.config import from_dict
+from mnemos.data.metrics import MAJORITY, description
 from mnemos.json_text import parse
+from mnemos.train.baselines import baselines_of
 from mnemos.train.budgets import FILE as BUDGET
-from mnemos.train.budgets import budget_text
+from mnemos.train.budgets import budget_options, budget_text
+from mnemos.train.recipe import Recipe
 from mnemos.train.run_files import checked_about
 from mnemos.types import InputError, JSONObject
 
@@ -69,7 +73,24 @@ def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
     known = {run.folder for comparison in comparisons for run in comparison.all_runs()}
     groups = grouped([run for run in runs if run.folder not in known], keys)
     joined = [_joined(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
-    return [*joined, *(compare(extra) for extra in groups[len(comparisons) :])]
+    return [_with_baselines(one) for one in (*joined, *(compare(extra) for extra in groups[len(comparisons) :]))]
+
+
+def _with_baselines(comparison: Comparison) -> Comparison:
+    """The comparison with what single runs, and comparisons of older versions, do not say: whose baseline each row is.
+
+    Their recipes say it, if all of them can be read.
+    """
+    if all(row.baseline_of is not None for row in comparison.rows):
+        return comparison
+    try:
+        recipes = [replace(from_dict(Recipe, runs[0].recipe), name=name) for name, runs in comparison.runs.items()]
+    except InputError:
+        return comparison
+    found = baselines_of(recipes)
+    of = {recipe.name: tuple(found.get(recipe.name, ())) for recipe in recipes}
+    rows = [replace(row, baseline_of=of.get(row.name)) if row.baseline_of is None else row for row in comparison.rows]
+    return replace(comparison, rows=tuple(rows))
 
 
 def _instead(folder: Path) -> str:
@@ -153,12 +174,24 @@ def read_comparison(folder: Path) -> Comparison:
         source=f"{folder.name}/comparison.json",
         about=str(found.get("about") or ""),
         provenance=_object(found.get("provenance") or {}, where, "provenance"),
-        against=_reference(found.get("against"), rows, where),
-        equal=_equal(found.get("equal"), where),
+        against=_against(found.get("against"), rows, where),
+        reference=_reference(
+            [found, *((run.result or {}) for every in runs.values() for run in every)], found["metric"]
+        ),
+        **_equal(found.get("equal"), where),
     )
 
 
-def _reference(name: object, rows: Sequence[Row], where: str) -> str:
+def _reference(known: Sequence[JSONObject], metric: str) -> dict[str, float]:
+    """The scores without learning of the first of a comparison and of results in the metric that has them."""
+    named: object = next(
+        (one["reference"] for one in known if one.get("reference") and one.get("metric") == metric), {}
+    )
+    given = {name: number(value, "reference", name) for name, value in _object(named, "a result", "reference").items()}
+    return {name: value for name, value in given.items() if name != MAJORITY and math.isfinite(value)}
+
+
+def _against(name: object, rows: Sequence[Row], where: str) -> str:
     """The row that the others are tested against; the first in files of older versions."""
     if name is None:
         return rows[0].name
@@ -167,12 +200,13 @@ def _reference(name: object, rows: Sequence[Row], where: str) -> str:
     return str(name)
 
 
-def _equal(value: object, where: str) -> str:
-    """What was made equal, in words; "" in files of older versions."""
+def _equal(value: object, where: str) -> JSONObject:
+    """What was made equal, in words and as options; {} in files of older versions."""
     if value is None:
-        return ""
+        return {}
     try:
-        return budget_text(_object(value, where, "equal"))
+        made = _object(value, where, "equal")
+        return {"equal": budget_text(made), "budget": budget_options(made)}
     except (KeyError, TypeError, ValueError):
         raise InputError(f'{where}: expected "equal" to say what is, found {value!r:.60}; compare again') from None
 
@@ -198,7 +232,7 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
         costs: JSONObject = {
             c: spread([number((r.result or {}).get(c), r.label, c) for r in members])[0] for c in COSTS
         }
-        rows.append(Row(name, *spread([run.tested(metric) for run in members]), **costs))
+        rows.append(Row(name, *spread([run.tested(metric) for run in members]), **costs, baseline_of=None))
         kinds = dict.fromkeys(kind for run in members for kind in (run.result or {}).get("controls") or {})
         controls += [Control(name, kind, *spread([run.tested(metric, kind) for run in members])) for kind in kinds]
     majority = spread([number((run.result or {}).get("majority"), run.label, "majority") for run in runs])[0]
@@ -208,6 +242,7 @@ def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
         higher_is_better=described.get("higher_is_better") is True,
         about=str(described.get("about") or ""),
         majority=majority if judged and math.isfinite(majority) else None,
+        reference=_reference([run.result or {} for run in runs], metric),
         rows=tuple(rows),
         controls=tuple(controls),
         runs=names,
@@ -233,17 +268,13 @@ def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
             raise InputError(
                 f"{comparison.source}: expected new variants beside it, found {name!r} twice; compare them again"
             )
-    return Comparison(
-        metric=comparison.metric,
-        higher_is_better=comparison.higher_is_better,
-        majority=comparison.majority,
+    return replace(
+        comparison,
         rows=comparison.rows + more.rows,
         controls=comparison.controls + more.controls,
         runs={**comparison.runs, **more.runs},
         source=f"{comparison.source} and {more.source}",
-        about=comparison.about,
-        provenance=comparison.provenance,
-        against=comparison.against,
+        equal="",
     )
 
 
@@ -284,6 +315,11 @@ def _numbers(value: object, where: str, name: str) -> None:
 
 def _row(row: Any, where: str) -> Row:
     fields = _measured(row, where)
+    of = row.get("baseline_of", ())
+    named = [of] if isinstance(of, str) else of or []
+    if not isinstance(named, (list, tuple)) or not all(isinstance(name, str) for name in named):
+        raise InputError(f'{where}: expected "baseline_of" to name rows, found {of!r}; compare again')
+    fields["baseline_of"] = tuple(named) if "baseline_of" in row else None
     return Row(**fields | {name: number(row.get(name), where, name) for name in COSTS})
 
 

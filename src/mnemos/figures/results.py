@@ -167,7 +167,10 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Row:
-    """One variant of a comparison: mean and sample standard deviation of the metric over `seeds` runs, and the cost."""
+    """One variant of a comparison: mean and sample standard deviation of the metric over `seeds` runs, and the cost.
+
+    baseline_of: the variants whose never-written baseline it is; None where this is not known.
+    """
 
     name: str
     mean: float
@@ -178,6 +181,7 @@ class Row:
     state_bytes: float = math.nan
     seconds: float = math.nan
     peak_bytes: float = math.nan
+    baseline_of: tuple[str, ...] | None = ()
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ class Comparison:
     about: str = ""  # one sentence: what the metric measures
     against: str = ""  # the row that the others are tested against; "": the first
     equal: str = ""  # what was made equal, in words; "": the comparison does not say
+    reference: dict[str, float] = field(default_factory=dict)  # scores without learning, but for `majority`
+    budget: tuple[str, ...] = ()  # the options of `mnemos compare` that make it equal, if it is not the updates alone
 
     @property
     def variants(self) -> list[str]:

@@ -1,12 +1,9 @@
-"""Which variant of a comparison is whose baseline, read from the recipes and never from names."""
+"""What the variants of a comparison are to each other: with which memory, and whose baseline."""
 
-import json
 import math
-from dataclasses import replace
 from typing import Literal
 
-from mnemos.config import AttentionConfig, from_dict, to_dict
-from mnemos.memory.grc import GRC
+from mnemos.config import AttentionConfig, from_dict
 from mnemos.memory.written import SEGMENT_MEMORIES
 from mnemos.types import InputError, JSONObject
 
@@ -55,15 +52,13 @@ def noun(comparison: Comparison, name: str) -> str:
 def role(comparison: Comparison, row: Row, other: Row) -> Role:
     """What `other` is to `row`, whose cache is written.
 
-    unwritten: the same recipe with a memory that is never written, as `recipe.unwritten` makes it. memory: another
-    variant with a memory (or the never-written baseline of another variant). equal, smaller, larger: no memory, and
-    the number of parameters compared with those of `row`; one that is not known counts as larger.
+    unwritten: its never-written baseline (`Row.baseline_of`). memory: another variant with a memory (or the
+    never-written baseline of another variant). equal, smaller, larger: no memory, and the number of parameters compared
+    with those of `row`; one that is not known counts as larger.
     """
-    kind = memory(comparison, other.name)
-    if kind == "unwritten":
-        baseline = _recipe(comparison, row.name, unwritten=True)
-        return "unwritten" if baseline and baseline == _recipe(comparison, other.name) else "memory"
-    if kind != "none":
+    if row.name in (other.baseline_of or ()):
+        return "unwritten"
+    if memory(comparison, other.name) != "none":
         return "memory"
     if not (math.isfinite(row.parameters) and math.isfinite(other.parameters)) or row.parameters <= 0:
         return "larger"
@@ -87,32 +82,3 @@ def writable(value: object) -> list[JSONObject]:
 def _segment_memory(value: JSONObject) -> type | None:
     """The class of the configuration that a part of a recipe's JSON is, if it is one with a switch `write`."""
     return next((cls for cls, kind in SEGMENT_MEMORIES.items() if kind.names <= set(value)), None)
-
-
-def _recipe(comparison: Comparison, name: str, unwritten: bool = False) -> str | None:
-    """A variant's recipe without its name and seed, with every switch of its memories set.
-
-    unwritten: the recipe whose memories are never written. None without a recipe, or with one whose
-    caches this version cannot read.
-    """
-    runs = comparison.runs.get(name)
-    if not runs:
-        return None
-    recipe = json.loads(json.dumps(runs[0].recipe))
-    for field in ("name", "about"):
-        recipe.pop(field, None)
-    if isinstance(recipe.get("train"), dict):
-        recipe["train"].pop("seed", None)
-    for found in writable(recipe.get("model")):
-        try:
-            if kind := _segment_memory(found):
-                memory = from_dict(kind, found)
-                complete = to_dict(replace(memory, write=memory.write and not unwritten))
-            else:
-                cache: GRC = from_dict(GRC, found)
-                complete = to_dict((cache.unwritten() if unwritten else cache).resolved())
-        except InputError:
-            return None
-        found.clear()
-        found |= complete
-    return json.dumps(recipe, sort_keys=True)

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from mnemos.train.significance import NO_DIFFERENCE, NO_SPREAD, ONE_SEED
+from mnemos.train.significance import NO_DIFFERENCE, NO_SPREAD
 
 from .differences import differences, mean_interval
-from .markup import capital, decimal, escape, missing, plural, table
+from .markup import capital, decimal, escape, plural, table
 from .results import Comparison, Row
 from .style import VARIANTS
 
@@ -18,10 +18,10 @@ def reference(comparison: Comparison) -> Row:
 
 
 def shown_table(comparison: Comparison) -> str:
-    """A table of intervals and tests; a line if there is one seed; "" for one variant without a spread."""
+    """A table of intervals and tests; "" without a spread."""
     rows = comparison.rows
     if not any(math.isfinite(mean_interval(row)[0]) for row in rows):
-        return missing(f"{ONE_SEED[0].upper()}{ONE_SEED[1:]}.") if len(rows) > 1 else ""
+        return ""
     first = reference(comparison)
     others = [row for row in rows if row is not first]
     # The reference is the second of each difference, so the sign is turned.

@@ -31,7 +31,7 @@ CONTROLS = {
 
 
 def section(comparison: Comparison) -> str:
-    """Tables of variants, of their other metrics and of what their seeds show; the figure of seeds; the controls.
+    """Tables of variants, of their other metrics and of what their seeds show; the controls.
 
     Lines say what is missing.
     """
@@ -42,7 +42,7 @@ def section(comparison: Comparison) -> str:
                 _variants(comparison),
                 _other_metrics(comparison),
                 shown_table(comparison),
-                _seeds(comparison),
+                _untested(comparison),
                 _controls(comparison),
             ],
         )
@@ -112,8 +112,8 @@ def _variants(comparison: Comparison) -> str:
         ]
         for i, row in enumerate(comparison.rows)
     ]
-    if comparison.majority is not None:
-        rows.append(["most frequent class", decimal(comparison.majority), *[""] * 7])
+    majority = {} if comparison.majority is None else {"most frequent class": comparison.majority}
+    rows += [[escape(name), decimal(one), *[""] * 7] for name, one in (majority | comparison.reference).items()]
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
         f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
@@ -148,14 +148,23 @@ def _epoch(comparison: Comparison, name: str) -> float:
     return spread(found)[0]
 
 
-def _seeds(comparison: Comparison) -> str:
-    variants = [
-        n
-        for n in comparison.variants
-        if any(math.isfinite(r.tested(comparison.metric)) for r in comparison.runs.get(n, ()))
-    ]
-    if not variants:
-        return missing(f"No result.json gives a test {comparison.metric}, so single seeds cannot be drawn.")
+def _tested(comparison: Comparison) -> list[str]:
+    """The variants with a run that has a test result."""
+    runs = {name: comparison.runs.get(name, ()) for name in comparison.variants}
+    return [name for name, every in runs.items() if any(math.isfinite(r.tested(comparison.metric)) for r in every)]
+
+
+def _untested(comparison: Comparison) -> str:
+    if _tested(comparison):
+        return ""
+    return missing(f"No result.json gives a test {comparison.metric}, so single seeds cannot be drawn.")
+
+
+def seeds(comparison: Comparison) -> str:
+    """The figure of seeds; "" for fewer than two runs."""
+    variants = _tested(comparison)
+    if not variants or len(comparison.all_runs()) < 2:
+        return ""
     emptied = any(math.isfinite(r.tested(comparison.metric, "emptied")) for r in comparison.all_runs())
     names = 0.1 + 0.075 * max(len(short(name, _NAME)) for name in variants)  # inches
     drawn = panel(

@@ -5,11 +5,15 @@ parameters, over a cache that nothing is stored in. A gain over a model without 
 branch, and emptying a cache shows only that the trained model depends on it.
 """
 
+import json
 import math
 import shlex
 from pathlib import PurePath
 
-from mnemos.data.metrics import UNIFORM
+from mnemos import registry
+from mnemos.config import to_dict
+from mnemos.data.no_learning import no_better
+from mnemos.types import InputError, JSONObject
 
 from .differences import Difference, differences, differences_of_best, effect, memory_effect
 from .markup import decimal, listed, plural
@@ -21,35 +25,38 @@ _SEEDS = 5  # of the command that a report of one seed proposes
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Paragraphs of plain text: first what can be claimed from these numbers, then the numbers themselves."""
+    """Paragraphs of plain text: what the results mean, in a few sentences; the caveats, once; then the numbers."""
     rows = [row for row in comparison.rows if math.isfinite(row.mean)]
     if not rows:
         return ["No variant has a test result yet."]
     cached = [row for row in rows if memory(comparison, row.name) == "written"]
-    claims, grounds = [_one_seed(rows)], []
-    if len(rows) == 1:
-        claims.append("There is one variant and no other to compare it with.")
-    elif not cached or len(cached) == len(rows):
-        grounds.append(_ranked(comparison, rows))
-    for row in cached:
-        others = [other for other in rows if other is not row and other not in cached]
-        claims.append(_conclusion(comparison, row, others))
-        grounds.append(
-            " ".join(
-                [
-                    _reached(comparison, row),
-                    *_against(comparison, row, others),
-                    _emptied(comparison, row),
-                    _missing(comparison, row, others),
-                ]
-            ).strip()
-        )
-    if 1 < len(cached) < len(rows):
+    claims = [claim for row in cached if (claim := _conclusion(comparison, row, _beside(row, rows, cached)))]
+    ranked = [_reached(comparison, rows[0])] if len(rows) == 1 else [_ranked(comparison, rows)]
+    learned = no_better({row.name: row.mean for row in rows}, *_known(comparison))
+    grounds = []
+    for row in cached if len(rows) > 1 else ():
+        against = _against(comparison, row, _beside(row, rows, cached))
+        grounds.append(" ".join([_reached(comparison, row), *against, _emptied(comparison, row)]).strip())
+    if len(rows) == 1 and cached:
+        grounds.append(_emptied(comparison, cached[0]))
+    if 1 < len(cached) < len(rows) and claims:
         best, parts = _ahead(comparison, cached)
         grounds.append(f"Of the variants with a memory, {best.name} is {parts}.")
-    if len(rows) == 1 and not cached:
-        grounds.append(_reached(comparison, rows[0]))
-    return [text for text in [" ".join(filter(None, claims)), *grounds, *_scale(comparison, rows)] if text]
+    caveats = [_one_seed(rows), *_alone(comparison, rows, cached), _missing(comparison, cached, rows)]
+    paragraphs = [" ".join([*(claims or ranked), *learned]), " ".join(filter(None, caveats)), *grounds]
+    return [text for text in [*paragraphs, "" if learned else _scale(comparison)] if text]
+
+
+def _beside(row: Row, rows: list[Row], cached: list[Row]) -> list[Row]:
+    """What a variant with a memory is compared with: those without one that is written."""
+    return [other for other in rows if other is not row and other not in cached]
+
+
+def _alone(c: Comparison, rows: list[Row], cached: list[Row]) -> list[str]:
+    """What there is nothing to compare with."""
+    if len(rows) == 1:
+        return ["There is one variant and no other to compare it with."]
+    return ["No two variants here differ by a memory alone."] if not cached or len(cached) == len(rows) else []
 
 
 def _one_seed(rows: list[Row]) -> str:
@@ -59,7 +66,10 @@ def _one_seed(rows: list[Row]) -> str:
     everyone = len(single) == len(rows) > 1
     who = "Every variant" if everyone else listed(single)
     was = "was" if everyone or len(single) == 1 else "were"
-    return f"{who} {was} run with one seed: without a spread between seeds, nothing can be claimed."
+    return (
+        f"{who} {was} run with one seed, and another seed may give another order, so no difference is shown yet: "
+        f"--seeds {_SEEDS} tells."
+    )
 
 
 def _reached(c: Comparison, row: Row) -> str:
@@ -73,9 +83,9 @@ def mean_and_spread(row: Row | Control) -> str:
 
 
 def _ranked(c: Comparison, rows: list[Row]) -> str:
-    """The best variant compared with each other one, when none is a baseline of another."""
+    """The best variant compared with each other one."""
     best, parts = _ahead(c, rows)
-    return f"{_reached(c, best)} It is {parts}. No two variants here differ by a memory alone."
+    return f"{_reached(c, best)} It is {parts}."
 
 
 def _ahead(c: Comparison, rows: list[Row]) -> tuple[Row, str]:
@@ -131,7 +141,7 @@ def _amount(c: Comparison, d: Difference) -> str:
     """The difference as the metric counts it: a lower loss is a negative difference."""
     value, low, high = (d.value, d.low, d.high) if c.higher_is_better else (-d.value, -d.high, -d.low)
     if d.says == "unknown":
-        return f"{decimal(value, signed=True)}, without a spread to compare it with"
+        return decimal(value, signed=True)
     return f"{decimal(value, signed=True)}, 95% interval {decimal(low, signed=True)} to {decimal(high, signed=True)}"
 
 
@@ -151,28 +161,54 @@ def _emptied(c: Comparison, row: Row) -> str:
     }[d.says]
 
 
-def _missing(c: Comparison, row: Row, others: list[Row]) -> str:
-    """Which run would tell what the memory adds, and the command for it, where it was not run."""
-    if any(role(c, row, other) == "unwritten" for other in others):
+def _missing(c: Comparison, cached: list[Row], rows: list[Row]) -> str:
+    """Which runs would tell what the memories add, and the command for them, where they were not made."""
+    if any(row.baseline_of is None for row in c.rows):
         return ""
-    return f"The never-written baseline of {row.name} is missing. This command adds it: {_unwritten_command(c)}"
+    lacking = [row.name for row in cached if not any(role(c, row, other) == "unwritten" for other in rows)]
+    if not lacking:
+        return ""
+    several = len(lacking) > 1
+    return (
+        f"The never-written baseline{'s' * several} of {listed(lacking)} {'are' if several else 'is'} missing, so "
+        f"nothing tells what {'these memories add' if several else 'the memory adds'}. This command adds "
+        f"{'them' if several else 'it'}: {_unwritten_command(c)}"
+    )
 
 
 def _unwritten_command(c: Comparison) -> str:
     """The command that made the comparison, with the never-written baselines; finished runs are not trained again."""
-    words = shlex.split(command(c.provenance.get("command") or ""))
-    if "compare" in words and "--unwritten" not in words:
-        folder = [] if "--out" in words else ["--out", str(PurePath("runs") / PurePath(c.source).parts[0])]
-        return shlex.join([*words, *folder, "--unwritten"])
-    seeds = max(row.seeds for row in c.rows)
-    last = ["--unwritten", "--seeds", str(seeds if seeds > 1 else _SEEDS)]
+    given = shlex.split(command(c.provenance.get("command") or ""))
     runs = c.all_runs()
     own = shlex.split(command((runs[0].provenance or {}).get("command") or "")) if len(runs) == 1 else []
-    if "train" in own and "--resume" not in own:
-        return shlex.join(["mnemos", "compare", *_fields(own[own.index("train") + 1 :], runs[0]), *last])
-    recipes = {name: every[0].recipe.get("name", name) for name, every in c.runs.items() if every}
-    names = dict.fromkeys(str(recipes.get(row.name, row.name)) for row in c.rows)  # two runs may have one recipe
-    return shlex.join(["mnemos", "compare", *names, *last])
+    if "compare" in given and not {"--unwritten", "--baselines"} & set(given):
+        words, folder = given, True
+    elif "train" in own and "--resume" not in own:
+        words, folder = ["mnemos", "compare", *_fields(own[own.index("train") + 1 :], runs[0])], False
+    else:
+        recipes = {name: every[0].recipe.get("name", name) for name, every in c.runs.items() if every}
+        names = dict.fromkeys(str(recipes.get(row.name, row.name)) for row in c.rows)  # two runs may have one recipe
+        words = ["mnemos", "compare", *names, *_changed(runs[0].recipe if runs else {}), *c.budget]
+        folder = c.source.endswith("comparison.json") and "command" in c.provenance
+    if folder and "--out" not in words:
+        words = [*words, "--out", str(PurePath("runs") / PurePath(c.source).parts[0])]
+    seeds = max(row.seeds for row in c.rows)
+    more = [] if "--seeds" in words else ["--seeds", str(seeds if seeds > 1 else _SEEDS)]
+    return shlex.join([*words, "--unwritten", *more])
+
+
+def _changed(recipe: JSONObject) -> list[str]:
+    """The options by which a run's data and steps differ from those of the registered recipe of its name."""
+    try:
+        usual = flat(to_dict(registry.load("recipe", str(recipe.get("name")))()))
+    except InputError:
+        return []
+    found = {name: value for name, value in flat(recipe).items() if name.startswith("data.") or name == "train.steps"}
+    words = []
+    for name, value in found.items():
+        if name != "data.is" and name in usual and value != json.loads(json.dumps(usual[name])):
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def _fields(words: list[str], run: RunRecord) -> list[str]:
@@ -238,20 +274,13 @@ def _never(c: Comparison, row: Row) -> str:
     return f"{name} that {'is' if name == 'a cache' else 'are'}"
 
 
-def _scale(c: Comparison, rows: list[Row]) -> list[str]:
-    """Which variants are no better than a score without learning: the most frequent class, or equally likely bytes."""
-    known = [run.result.get("reference") for run in c.all_runs() if run.result and run.result.get("metric") == c.metric]
-    shared = known[0] if known and isinstance(known[0], dict) and all(one == known[0] for one in known) else {}
-    scores = {UNIFORM: float(shared[UNIFORM])} if UNIFORM in shared else {}
-    if c.majority is not None and c.higher_is_better:
-        scores = {"always answering the most frequent class": c.majority, **scores}
-    sentences = []
-    for name, value in scores.items():
-        line = f"{name} ({decimal(value)})"
-        low = [row.name for row in rows if (row.mean <= value if c.higher_is_better else row.mean >= value)]
-        if low:
-            does = "does" if len(low) == 1 else "do"
-            sentences.append(f"{listed(low)} {does} no better than {line}: the task was not learned.")
-        else:
-            sentences.append(f"For scale: {line} is what no learning gives.")
-    return sentences
+def _known(c: Comparison) -> tuple[dict[str, float], str, bool]:
+    """The scores without learning, the metric and whether higher is better: what `no_better` needs."""
+    majority = {"always answering the most frequent class": c.majority} if c.majority is not None else {}
+    return majority | c.reference, c.metric, c.higher_is_better
+
+
+def _scale(c: Comparison) -> str:
+    """What no learning gives, for scale."""
+    found = [f"{name} {decimal(value)}" for name, value in _known(c)[0].items()]
+    return f"For scale, what no learning gives: {listed(found)}." if found else ""

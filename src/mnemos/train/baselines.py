@@ -65,6 +65,28 @@ def _shared(one: Recipe, baseline: Recipe, owner: Recipe) -> Recipe:
     return replace(one, about=f"{one.about}; also the baseline of {owner.name}") if same else one
 
 
+def baselines_of(recipes: Sequence[Recipe]) -> dict[str, list[str]]:
+    """{name: the recipes whose never-written baseline it is}, by settings and not by names.
+
+    The recipes as they were before a budget or a choice of learning rates changed each in its own way. Two recipes may
+    share a baseline, for example caches that differ in how rows are read together.
+    """
+    known = {one.name: _spelt_out(one) for one in recipes}
+    found: dict[str, list[str]] = {}
+    for recipe in recipes:
+        if (baseline := never_written(recipe)) is not None:
+            wanted = _spelt_out(baseline)
+            for name in (name for name, one in known.items() if one == wanted):
+                found.setdefault(name, []).append(recipe.name)
+    return found
+
+
+def _spelt_out(recipe: Recipe) -> Recipe:
+    """The recipe without name and seed, with every switch of its caches given."""
+    model = mapped(recipe.model, GRC, GRC.resolved)
+    return replace(_unnamed(recipe), model=model, train=replace(recipe.train, seed=0))
+
+
 def _unnamed(recipe: Recipe) -> Recipe:
     return replace(recipe, name="", about="")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mnemos.atomic import write_json
 from mnemos.types import InputError, JSONObject
 
-from .baselines import widths_text, with_baselines, with_unwritten
+from .baselines import baselines_of, widths_text, with_baselines, with_unwritten
 from .budgets import FILE, Budget, budget_lines
 from .checks import unresolved
 from .comparison import summarise
@@ -46,16 +46,17 @@ def compare(
 ) -> JSONObject:
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
-    Result: {"metric", "higher_is_better", "about", "majority", "rows", "controls": [{"name", "control", "mean", "std",
-    "seeds"}], "runs": {name: [folders]}, "against": the reference row, "equal": what was made equal (`Budget.applied`),
-    with "parameters": whether they are, "unit": what "tokens" of the rows counts, "provenance" (`provenance.shared`)}.
-    The metric is the task's first, on the test split; "about" explains it. A row is {"name", "mean", "std" (of the
-    sample; null for one seed), "seeds", "interval" and "against" (`summarise`), "parameters", "flops", "state_bytes",
-    "seconds" (of updates), "peak_bytes", "steps", "tokens" (that updates read, without padding, in the comparison's
-    "unit", `Task.unit`), "train_flops" (of all updates), "runs"}. Costs are means over seeds, and null in
-    results of older versions. Its "runs" give the commit that trained each run: [{"folder", "seed", "commit",
-    "dirty"}]. A run that was finished earlier keeps its commit. A row of a task that measures a metric along an axis
-    (`figures.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.
+    Result: {"metric", "higher_is_better", "about", "majority", "reference" (`Task.reference`), "rows", "controls":
+    [{"name", "control", "mean", "std", "seeds"}], "runs": {name: [folders]}, "against": the reference row, "equal":
+    what was made equal (`Budget.applied`), with "parameters": whether they are, "unit": what "tokens" of the rows
+    counts, "provenance" (`provenance.shared`)}.
+    The metric is the task's first, on the test split; "about" explains it. A row is {"name", "baseline_of"
+    (`summarise`), "mean", "std" (of the sample; null for one seed), "seeds", "interval" and "against" (`summarise`),
+    "parameters", "flops", "state_bytes", "seconds" (of updates), "peak_bytes", "steps", "tokens" (that updates read,
+    without padding, in the comparison's "unit", `Task.unit`), "train_flops" (of all updates), "runs"}. Costs are means
+    over seeds, and null in results of older versions. Its "runs" give the commit that trained each run: [{"folder",
+    "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit. A row of a task that measures a
+    metric along an axis (`figures.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.
 
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
@@ -97,6 +98,7 @@ def compare(
     for recipe in recipes:
         if (line := _changed(recipe, given)) is not None:
             tell(f"{recipe.name}: {line}")
+    of = baselines_of(recipes)  # before each gets steps of its own
     recipes, spent = budget.applied(recipes, folder, jobs)
     for line in budget_lines(spent):
         tell(line)
@@ -107,7 +109,7 @@ def compare(
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for recipe, place in planned:
         runs[recipe.name].append(place)
-    comparison = summarise(runs, folder, against)
+    comparison = summarise(runs, folder, against, of)
     comparison["equal"] = _without_recipes(spent) | {"parameters": PARAMETERS in equal}
     for row in comparison["rows"]:
         if row["name"] in chosen:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mnemos.data.metrics import description
@@ -15,9 +15,13 @@ from .significance import differences, interval
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
 
 
-def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = None) -> JSONObject:
+def summarise(
+    runs: dict[str, list[Path]], folder: Path, against: str | None = None, baselines: Mapping[str, Sequence[str]] = {}
+) -> JSONObject:
     """The content of comparison.json for finished runs: {name: run folders}. against: the reference row, or the first.
 
+    baselines: see `baselines.baselines_of`. A row's "baseline_of" is the name of the row whose never-written baseline
+    it is, a list of names if several share it, and null for any other row.
     Each row has "interval", the 95 % interval of its mean, and "against", its difference to the reference row
     (`significance.differences`); both are null for one seed and without a spread, and the second for the reference.
     "unit" names what "tokens" counts; null if the results are of an older version.
@@ -38,7 +42,9 @@ def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = N
         cost |= {key: _mean(results, key) for key in ("steps", "tokens")}
         cost["train_flops"] = _mean([{"train_flops": _train_flops(result)} for result in results], "train_flops")
         commits = [trained(place, str(place.relative_to(folder))) for place in places]
-        rows.append({"name": name, **spreads, **cost, **_along(results), "runs": commits})
+        owners = [owner for owner in baselines.get(name, ()) if owner in runs]
+        of = (owners if len(owners) > 1 else owners[0]) if owners else None
+        rows.append({"name": name, "baseline_of": of, **spreads, **cost, **_along(results), "runs": commits})
         for control in results[0].get("controls", {}):
             found = [_score(result["controls"][control], metric) for result in results]
             controls.append({"name": name, "control": control, **spread(found)})
@@ -50,6 +56,7 @@ def summarise(runs: dict[str, list[Path]], folder: Path, against: str | None = N
         "higher_is_better": described["higher_is_better"],
         "about": described["about"],
         "majority": first["majority"],
+        "reference": {name: one for name, one in (first.get("reference") or {}).items() if one is not None},
         "against": against,
         "unit": first.get("unit"),
         "rows": rows,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mnemos.data.no_learning import no_better
 from mnemos.types import JSONObject
 
 from .budgets import budget_text
@@ -53,8 +54,8 @@ def _scores(comparison: JSONObject) -> Any:
         for control in comparison["controls"]:
             if control["name"] == row["name"]:
                 table.add_row(f"  cache {control['control']}", _score(control), str(control["seeds"]))
-    if comparison["majority"] is not None:
-        table.add_row("majority class", f"{comparison['majority']:.4f}")
+    for name, value in comparison["reference"].items():  # without learning
+        table.add_row(name, f"{value:.4f}")
     return table
 
 
@@ -72,6 +73,8 @@ def _shown(row: JSONObject, comparison: JSONObject) -> list[str]:
 def _notes(comparison: JSONObject) -> list[str]:
     """What was made equal, and how the differences are to be read."""
     lines = [budget_text(comparison["equal"])] if "equal" in comparison else []
+    scores = {row["name"]: row["mean"] for row in comparison["rows"]}
+    lines += no_better(scores, comparison["reference"], comparison["metric"], comparison["higher_is_better"])
     several = len(comparison["rows"]) > 1
     if several and any(row["against"] for row in comparison["rows"]):
         lines.append(

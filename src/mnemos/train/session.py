@@ -14,6 +14,7 @@ from torch import nn
 from mnemos.atomic import write_json
 from mnemos.config import ModelConfig, to_dict
 from mnemos.data.batch import row_count
+from mnemos.data.no_learning import no_better
 from mnemos.data.task import Task
 from mnemos.evaluate.controls import CONTROLS, controls
 from mnemos.evaluate.explain import explain
@@ -244,7 +245,7 @@ def evaluate_run(
         print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
     for line in control_lines(state_controls(model, task, split, recipe.train.rollout.segment_length), task):
         print(line)
-    for name, value in task.reference.items():
+    for name, value in task.reference.items() if split == "test" else ():  # it is that of the test split
         print(f"  {name:11} {'':3}{metric.text(value)}")
     if metric.about:
         print(f"  {metric.name}: {metric.about}")
@@ -281,4 +282,5 @@ def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
         line += f"; stopped early after {result['steps']:,} steps"
     if result.get("epoch_seconds"):
         line += f"; {result['epoch_seconds']:.1f} s per epoch"
-    print(f"{result['recipe']}: {line}\n{folder}")
+    said = no_better({result["recipe"]: test[metric.name]}, task.reference, metric.name, metric.higher_is_better)
+    print("\n".join([f"{result['recipe']}: {line}", *said, str(folder)]))
