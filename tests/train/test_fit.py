@@ -16,7 +16,9 @@ import mnemos
 from mnemos.data.metrics import LOSS, CorpusMetric, SumMetric
 from mnemos.data.own import BatchSource, source
 from mnemos.evaluate.scores import evaluate
+from mnemos.figures.read import read
 from mnemos.train import checkpoint
+from mnemos.train.comparison import summarise
 from mnemos.train.recipe import OptimConfig, TrainConfig
 from mnemos.types import InputError
 
@@ -90,14 +92,14 @@ def test_resume_is_exact(tmp_path, name):
     checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).unlink()
     torch.rand(7)
     again = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "run", 8, train=SETTINGS, resume=True)
-    assert again["test"] == whole["test"]
+    assert again["valid"] == whole["valid"]
     for kind in ("train", "valid"):
         assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
     ours, theirs = final(tmp_path / "run", 8), final(tmp_path / "whole", 8)
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-def test_it_trains_as_a_plain_loop_does(tmp_path):
+def test_it_trains_as_a_plain_loop_does(tmp_path, capsys):
     """In the loader's order, by the loss that PyTorch computes; the model is trained in place."""
     model, own = classifier().double(), classifier().double()
     for one in (model, own):
@@ -117,8 +119,13 @@ def test_it_trains_as_a_plain_loop_does(tmp_path):
     # The loop above made three updates more than the nine.
     assert len(lines(tmp_path / "run")) == 9
     score = evaluate(model, [mnemos.Batch(x.double(), y)], Plain())
-    assert result["test"]["accuracy"] == score["accuracy"]
+    assert result["valid"]["accuracy"] == score["accuracy"]
     assert result["flops"] == 2 * (5 * 16 + 16 * 3)
+    assert "test" not in result, "no test data were given"
+    assert "valid loss " in (said := capsys.readouterr().out)
+    assert "test" not in said.replace(str(tmp_path), "")
+    assert read([tmp_path / "run"]).scored == "validation"
+    assert summarise({"own": [tmp_path / "run"]}, tmp_path)["rows"][0]["mean"] == score["accuracy"]
 
 
 class Plain(mnemos.Task):
@@ -144,10 +151,10 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path):
         model = nn.Linear(4, 1)
         result = mnemos.fit(model, data, data, tmp_path / name, 40, 0.1, loss, metrics, train=SETTINGS)
         assert (result["metric"], result["metrics"]["worst"]["higher_is_better"]) == ("distance", False)
-        assert result["test"]["distance"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().mean().item())
-        assert result["test"]["worst"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().max().item())
+        assert result["valid"]["distance"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().mean().item())
+        assert result["valid"]["worst"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().max().item())
         assert lines(tmp_path / name)[-1]["distance"] < lines(tmp_path / name)[0]["distance"]
-        found[name] = result["test"]["loss"]
+        found[name] = result["valid"]["loss"]
     assert found["mean"] == pytest.approx(found["by row"], rel=1e-5)
     alone = mnemos.fit(nn.Linear(4, 1), data, data, tmp_path / "alone", 2, loss=nn.MSELoss(), train=SETTINGS)
     assert alone["metric"] == LOSS.name
@@ -276,7 +283,7 @@ def test_metrics_have_names_and_a_quiet_run_prints_nothing(tmp_path, capsys):
     result = mnemos.fit(
         classifier(), rows(), rows(), tmp_path / "run", 2, metrics=["top5", "accuracy"], train=SETTINGS, quiet=True
     )
-    assert (result["metric"], result["test"]["top5"]) == ("top5", 1.0)
+    assert (result["metric"], result["valid"]["top5"]) == ("top5", 1.0)
     assert capsys.readouterr() == ("", "")
     for metrics, words in ((["acuracy"], "did you mean 'accuracy'"), ([3], "found 3; known"), ("loss", "a list")):
         with pytest.raises(InputError, match=words):

@@ -2,12 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from mnemos.data.batch import Batch
 from mnemos.data.task import Task
+from mnemos.data.text import TextConfig
+from mnemos.models.lstm import LSTMConfig
+from mnemos.train.checks import complete
+from mnemos.train.equal import scored_alike
 from mnemos.train.progress import NoProgress
-from mnemos.train.recipe import TrainConfig
+from mnemos.train.recipe import Recipe, RolloutConfig, TrainConfig
 from mnemos.train.scored_batches import part, scored_batches
 
 
@@ -53,3 +58,37 @@ def test_each_split_has_its_own_number_of_rows():
     assert len(scored("valid", config)) == 4
     assert len(scored("test", config)) == 40
     assert scored("valid", replace(config, seed=1, steps=7)) == scored("valid", config)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(12):
+        (folder / f"{i:02}.txt").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * (40 + i))
+    model = LSTMConfig(vocab_size=0, dim=8, layers=1)
+    train = TrainConfig(steps=6, batch_size=2, eval_every=4, valid_rows=-1, test_rows=-1)
+    return Recipe(model, TextConfig(str(folder), segment=32), train=train, name="a")
+
+
+def rows(recipe: Recipe) -> tuple[int, int]:
+    return recipe.train.valid_rows, recipe.train.test_rows
+
+
+def test_a_short_run_scores_no_more_than_it_trains(text):
+    task = text.data.build()
+    held = {split: [len(batch.inputs) for batch in task.batches(split, 2)] for split in ("valid", "test")}
+    assert {split: task.rows_of_batches(split, 2) for split in held} == held
+    assert rows(complete(text, task)) == (8, 6)  # updates of 2 rows: 4 between evaluations, and half of all 6
+    rolled = replace(text, train=replace(text.train, rollout=RolloutConfig(segments=3), eval_every=1))
+    assert rows(complete(rolled, task)) == (6, 18)
+    assert rows(complete(replace(text, train=replace(text.train, steps=5000, eval_every=500)), task)) == (0, 0)
+    assert rows(complete(replace(text, train=replace(text.train, valid_rows=3, test_rows=0)), task)) == (3, 0)
+
+
+def test_all_recipes_of_a_comparison_are_scored_on_the_same_rows(text):
+    longer = replace(text, train=replace(text.train, steps=8), name="b")
+    assert [rows(one) for one in scored_alike([text, longer])] == [(8, 6), (8, 6)]
+    wider = replace(longer, train=replace(longer.train, batch_size=4))
+    assert [rows(one) for one in scored_alike([text, wider])] == [(0, 0), (0, 0)]
+    fixed = replace(text, train=replace(text.train, valid_rows=3, test_rows=0))
+    assert scored_alike([fixed]) == [fixed]

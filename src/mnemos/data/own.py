@@ -56,7 +56,7 @@ def _rows(batch: Batch) -> int:
 
 
 class OwnTask(Task):
-    """A user's training and validation data for one model; `test` is the validation data once more.
+    """A user's training and validation data for one model. There is no test split.
 
     `train` and `valid` are each a DataLoader, a map-style data set, or an iterable of batches that can be iterated
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
@@ -67,6 +67,7 @@ class OwnTask(Task):
     """
 
     inputs = "own"
+    has_test = False
 
     def __init__(
         self,

@@ -120,6 +120,14 @@ class SegmentedTask(LanguageTask):
             yield self._batch(documents, rows)
             index += 1
 
+    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> list[int]:
+        """See `Task.rows_of_batches`; without the batches themselves."""
+        rows = min(batch_size, len(self._splits[split]))
+        schedule, count = Schedule(self._lengths(split), rows, seed=None), 0
+        while any(schedule.at(count)):
+            count += 1
+        return [rows] * count
+
     def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch] | None:
         """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
         documents = self._splits[split]

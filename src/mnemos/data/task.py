@@ -56,6 +56,7 @@ class Task:
     drafts: `sample_outputs` writes text, and knows `Sampling.draft` and `.stop`.
     max_length: the greatest T of any batch; 0 for inputs without an axis T.
     about: lines that are printed before training, such as which files each split has.
+    has_test: the data have a test split; a run without one is scored on the validation split, and has no result "test".
     whole: every split holds all of the data, because they have no splits of their own (`DataConfig.build_to_score`).
     """
 
@@ -70,6 +71,7 @@ class Task:
     max_length: int = 0
     about: Sequence[str] = ()
     whole: bool = False
+    has_test: bool = True
     reference: Mapping[str, float] = MappingProxyType({})
 
     @property

@@ -11,7 +11,7 @@ from mnemos.types import JSONObject
 
 from .curves import mean_curve, quality
 from .differences import mean_interval
-from .markup import count, duration, escape, figure, legend, operations, table
+from .markup import capital, count, duration, escape, figure, legend, operations, table
 from .read_metrics import number
 from .results import Columns, Comparison, Row, RunRecord, spread
 from .style import MARKERS, ROUND, VARIANTS, curve, panel, variant_colour
@@ -35,7 +35,7 @@ def section(comparison: Comparison) -> str:
     panels = [
         panel(
             f"cost-{unit}",
-            f"Test {metric} against {'time' if unit == _SECONDS else 'training FLOPs'}",
+            f"{capital(comparison.scored)} {metric} against {'time' if unit == _SECONDS else 'training FLOPs'}",
             partial(_draw_scores, comparison=comparison, rows=rows, unit=unit),
             x="seconds of updates" if unit == _SECONDS else "training FLOPs",
         )
@@ -54,9 +54,9 @@ def section(comparison: Comparison) -> str:
     keys = [(f"variant-{comparison.variants.index(row.name) % len(VARIANTS)}", row.name) for row in rows]
     bars = ", with the 95% interval" if any(math.isfinite(mean_interval(row)[0]) for row in rows) else ""
     caption = (
-        f"Quality against cost: the mean test {metric}{bars}, against the seconds of updates and the training FLOPs of "
-        "a run (forward, backward, and the forwards that memory replay computes again; a multiply-add is 2). Seconds "
-        "are those that passed, so they grow on a busy machine. From result.json and metrics.jsonl."
+        f"Quality against cost: the mean {comparison.scored} {metric}{bars}, against the seconds of updates and the "
+        "training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a multiply-add "
+        "is 2). Seconds are those that passed, so they grow on a busy machine. From result.json and metrics.jsonl."
     )
     return _spent(comparison, rows) + "\n" + figure(panels, caption, legend=legend(keys))
 

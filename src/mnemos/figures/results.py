@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mnemos.train.run_files import final_scores
 from mnemos.types import JSONObject
 
 NO_PICTURES = "the task has no pictures"  # why explain.json has none (evaluate/explain.py)
@@ -157,9 +158,12 @@ class RunRecord:
         return "?"
 
     def tested(self, metric: str, control: str | None = None) -> float:
-        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured."""
+        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured.
+
+        Of data without a test split, the validation metric.
+        """
         part: object = self.result or {}
-        for key in ("test",) if control is None else ("controls", control):
+        for key in (final_scores(self.result or {})[0],) if control is None else ("controls", control):
             part = part.get(key) if isinstance(part, dict) else None
         value = part.get(metric) if isinstance(part, dict) else None
         return float(value) if isinstance(value, (int, float)) else math.nan
@@ -217,6 +221,12 @@ class Comparison:
     def variants(self) -> list[str]:
         """The names of the variants, in the order that determines their colours."""
         return [row.name for row in self.rows]
+
+    @property
+    def scored(self) -> str:
+        """The split that the scores are of: "validation" for data without a test split, else "test"."""
+        of = {final_scores(run.result)[0] for run in self.all_runs() if run.result}
+        return "validation" if of == {"valid"} else "test"
 
     def all_runs(self) -> list[RunRecord]:
         """All runs, ordered by variant."""

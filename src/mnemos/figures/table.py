@@ -89,7 +89,7 @@ def _many_metrics(
 def _variants(comparison: Comparison) -> str:
     head = [
         "variant",
-        f"test {comparison.metric}",
+        f"{comparison.scored} {comparison.metric}",
         "seeds",
         "parameters",
         "FLOPs",
@@ -116,10 +116,10 @@ def _variants(comparison: Comparison) -> str:
     rows += [[escape(name), decimal(one), *[""] * 7] for name, one in (majority | comparison.reference).items()]
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
-        f"Test {comparison.metric} ({better} is better), mean ± sample standard deviation over seeds, and the mean "
-        "cost of a run; state: bytes per stream after a row of the greatest length that the settings of the data "
-        "allow, of an encoder-decoder its source and its output; an epoch is the number of updates that reads "
-        f"the training split once. From {comparison.source}."
+        f"{capital(comparison.scored)} {comparison.metric} ({better} is better), mean ± sample standard "
+        "deviation over seeds, and the mean cost of a run; state: bytes per stream after a row of the greatest length "
+        "that the settings of the data allow, of an encoder-decoder its source and its output; an epoch is the number "
+        f"of updates that reads the training split once. From {comparison.source}."
     )
     return table(caption, head, rows)
 
@@ -157,7 +157,7 @@ def _tested(comparison: Comparison) -> list[str]:
 def _untested(comparison: Comparison) -> str:
     if _tested(comparison):
         return ""
-    return missing(f"No result.json gives a test {comparison.metric}, so single seeds cannot be drawn.")
+    return missing(f"No result.json gives a {comparison.scored} {comparison.metric}, so single seeds cannot be drawn.")
 
 
 def seeds(comparison: Comparison) -> str:
@@ -173,11 +173,11 @@ def seeds(comparison: Comparison) -> str:
         lambda axes: draw_seeds(axes, comparison, variants),
         size=(2.1 + max(2.0, names), 0.4 + 0.3 * len(variants)),
         left=names,
-        label=f"Test {comparison.metric} by variant and seed",
-        x=f"test {comparison.metric}",
+        label=f"{capital(comparison.scored)} {comparison.metric} by variant and seed",
+        x=f"{comparison.scored} {comparison.metric}",
     )
     caption = (
-        f"Test {comparison.metric}: filled marks are seeds, the bar is their mean"
+        f"{capital(comparison.scored)} {comparison.metric}: filled marks are seeds, the bar is their mean"
         + (", a ring is the same trained model with its cache emptied" if emptied else "")
         + (", the dotted line is the most frequent class" if comparison.majority is not None else "")
         + f". From result.json of {plural(len(comparison.all_runs()), 'run')}."
@@ -233,8 +233,9 @@ def _controls(comparison: Comparison) -> str:
             ]
         )
     caption = (
-        f"Controls: the same trained models, evaluated with a changed memory. The change is in test "
-        f"{comparison.metric} relative to the intact model; its 95% interval comes from the spread between seeds. "
+        f"Controls: the same trained models, evaluated with a changed memory. The change is in "
+        f"{comparison.scored} {comparison.metric} relative to the intact model; its 95% interval comes from the "
+        "spread between seeds. "
         "Emptied: every slot is zero. Exchanged: noise with the cache's mean and standard deviation per channel. "
         "Closed: "
         "the branch is switched off, which also removes its parameters and so proves nothing by itself. A change "
@@ -244,7 +245,7 @@ def _controls(comparison: Comparison) -> str:
     )
     return table(
         caption,
-        ["variant", "control", f"test {comparison.metric}", "seeds", "change", "95% interval"],
+        ["variant", "control", f"{comparison.scored} {comparison.metric}", "seeds", "change", "95% interval"],
         rows,
         "controls",
     )

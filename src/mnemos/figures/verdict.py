@@ -73,7 +73,7 @@ def _one_seed(rows: list[Row]) -> str:
 
 
 def _reached(c: Comparison, row: Row) -> str:
-    return f"{row.name} reaches a test {c.metric} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})."
+    return f"{row.name} reaches a {c.scored} {c.metric} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})."
 
 
 def mean_and_spread(row: Row | Control) -> str:

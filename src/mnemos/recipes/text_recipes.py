@@ -32,7 +32,7 @@ def text() -> Recipe:
         model=_MODEL,
         data=TextConfig(segment=256),
         optim=_OPTIM,
-        train=TrainConfig(steps=2000, batch_size=16),
+        train=TrainConfig(steps=2000, batch_size=16, valid_rows=-1, test_rows=-1),
     )
 
 
@@ -108,7 +108,7 @@ def text_memformer() -> Recipe:
         ),
         data=TextConfig(segment=64),
         optim=_OPTIM,
-        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(segments=8)),
+        train=TrainConfig(steps=1000, batch_size=16, valid_rows=-1, test_rows=-1, rollout=RolloutConfig(segments=8)),
     )
 
 
@@ -128,7 +128,7 @@ def text_rmt() -> Recipe:
         model=RMTConfig(vocab_size=0, layers=4),
         data=TextConfig(segment=64),
         optim=_OPTIM,
-        train=TrainConfig(steps=1000, batch_size=16, rollout=RolloutConfig(segments=8)),
+        train=TrainConfig(steps=1000, batch_size=16, valid_rows=-1, test_rows=-1, rollout=RolloutConfig(segments=8)),
     )
 
 

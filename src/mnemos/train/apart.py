@@ -17,6 +17,7 @@ from mnemos.errors import one_line
 from mnemos.types import InputError, JSONObject
 
 from .kept_memory import keep_freed_memory
+from .progress import PLACE, Place
 from .recipe import Recipe, as_json, as_written
 from .recipe_files import from_json
 from .run import differing
@@ -43,7 +44,7 @@ def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
     if finished(place):
         return
     child = multiprocessing.get_context("spawn").Process(
-        target=_child, args=(to_dict(recipe), str(place), resume, quiet)
+        target=_child, args=(to_dict(recipe), str(place), resume, quiet, PLACE.get())
     )
     if _join(child):
         raise Interrupted(f"{place}: interrupted; the same command continues from the last checkpoint")
@@ -110,10 +111,11 @@ def start_shielded(child: BaseProcess) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool) -> None:
+def _child(recipe: JSONObject, place: str, resume: bool, quiet: bool, among: Place | None) -> None:
     from .session import run
 
     keep_freed_memory()
+    PLACE.set(among)
     with child_of_comparison():
         run(from_json(recipe), Path(place), resume=resume, quiet=quiet)
 

@@ -14,6 +14,7 @@ from mnemos.types import Declared, InputError
 
 from . import optim, sinks
 from .recipe import Recipe, RolloutConfig, TrainConfig
+from .scored_batches import limited
 
 ANY = "any"  # `inputs` of a model that accepts every kind of input
 # What the trainer and `evaluate` write beside the metrics; a metric of such a name would replace it.
@@ -22,13 +23,16 @@ AT_LEAST = ("vocab_size", "max_length")  # the model's value may exceed the data
 
 
 def unresolved(recipe: Recipe) -> bool:
-    """Whether the model has an integer field that is 0, which `complete` may take from the data."""
+    """Whether `complete` may take something from the data: an integer field of the model that is 0, or rows of -1."""
+    if min(recipe.train.valid_rows, recipe.train.test_rows) < 0:
+        return True
     values = [getattr(recipe.model, field.name) for field in dataclasses.fields(recipe.model)]
     return any(type(value) is int and value == 0 for value in values)
 
 
 def complete(recipe: Recipe, task: Task) -> Recipe:
-    """Fill in the model's fields that are 0 from the task's `sizes` (vocabulary, classes, …)."""
+    """Fill in the model's fields that are 0 from the task's `sizes` (vocabulary, classes, …), and rows that are -1."""
+    recipe = limited(recipe, task)
     fields = {field.name for field in dataclasses.fields(recipe.model)}
     found = {k: v for k, v in task.sizes.items() if k in fields and getattr(recipe.model, k) == 0 and v}
     if not found:
@@ -44,9 +48,13 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     for name in (*counts, "devices", "num_nodes"):
         if getattr(train, name) < 1:
             raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
-    for name, fix in (("valid_rows", "use 0 for all rows"), ("test_rows", "use 0 for all rows"), ("threads", "use 0")):
-        if getattr(train, name) < 0:
-            raise InputError(f"train.{name}: expected at least 0, found {getattr(train, name)}; {fix}")
+    for name, least, fix in (
+        ("valid_rows", -1, "use 0 for all rows"),
+        ("test_rows", -1, "use 0 for all rows"),
+        ("threads", 0, "use 0"),
+    ):
+        if getattr(train, name) < least:
+            raise InputError(f"train.{name}: expected at least {least}, found {getattr(train, name)}; {fix}")
     if train.patience < 0:
         raise InputError(f"train.patience: expected at least 0, found {train.patience}; use 0 to train all steps")
     if train.average < 0:

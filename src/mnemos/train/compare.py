@@ -22,6 +22,7 @@ from .equal import (
     completed,
     of_equal_parameters,
     read_equal,
+    scored_alike,
 )
 from .rates import Sweep, at_best_rates, check_rates, end_warning, sweep, with_seed
 from .recipe import Recipe, as_json
@@ -83,7 +84,7 @@ def compare(
     folder, given, budget = Path(folder), recipes, Budget(equal[0], minutes)
     _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
-    recipes = _of_models(recipes, unwritten, baselines, PARAMETERS in equal)
+    recipes = _of_models(scored_alike(recipes), unwritten, baselines, PARAMETERS in equal)
     _check(recipes, folder, budget.kind)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
@@ -105,7 +106,7 @@ def compare(
     left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
     planned, chosen = _planned(recipes, folder, seeds, rates, jobs, left, tell)
     others = planned[len(recipes) :] if rates else planned  # the first seeds are of the sweep
-    train_several(others, jobs, quiet=quiet or jobs > 1, tell=jobs > 1 and not quiet, left=left)
+    train_several(others, jobs, quiet=quiet or jobs > 1, tell=not quiet, left=left)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for recipe, place in planned:
         runs[recipe.name].append(place)
@@ -119,6 +120,9 @@ def compare(
             }
     write_json(folder / "comparison.json", comparison)
     if not quiet:
+        if recipes[0].train.test_rows:
+            rows = f"{comparison['scored_rows'].get('test', 0):,} rows of the test split"
+            print(f"scored: {rows}, the same for all runs; --train.test-rows 0 scores all of it")
         show(comparison)
         print(folder)
     return comparison

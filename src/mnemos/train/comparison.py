@@ -9,7 +9,7 @@ from mnemos.data.metrics import description
 from mnemos.types import JSONObject
 
 from .provenance import shared, trained
-from .run_files import COMPARED, read_result
+from .run_files import COMPARED, final_scores, read_result
 from .significance import differences, interval
 
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
@@ -35,7 +35,7 @@ def summarise(
     described = description(first, metric, str(place / "result.json"))
     for name, places in runs.items():
         results = [read_result(place, COMPARED) for place in places]
-        scores[name] = [_score(result["test"], metric) for result in results]
+        scores[name] = [_score(final_scores(result)[1], metric) for result in results]
         spreads = spread(scores[name]) | {"interval": interval(scores[name])}
         cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
         cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
@@ -59,6 +59,7 @@ def summarise(
         "reference": {name: one for name, one in (first.get("reference") or {}).items() if one is not None},
         "against": against,
         "unit": first.get("unit"),
+        "scored_rows": first.get("scored_rows") or {},
         "rows": rows,
         "controls": controls,
         "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},

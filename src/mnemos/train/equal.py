@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemos.config import DataConfig
 from mnemos.data.batch import IGNORE
 from mnemos.data.task import Task
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .baselines import NEAR, parameters, with_parameters
 from .checks import complete
@@ -104,6 +104,21 @@ def completed(recipes: Sequence[Recipe]) -> list[Recipe]:
     finally:
         for _, task in tasks:
             task.close()
+
+
+def scored_alike(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The recipes, if they leave it open how many rows are scored (-1), with the numbers of the first; and completed.
+
+    Where batches or segments differ, whole splits are scored (`check_scored`).
+    """
+    first = recipes[0]
+    open_ones = [name for name in ("valid_rows", "test_rows") if getattr(first.train, name) < 0]
+    if not open_ones:
+        return list(recipes)
+    alike = all((one.data, one.train.batch_size) == (first.data, first.train.batch_size) for one in recipes)
+    made = completed(recipes)
+    rows: JSONObject = {name: getattr(made[0].train, name) if alike else 0 for name in open_ones}
+    return [replace(one, train=replace(one.train, **rows)) for one in made]
 
 
 def check_scored(recipes: Sequence[Recipe]) -> None:

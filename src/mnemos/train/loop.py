@@ -38,7 +38,7 @@ from .continuing import Start, check_start, final_weights
 from .learner import Learner
 from .model_size import check_batch, check_memory, on_meta
 from .opening import Opening, open_run_folder
-from .progress import NoProgress, progress
+from .progress import PLACE, NoProgress, progress
 from .recipe import Recipe
 from .run import RunFolder
 from .scored_batches import scored_batches
@@ -65,17 +65,17 @@ def train(
 ) -> JSONObject:
     """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
 
-    Result: {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics}, "valid": {the same of the
-    validation split}, "scored_rows": {"valid", "test": how many rows were scored}, "metric" (the name of the task's
-    first metric, which comparisons use), "metrics": {name: {"higher_is_better", "about"}}, "reference": {name: score in
-    the metric}, "majority" (share of the most frequent class; null without classes), "parameters", "seconds" (spent in
-    updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since before the model was built),
-    "tokens" (that updates read, without padding; those that two updates read count twice), "unit" (the name of what
-    "tokens" counts, `Task.unit`), "epoch_seconds" (seconds of updates per epoch; null if the size of an
-    epoch is unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with `train.keep_best`:
-    the step whose weights were scored), "averaged_steps" (with `train.average`: the steps whose averaged weights were
-    scored), "stopped_early": true (with `train.patience`, if the run did not train all steps), "update_flops" (with
-    count_flops: `Learner.update_flops`)}.
+    Result: {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics; absent without a test split},
+    "valid": {the same of the validation split}, "scored_rows": {"valid", "test": how many rows were scored}, "metric"
+    (the name of the task's first metric, which comparisons use), "metrics": {name: {"higher_is_better", "about"}},
+    "reference": {name: score in the metric}, "majority" (share of the most frequent class; null without classes),
+    "parameters", "seconds" (spent in updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since
+    before the model was built), "tokens" (that updates read, without padding; those that two updates read count twice),
+    "unit" (the name of what "tokens" counts, `Task.unit`), "epoch_seconds" (seconds of updates per epoch; null if the
+    size of an epoch is unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with
+    `train.keep_best`: the step whose weights were scored), "averaged_steps" (with `train.average`: the steps whose
+    averaged weights were scored), "stopped_early": true (with `train.patience`, if the run did not train all steps),
+    "update_flops" (with count_flops: `Learner.update_flops`)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -132,9 +132,10 @@ def _train(
             if model is not None:
                 load_model_state(model, final_weights(folder))
             return result
-        if run is not None and not quiet:
+        place = PLACE.get()
+        if run is not None and (not quiet if place is None else place.first):  # once for all runs of a comparison
             for line in [*task.about, *([start.about] if start else [])]:
-                print(f"{recipe.name}: {line}", flush=True)
+                print(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
         learner = Learner(fabric, recipe, task, model)
         ended = False
         if saved is not None:
@@ -343,7 +344,7 @@ class _Session:
             "recipe": self.recipe.name,
             "seed": self.recipe.train.seed,
             "steps": count.step,
-            "test": self._scores("test"),
+            **({"test": self._scores("test")} if self.task.has_test else {}),
             "valid": self.valid,
             "scored_rows": self.scored,
             "metric": self.task.metrics[0].name,

@@ -3,10 +3,24 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")  # a batch of any type
 INTERVAL = 10.0  # seconds between two lines of a log
+MEASURED = 3.0  # seconds of updates from which the time of several runs is estimated
+
+
+class Place(NamedTuple):
+    """The place of a run among those of a comparison. first: no run was trained before it in this command."""
+
+    number: int
+    of: int
+    jobs: int = 1
+    first: bool = False
+
+
+PLACE: ContextVar[Place | None] = ContextVar("PLACE", default=None)  # of the run that is trained
 
 
 class NoProgress:
@@ -164,16 +178,64 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def progress(quiet: bool, *arguments: Any) -> NoProgress:
-    """A display for arguments (name, steps, steps already done): a bar on a terminal and in a notebook, lines in a log.
+class FirstRun(NoProgress):
+    """The display of the first run of several: it also says, once, how long the updates of all of them will take.
 
-    None if quiet. steps 0: the display shows evaluations only.
+    The run is timed from its first update on, for `MEASURED` seconds or to its end.
     """
-    if quiet:
-        return NoProgress()
-    if in_notebook():
-        return NotebookProgress(*arguments)
-    return (BarProgress if sys.stderr.isatty() else LogProgress)(*arguments)
+
+    def __init__(self, display: NoProgress, place: Place, steps: int) -> None:
+        self.display, self.place, self.steps = display, place, steps
+        self.began: tuple[float, int] | None = None
+        self.said = False
+
+    def __enter__(self) -> "FirstRun":
+        self.display.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.display.__exit__(*error)
+
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
+        """Show the update and, when enough of them are timed, the estimate."""
+        self.display.updated(step, update, memory)
+        now = time.monotonic()
+        if self.began is None:
+            self.began = now, step
+        elif not self.said and (now - self.began[0] >= MEASURED or step == self.steps):
+            self.said = True
+            one = (now - self.began[0]) / (step - self.began[1]) * self.steps
+            runs = self.place.of - self.place.number + 1
+            print(
+                f"the updates of this run will take about {clock(one)}, those of {runs} runs like it "
+                f"{clock(one * -(-runs // self.place.jobs))}",
+                flush=True,
+            )
+
+    def evaluation(
+        self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
+    ) -> Iterator[Item]:
+        """As the display."""
+        return self.display.evaluation(split, size, batches, count, unit)
+
+    def message(self, text: str) -> None:
+        """As the display."""
+        self.display.message(text)
+
+
+def progress(quiet: bool, name: str, steps: int, step: int) -> NoProgress:
+    """A display of a run with so many steps, of which `step` are done: a bar on a terminal and in a notebook, or lines.
+
+    quiet: none. steps 0: the display shows evaluations only. A run of a comparison has its place before the name.
+    """
+    place = PLACE.get()
+    if place is not None:
+        name = f"[{place.number}/{place.of}] {name}"
+    display = NoProgress()
+    if not quiet:
+        bar = NotebookProgress if in_notebook() else BarProgress if sys.stderr.isatty() else LogProgress
+        display = bar(name, steps, step)
+    return FirstRun(display, place, steps) if place is not None and place.first and steps > step else display
 
 
 def clock(seconds: float) -> str:

@@ -129,8 +129,9 @@ class TrainConfig:
         log_every: steps between two lines of training metrics.
         log: send the lines of metrics.jsonl to TensorBoard (files in RUN/tensorboard) or to trackio as well.
         eval_every: steps between two evaluations on the validation split.
-        valid_rows: the least number of rows of the validation split that are scored, in whole batches; 0: all. The same
-            rows are scored at every evaluation, with every seed and by every recipe of a comparison.
+        valid_rows: the least number of rows of the validation split that are scored, in whole batches; 0: all; -1: as
+            many as cost no more than the updates (`scored_batches.limited`). The same rows are scored at every
+            evaluation, with every seed and by every recipe of a comparison.
         test_rows: the same for the test split, and for the controls of the memory.
         checkpoint_every: steps between two checkpoints.
         keep: the number of newest checkpoints that are kept.

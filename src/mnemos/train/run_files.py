@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
@@ -46,15 +47,16 @@ def read_result(folder: Path, fields: Fields | None = None) -> JSONObject:
     Costs and scores that it has are numbers; a score may be null.
     """
     path = folder / "result.json"
-    found = read_object(path, {"test": dict, **(fields or {})})
-    if "loss" not in found["test"]:
-        raise _damaged(path, "no 'loss' in its 'test'")
+    found = read_object(path, fields)
+    split, scores = final_scores(found)
+    if not isinstance(scores, dict) or "loss" not in scores:
+        raise _damaged(path, f"no 'loss' in its {split!r}")
     controls = found.get("controls") or {}
     if not isinstance(controls, dict):
         raise _damaged(path, f"{controls!r:.40} as its 'controls'")
     costs = {name: found[name] for name in _COSTS if name in found}
     parts = {name: found.get(name) or {} for name in ("valid", "scored_rows", "reference")} | controls
-    for part, numbers in {"costs": costs, "test": found["test"], **parts}.items():
+    for part, numbers in {"costs": costs, **parts, split: scores}.items():
         if not isinstance(numbers, dict) or not all(isinstance(value, _NUMBER) for value in numbers.values()):
             raise _damaged(path, f"{numbers!r:.60} as its {part!r}")
     along = found.get("along", {"values": []})
@@ -65,6 +67,12 @@ def read_result(folder: Path, fields: Fields | None = None) -> JSONObject:
     ):
         raise _damaged(path, f"{along!r:.60} as its 'along'")
     return found
+
+
+def final_scores(result: JSONObject) -> tuple[str, Any]:
+    """The split that a run is judged by, with its scores: "test" or, of data without a test split, "valid"."""
+    split = "test" if "test" in result or "valid" not in result else "valid"
+    return split, result.get(split)
 
 
 def read_object(path: Path, fields: Fields | None = None) -> JSONObject:

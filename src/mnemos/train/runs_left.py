@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 
-from .progress import clock
+from .progress import Place, clock
 
 
 class RunsLeft:
@@ -23,9 +23,16 @@ class RunsLeft:
         self._left: dict[str, int] = {}
         for name in names:
             self._left[name] = self._left.get(name, 0) + 1
+        self._started = self._finished = 0  # runs that began, and runs that were finished before
         self._seconds: dict[str, list[float]] = {}
         self._all, self._jobs, self._now = sum(self._left.values()), jobs, now
         self._began, self._lock = now(), Lock()
+
+    def started(self) -> Place:
+        """Count a run that begins now, and was not finished before; its place among all."""
+        with self._lock:
+            self._started += 1
+            return Place(self._finished + self._started, self._all, self._jobs, self._started == 1)
 
     def now(self) -> float:
         """The time in seconds, to be given to `done`."""
@@ -35,6 +42,7 @@ class RunsLeft:
         """Count a run that began at that time, or None if it was finished before; what is done and left, in words."""
         with self._lock:
             self._left[name] -= 1
+            self._finished += began is None
             if began is not None:
                 self._seconds.setdefault(name, []).append(self._now() - began)
             left = sum(self._left.values())

@@ -1,17 +1,20 @@
 """The batches of a held-out split that an evaluation scores: all of them, or a fixed random part for quick runs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from mnemos.data.batch import row_count
 from mnemos.data.task import Task
+from mnemos.types import JSONObject
 
 from .progress import NoProgress
-from .recipe import TrainConfig
+from .recipe import Recipe, TrainConfig
 
 Held = Literal["valid", "test"]
+_HELD: tuple[Held, ...] = ("valid", "test")
 
 
 def scored_batches(task: Task, split: Held, config: TrainConfig, display: NoProgress) -> Iterator[Any]:
@@ -20,6 +23,25 @@ def scored_batches(task: Task, split: Held, config: TrainConfig, display: NoProg
     if not rows:
         return display.evaluation(split, task.size(split), task.batches(split, config.batch_size), task.count)
     return display.evaluation(split, rows, part(task, split, config.batch_size, rows), row_count, "rows")
+
+
+def limited(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe with a number of rows in place of -1 (`TrainConfig.valid_rows`), so that a short run trains longer
+    than it evaluates.
+
+    valid_rows: those that the updates between two evaluations read. test_rows: half of those that all updates read. An
+    update of a row costs about three times its forward, and the test split may be read four times (`controls`). 0, all,
+    if the split is known to have no more. The numbers depend on the recipe and the data alone.
+    """
+    train = recipe.train
+    read = train.batch_size * train.rollout.stride
+    most = {"valid": min(train.eval_every, train.steps) * read, "test": max(1, train.steps * read // 2)}
+    rows: JSONObject = {}
+    for split in _HELD:
+        if getattr(train, f"{split}_rows") < 0:
+            known = task.rows_of_batches(split, train.batch_size)
+            rows[f"{split}_rows"] = 0 if known is not None and sum(known) <= most[split] else most[split]
+    return replace(recipe, train=replace(train, **rows)) if rows else recipe
 
 
 def part(task: Task, split: Held, batch_size: int, rows: int) -> Iterator[Any]:

@@ -36,6 +36,7 @@ from .other_data import open_data
 from .progress import NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import is_model, read_recipe, recipe_of_model
+from .run_files import final_scores
 from .scored_batches import scored_batches
 from .sharding import check_model_state, load_model_state
 
@@ -107,7 +108,7 @@ def train_and_assess(
     if "flops" not in result:
         result = assess(folder, result, recipe, task, model or trained_model(folder, recipe), quiet)
     if not quiet:
-        if recipe.train.test_rows:
+        if recipe.train.test_rows and task.has_test:
             rows = f"{result['scored_rows']['test']:,} rows"
             print(f"{recipe.name}: {rows} of the test split were scored; mnemos eval scores all")
         if finished:
@@ -134,6 +135,7 @@ def assess(
 
     Adds them to result.json and returns the complete result; the model is saved in folder/model.
     """
+    split: Literal["valid", "test"] = "test" if task.has_test else "valid"
     model.train()
     with hold_caches(model):
         flops = task_flops(model, task, task.example(), recipe.train.rollout.segment_length)
@@ -141,7 +143,7 @@ def assess(
     state = task_state_bytes(model, task, task.example(), recipe.train.rollout.segment_length)
     result = {**result, "flops": flops, "state_bytes": state}
     with progress(quiet, recipe.name, 0, 0) as display:
-        found = controls(model, partial(_batches, recipe, task, "test", display), task)
+        found = controls(model, partial(_batches, recipe, task, split, display), task)
     if found:
         from safetensors.torch import save_file
 
@@ -156,7 +158,7 @@ def assess(
         if (about := task.preprocessing()) is not None:
             write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
     with progress(quiet, recipe.name, 0, 0) as display:
-        result |= task.scored_artifacts(model, folder, "test", scored_batches(task, "test", recipe.train, display))
+        result |= task.scored_artifacts(model, folder, split, scored_batches(task, split, recipe.train, display))
     write_json(folder / "result.json", result)
     explain(model, task, folder, recipe.train.rollout.segment_length)
     record_write_attention(model, task, folder)
@@ -265,8 +267,8 @@ def _first(batches: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
-    test, metric = result["test"], task.metrics[0]
-    line = f"test loss {test['loss']:.4f}" + "".join(
+    (split, test), metric = final_scores(result), task.metrics[0]
+    line = f"{split} loss {test['loss']:.4f}" + "".join(
         f", {m.text(test[m.name])}" for m in task.metrics if m.form and m.name in test and m.name != "loss"
     )
     line += "".join(f" ({name} {value:.4f})" for name, value in task.reference.items())

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 from .apart import finished, train_apart
+from .progress import PLACE
 from .recipe import Recipe
 from .run_files import read_result
 from .runs_left import RunsLeft
@@ -74,6 +75,7 @@ def _train(
 ) -> None:
     """Train a run and print its line. A run that was finished before is counted and not printed."""
     began = None if finished(place) else left.now()
+    among = PLACE.set(left.started() if tell and began is not None else None)
     try:
         train_apart(recipe, place, quiet)
     except TrainingFailed as error:
@@ -81,6 +83,8 @@ def _train(
             raise
         print(f"  {error} ({left.done(recipe.name, began)})", flush=True)
         return
+    finally:
+        PLACE.reset(among)
     ended = left.done(recipe.name, began)
     if tell and began is not None:
         result = read_result(place)
