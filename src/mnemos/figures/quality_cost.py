@@ -55,8 +55,8 @@ def section(comparison: Comparison) -> str:
     bars = ", with the 95% interval" if any(math.isfinite(mean_interval(row)[0]) for row in rows) else ""
     caption = (
         f"Quality against cost: the mean {comparison.scored} {metric}{bars}, against the seconds of updates and the "
-        "training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a multiply-add "
-        "is 2). Seconds are those that passed, so they grow on a busy machine. From result.json and metrics.jsonl."
+        "training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a multiply-"
+        "add is 2). Seconds are those that passed, so they grow on a busy machine. From result.json and metrics.jsonl."
     )
     return _spent(comparison, rows) + "\n" + figure(panels, caption, legend=legend(keys))
 

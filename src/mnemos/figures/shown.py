@@ -44,9 +44,9 @@ def shown_table(comparison: Comparison) -> str:
     caption = (
         f"What the seeds show: the 95% interval of each mean of the {comparison.scored} {comparison.metric} "
         f"(Student's t), and the difference to {first.name} by Welch's t-test: its 95% interval, p, and p corrected "
-        f"for {plural(len(tests), 'comparison')} by Holm. No difference is shown where the corrected p is 0.05 or more; "
-        f"the intervals are not corrected. {_no_spread(rows)}Runs of equal seeds are not pairs: they read the same "
-        "batches but start from other weights. From "
+        f"for {plural(len(tests), 'comparison')} by Holm. No difference is shown where the corrected p is 0.05 or "
+        f"more; the intervals are not corrected. {_no_spread(rows)}Runs of equal seeds are not pairs: they read "
+        "the same batches but start from other weights. From "
         f"{comparison.source}."
     )
     head = ["variant", comparison.metric, "95% interval", "difference", "95% interval", "p", "p (Holm)", "shown"]
