@@ -147,7 +147,7 @@ class ModelCase:
 
 
 # Sizes of a model of tokens; each takes the fields that it has.
-SMALL = {"vocab_size": VOCABULARY, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16, "max_length": TOKENS}
+SMALL = {"vocab_size": VOCABULARY, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16, "max_length": 12}
 SMALL |= {"encoder_layers": 1, "decoder_layers": 2, "segment": 4}
 
 
@@ -165,6 +165,8 @@ def _models() -> list[ModelCase]:
         stores = (None, GRC(length=3), GRC(length=3, scope="stream")) if has(config, "cache") else (None,)
         if config.inputs == "images":  # a stream's cache is for sequences
             stores = stores[:2]
+        scopes = getattr(config, "cache_scopes", ("shared", "stream"))
+        stores = tuple(store for store in stores if store is None or store.scope in scopes)
         modes = (True, False) if has(config, "causal") else (config.inputs in ("tokens", "pairs"),)
         cases += [ModelCase(name, cache, causal) for cache, causal in itertools.product(stores, modes)]
     return cases

@@ -40,7 +40,7 @@ GROUP = "mnemos.plugins"
 # For each kind: its decorator, and the sub-packages whose files define this package's entries.
 _WRITTEN = {
     "attention": ("register", ("attention",)),
-    "model": ("register", ("models",)),
+    "model": ("register", ("models", "hugging_face")),
     "data": ("register", ("data",)),
     "recipe": ("recipe", ("recipes", "papers")),
     "preprocessing": ("register", ("data",)),

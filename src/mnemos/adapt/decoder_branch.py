@@ -55,6 +55,8 @@ class DecoderBranch(HostBranch):
         state = None if carried is None else carried.current(blocks_of)
         if state is None or not self.grc.write:
             start = self.contents()
+        if self.grc.scope == "stream":
+            start = torch.zeros_like(start)  # new rows, whatever the buffer holds
         blocks = blocks_of(source, mask, state)
         shared = self.grc.scope == "shared"
         caches = blocks.caches

@@ -12,6 +12,7 @@ from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.data.preprocessing import Preprocessing
 from mnemos.evaluate.predict import has_preprocessing, read_preprocessing
+from mnemos.models.hosts import is_source
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
@@ -56,6 +57,23 @@ class Start:
     source: JSONObject
 
     @classmethod
+    def of(cls, source: str, model: nn.Module, about: Preprocessing | None) -> "Start":
+        """The weights of the run or of the host model (`hosts.is_source`) that `train.init_from` names.
+
+        about: the preprocessing of the data of the model that starts, for `check_start`.
+        """
+        if not is_source(source):
+            start = cls.read(Path(source), model)
+            check_start(Path(source), about)
+            return start
+        if not hasattr(model, "pretrained"):
+            raise InputError(
+                f"train.init_from: expected the folder of a run, found {source!r}, which is another kind of model; use "
+                f"--model {source}"
+            )
+        return cls._fitting(source, model.pretrained(source), model)
+
+    @classmethod
     def read(cls, folder: Path, model: nn.Module) -> "Start":
         """Read the tensors of a run that have the name and shape of one of the model's; others stay as they are new.
 
@@ -67,28 +85,32 @@ class Start:
         """
         if not folder.is_dir():
             raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
-        saved, own = present_names(final_weights(folder)), model.state_dict()
-        given, part = saved, ""
+        return cls._fitting(str(folder), present_names(final_weights(folder)), model)
+
+    @classmethod
+    def _fitting(cls, source: str, saved: dict[str, Tensor], model: nn.Module) -> "Start":
+        """The tensors that fit."""
+        given, part, own = saved, "", model.state_dict()
         if (renames := getattr(model, "weights_from", None)) is not None:  # a model around another kind of model
             saved, part = renames(saved)
         fitting = {}
-        for name, source in _sources(list(own), list(saved)).items():
-            if source in saved and saved[source].shape == own[name].shape:
-                fitting[name] = saved[source]
+        for name, other in _sources(list(own), list(saved)).items():
+            if other in saved and saved[other].shape == own[name].shape:
+                fitting[name] = saved[other]
         below = f"{part}." if part else ""
         wanted = [name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(below)]
         found = [name for name in wanted if name in fitting]
         total, loaded = (sum(own[name].numel() for name in names) for names in (wanted, found))
         if not fitting or loaded < _LEAST * total:
             raise InputError(
-                f"train.init_from: expected a run of a similar model, found that {folder} has {len(found)} of the "
+                f"train.init_from: expected a run of a similar model, found that {source} has {len(found)} of the "
                 f"{len(wanted)} parameters{f' of {part}' if part else ''} with their names and shapes; use the run's "
                 "recipe, with other data or training"
             )
         new = [name for name in own if name not in fitting]
         said = ", ".join(new[:4]) + (f" and {len(new) - 4} more" if len(new) > 4 else "")
-        about = f"starts from {folder}: {len(fitting)} of {len(own)} tensors" + (f"; new: {said}" if new else "")
-        origin = {"run": str(folder), "sha256": checkpoint.digest(given, ""), "tensors": len(fitting)}
+        about = f"starts from {source}: {len(fitting)} of {len(own)} tensors" + (f"; new: {said}" if new else "")
+        origin = {"run": source, "sha256": checkpoint.digest(given, ""), "tensors": len(fitting)}
         return cls(fitting, about, origin)
 
     def load(self, model: nn.Module) -> None:

@@ -34,7 +34,7 @@ from mnemos.types import JSONObject
 from . import checkpoint, devices
 from .averaging import average, parameter_names
 from .checks import check_rows, check_settings, check_state, check_task, complete, precision_warning, schedule_warning
-from .continuing import Start, check_start, final_weights
+from .continuing import Start, final_weights
 from .learner import Learner
 from .model_size import check_batch, check_memory, on_meta
 from .opening import Opening, open_run_folder
@@ -125,8 +125,7 @@ def _train(
         task.check_model(checked)
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
-            start = Start.read(Path(recipe.train.init_from), checked)
-            check_start(Path(recipe.train.init_from), task.preprocessing())
+            start = Start.of(recipe.train.init_from, checked, task.preprocessing())
         run, saved, result = open_run_folder(fabric, recipe, folder, opening, start.source if start else None)
         if result is not None:
             if model is not None:

@@ -24,8 +24,10 @@ def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]
 
     An attention is replaced by the named one with its default settings. A cache gets the named preset, with the
     preset's values of its switches; where the recipe has no cache, one is added with default settings. The name "none"
-    removes the cache. Raises InputError for unknown names.
+    removes the cache. `--model NAME` comes first: another model as the host (`hosted.with_host`). Raises InputError for
+    unknown names.
     """
+    recipe, words = _hosted(recipe, words)
     attentions, caches = set(_attentions(recipe)), set(_caches(recipe))
     rest = []
     remaining = iter(words)
@@ -42,6 +44,23 @@ def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]
     return recipe, rest
 
 
+def _hosted(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """Apply `--model NAME`."""
+    rest, remaining, source = [], iter(words), None
+    for word in remaining:
+        option, equals, name = word.partition("=")
+        if option == "--model":
+            source = name if equals else next(remaining, "")
+        else:
+            rest.append(word)
+    if source is None:
+        return recipe, rest
+    from .hosted import with_host
+
+    own_tokens = any(path_of(word.partition("=")[0]) == "data.tokens" for word in rest)
+    return with_host(recipe, source, own_tokens), rest
+
+
 def parts_help(recipe: Recipe) -> str:
     """Sentences for the help: the fields that take a name, and the names."""
     registry.load_plugins()
@@ -52,7 +71,10 @@ def parts_help(recipe: Recipe) -> str:
     for path in _caches(recipe):
         names = ", ".join([*PRESETS, _NO_CACHE])
         said += f" --{path} NAME adds a gated cache with this preset, changes its preset, or removes it; NAME: {names}."
-    return said
+    said += (
+        " --model hf:NAME, timm:NAME or the folder of a saved model of Hugging Face puts that model in place of this "
+    )
+    return f"{said}one, with the recipe's cache, and starts with its weights; --train.init-from None: with new ones."
 
 
 def missing_cache(recipe: Recipe, option: str) -> str | None:

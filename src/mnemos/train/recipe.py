@@ -143,7 +143,8 @@ class TrainConfig:
         ema: the decay of an exponential moving average of the weights (train/ema.py), such as .999. Evaluations, the
             best weights and the run's model use the average. 0: none.
         patience: stop after this many successive evaluations without a better one; 0: train all steps.
-        init_from: the folder of a run whose weights the model starts with, where names and shapes agree.
+        init_from: the folder of a run whose weights the model starts with, where names and shapes agree; or, for the
+            models that `--model` chooses, hf:NAME, timm:NAME or the folder of a saved model of Hugging Face.
         accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.
         devices: the number of processes per machine, one per device.
         num_nodes: the number of machines, each with as many devices.

@@ -1,0 +1,173 @@
+"""A causal decoder of Transformers as a model of this library: read in segments, with or without a gated cache."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.adapt.attach import cache
+from mnemos.config import ModelConfig
+from mnemos.memory.grc import GRC
+from mnemos.memory.key_values import KeyValues
+from mnemos.models.hosts import TIMM, host_config, host_of, host_weights
+from mnemos.registry import register
+from mnemos.states import reset
+from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids
+
+from .checked_model import checked_model
+
+if TYPE_CHECKING:
+    from .functional_cache import FunctionalState
+    from .functional_model import Functional
+
+_AUTO = "AutoModelForCausalLM"
+_SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+_DEFAULT = json.dumps({"model_type": "llama", "vocab_size": 256, **_SMALL})
+
+
+@register
+@dataclass(frozen=True)
+class HostedDecoderConfig(ModelConfig):
+    """A causal decoder of Hugging Face, with or without a gated cache per stream: what `--model hf:NAME` chooses.
+
+    host: the settings of the decoder as JSON (`hosts.settings_of`). vocab_size: the tokens of the data; a smaller
+    vocabulary of the host is enlarged. max_length: the tokens that are read together. Attention, its keys and values
+    and positions begin again with each segment of so many tokens, as when the decoder was trained; only the gated
+    cache goes on. A decoder whose state is of constant size by itself (sliding windows, recurrence) has no segments.
+    `build` makes new weights; `train.init_from` names those to start with.
+    """
+
+    name: ClassVar[str] = "hosted-decoder"
+    cache_scopes: ClassVar[tuple[str, ...]] = ("stream",)
+    host: str = _DEFAULT
+    vocab_size: int = 256
+    max_length: int = 256
+    cache: GRC | None = None
+
+    def build(self) -> "HostedDecoder":
+        """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
+        for name in ("vocab_size", "max_length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{self.name}: {name}: expected at least 1, found {getattr(self, name)}; raise it")
+        if self.cache is not None and self.cache.scope not in self.cache_scopes:
+            raise InputError(
+                f"{self.name}: cache.scope: expected stream, a cache per row, found {self.cache.scope}; use "
+                "--model.cache.scope stream"
+            )
+        config = host_config(self.host)
+        text = config.get_text_config(decoder=True)
+        most = getattr(text, "max_position_embeddings", None)
+        if isinstance(most, int) and self.max_length > most:
+            raise InputError(
+                f"{self.name}: max_length: expected at most the {most} positions of the host, found {self.max_length}; "
+                "lower data.segment"
+            )
+        if hasattr(text, "vocab_size"):  # else `host_of` refuses it
+            text.vocab_size = max(text.vocab_size, self.vocab_size)
+        host = host_of(_AUTO, config)
+        checked_model(host)
+        if self.cache is not None:
+            cache(host, self.cache)
+        return HostedDecoder(self, host)
+
+
+class HostedDecoder(nn.Module):
+    """`logits, state = model(x, state=None, mask=None)`: the decoder `model.host`, read as `HostedDecoderConfig` says.
+
+    x [B, T] int64 -> logits [B, T, V]; mask [B, T] bool, True = valid; padding changes no state. The state is a
+    `FunctionalState` (`mnemos.functional`) of at most max_length tokens. Cost: the host's for each segment.
+    """
+
+    splits: Splits = "anywhere"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
+
+    def __init__(self, config: HostedDecoderConfig, host: nn.Module) -> None:
+        super().__init__()
+        self.config, self.host = config, host
+        self.__dict__["_step"] = None
+
+    @property
+    def step(self) -> "Functional":
+        """The host as a function of its state. It is made at the first call, which reads some tokens."""
+        if self._step is None or self._step.model is not self.host:
+            from .functional_model import functional
+
+            self.__dict__["_step"] = functional(self.host)  # no module of this one: its weights are the host's
+        return self._step  # type: ignore[no-any-return, return-value]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `step`, which belongs to this host alone."""
+        return {**self.__dict__, "_step": None}
+
+    def initial_state(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> "FunctionalState":
+        """The state of new rows; passing None to `forward` means the same."""
+        return self.step.initial_state(batch_size, device, dtype)
+
+    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """See the class."""
+        size = self.config.vocab_size
+        check_token_ids(x, size, mask, "use the vocabulary of the data")
+        found: Any = self.initial_state(len(x)) if state is None else state
+        outputs = []
+        while True:
+            count = self._together(x, found, mask)
+            y, found = self.step(x[:, :count], found, None if mask is None else mask[:, :count])
+            outputs.append(y[..., :size])
+            found = self._begun_again(found)
+            x, mask = x[:, count:], None if mask is None else mask[:, count:]
+            if x.shape[1] == 0:
+                return torch.cat(outputs, 1), found
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _together(self, x: Tensor, state: "FunctionalState", mask: Tensor | None) -> int:
+        """How many of the tokens can be read before a row has read a whole segment."""
+        if self.step.state_kind == "constant" or not hasattr(state, "seen"):  # which `step` refuses
+            return x.shape[1]
+        left = self.config.max_length - state.seen
+        if mask is None:
+            return min(x.shape[1], int(left.min()))
+        whole = (mask.cumsum(1) >= left[:, None]).any(0)
+        return int(whole.int().argmax()) + 1 if bool(whole.any()) else x.shape[1]
+
+    def _begun_again(self, state: "FunctionalState") -> "FunctionalState":
+        """The state in which rows that have read a whole segment have no keys, values and positions."""
+        if self.step.state_kind == "constant":
+            return state
+        whole = state.seen >= self.config.max_length
+        if not bool(whole.any()):
+            return state
+        if bool(whole.all()):
+            new = self.initial_state(len(whole))
+            parts = [a if isinstance(a, KeyValues) else b for a, b in zip(new.parts, state.parts, strict=True)]
+            return new._replace(parts=tuple(parts))
+        seen = state.seen.masked_fill(whole, 0)
+        most = int(seen.max())
+        parts = [reset(b, whole).last(most) if isinstance(b, KeyValues) else b for b in state.parts]
+        return state._replace(seen=seen, parts=tuple(parts))
+
+    def pretrained(self, source: str) -> dict[str, Tensor]:
+        """The trained weights of a host (`hosts.is_source`) by this model's names.
+
+        Rows of tokens that the host does not have are copies of that of its first token of a document, or the mean.
+        """
+        if source.startswith(TIMM):
+            raise InputError(f"{source}: expected a causal decoder of Hugging Face, found a model of timm; use hf:NAME")
+        text = host_config(self.config.host).get_text_config(decoder=True)
+        size, wanted = text.vocab_size, max(text.vocab_size, self.config.vocab_size)
+        first = next((i for i in (text.bos_token_id, text.eos_token_id) if isinstance(i, int) and i < size), None)
+        found = {}
+        for name, value in host_weights(_AUTO, source).items():
+            if value.dim() and len(value) == size < wanted:
+                row = value.mean(0, keepdim=True) if first is None else value[first : first + 1]
+                value = torch.cat([value, row.expand(wanted - size, *value.shape[1:])])
+            found[f"host.{name}"] = value
+        return found

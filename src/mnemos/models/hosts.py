@@ -1,0 +1,143 @@
+"""Host models of Hugging Face and timm by name: their settings as JSON, and their trained weights."""
+
+import contextlib
+import difflib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.libraries import timm, transformers
+from mnemos.types import InputError
+
+HF, TIMM = "hf:", "timm:"
+# What a saved configuration says beside the architecture: where it is from, and how it was stored.
+_LEFT_OUT = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "mnemos"}
+_LEFT_OUT |= {"id2label", "label2id", "problem_type"}
+
+
+def is_source(name: str) -> bool:
+    """Whether a name is that of a host: hf:NAME, timm:NAME, or the folder of a saved model of Hugging Face."""
+    return name.startswith((HF, TIMM)) or "model_type" in _saved_config(Path(name))
+
+
+def settings_of(source: str) -> str:
+    """The settings of a host as JSON, or timm:NAME as it is: what a model is built of without its source.
+
+    source: see `is_source`. Raises InputError for a name or folder without a model, and where the hub is not reached.
+    """
+    if source.startswith(TIMM):
+        _check_timm(source)
+        return source
+    with _from_hub(source):
+        config = transformers().AutoConfig.from_pretrained(_place(source))
+    found = {name: value for name, value in config.to_diff_dict().items() if name not in _LEFT_OUT}
+    return json.dumps(found, sort_keys=True)
+
+
+def host_config(settings: str) -> Any:
+    """The configuration of Transformers that `settings_of` wrote. Raises InputError for other settings."""
+    try:
+        read = json.loads(settings)
+        kind = read.pop("model_type")
+        return transformers().AutoConfig.for_model(kind, **read)
+    except InputError:
+        raise
+    except Exception as error:  # the library raises errors of its own for settings of the wrong type
+        raise InputError(
+            f"host: expected the settings of a model of transformers as JSON, found {settings[:60]!r} "
+            f"({type(error).__name__}: {_line(error)}); choose the host with --model hf:NAME"
+        ) from None
+
+
+def host_of(auto: str, config: Any) -> nn.Module:
+    """A new model of an Auto class of Transformers. Raises InputError for a configuration of another kind of model."""
+    try:
+        model: nn.Module = getattr(transformers(), auto).from_config(config)
+    except ValueError as error:
+        kind = auto.removeprefix("AutoModelFor")
+        raise InputError(
+            f"host: expected a model of transformers for {kind}, found {config.model_type} ({_line(error)}); choose "
+            "another host"
+        ) from None
+    return model
+
+
+def host_weights(auto: str, source: str) -> dict[str, Tensor]:
+    """The trained weights of a host in single precision, by its own names. Raises InputError as `settings_of`."""
+    with _from_hub(source):
+        if source.startswith(TIMM):
+            _check_timm(source)
+            model: nn.Module = timm().create_model(source.removeprefix(TIMM), pretrained=True)
+        else:
+            model = getattr(transformers(), auto).from_pretrained(_place(source), dtype=torch.float32)
+    return model.state_dict()
+
+
+def tokenizer_file(source: str) -> str:
+    """The tokenizer.json of a host of Hugging Face. Raises InputError if it has none."""
+    transformers()
+    from transformers.utils import cached_file
+
+    with _from_hub(
+        source, "a tokenizer.json, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"
+    ):
+        found = cached_file(_place(source), "tokenizer.json")
+    return str(found)
+
+
+def _place(source: str) -> str:
+    return source.removeprefix(HF)
+
+
+def _saved_config(folder: Path) -> dict[str, Any]:
+    """The config.json in a folder; {} without one."""
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _check_timm(source: str) -> None:
+    library: Any = timm()
+    name = source.removeprefix(TIMM)
+    if not library.is_model(name.partition(".")[0]):
+        near = difflib.get_close_matches(name, library.list_models(), 1)
+        hint = f"did you mean {TIMM}{near[0]}?" if near else "timm.list_models() names them"
+        raise InputError(f"{source}: expected the name of a model of timm, found {name!r}; {hint}")
+
+
+@contextlib.contextmanager
+def _from_hub(
+    source: str, what: str = "a model of the Hugging Face hub, or the folder of a saved one"
+) -> Iterator[None]:
+    """Inside, an error of the hub, or of files that are missing, is an InputError, and neither library prints."""
+    transformers()
+    from transformers.utils import logging as told
+
+    hub = logging.getLogger("huggingface_hub")
+    level, bars = hub.level, told.is_progress_bar_enabled()
+    hub.setLevel(logging.CRITICAL)
+    told.disable_progress_bar()
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise InputError(
+            f"{source}: expected {what}, found none that can be read ({_line(error)}); check the name and the network"
+        ) from None
+    finally:
+        hub.setLevel(level)
+        if bars:
+            told.enable_progress_bar()
+
+
+def _line(error: Exception) -> str:
+    """An error's message in one line."""
+    return " ".join(str(error).split())[:200]
