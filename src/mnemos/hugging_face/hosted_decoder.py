@@ -94,11 +94,12 @@ class HostedDecoder(nn.Module):
     @property
     def step(self) -> "Functional":
         """The host as a function of its state. It is made at the first call, which reads some tokens."""
-        if self._step is None or self._step.model is not self.host:
+        found: Functional | None = self.__dict__["_step"]  # no module of this one: its weights are the host's
+        if found is None or found.model is not self.host:
             from .functional_model import functional
 
-            self.__dict__["_step"] = functional(self.host)  # no module of this one: its weights are the host's
-        return self._step  # type: ignore[no-any-return, return-value]
+            found = self.__dict__["_step"] = functional(self.host)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Without `step`, which belongs to this host alone."""

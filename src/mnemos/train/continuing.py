@@ -66,12 +66,12 @@ class Start:
             start = cls.read(Path(source), model)
             check_start(Path(source), about)
             return start
-        if not hasattr(model, "pretrained"):
+        if (pretrained := getattr(model, "pretrained", None)) is None:
             raise InputError(
                 f"train.init_from: expected the folder of a run, found {source!r}, which is another kind of model; use "
                 f"--model {source}"
             )
-        return cls._fitting(source, model.pretrained(source), model)
+        return cls._fitting(source, pretrained(source), model)
 
     @classmethod
     def read(cls, folder: Path, model: nn.Module) -> "Start":
