@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive mutants sanitize numbers clean
+.PHONY: help install demo test check exhaustive newest mutants sanitize numbers clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -13,6 +13,7 @@ help:
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
+	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest; three minutes after its installation'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
@@ -39,6 +40,21 @@ test: $(READY)
 exhaustive: $(READY)
 	$(TESTS) --exhaustive --record results/exhaustive.json
 
+# The pinned versions with the newest transformers of the index, also one that pyproject.toml does not take yet. Its
+# warnings of what is deprecated are errors, but for one that PEFT causes.
+NEWEST = .venv-newest
+OF_HUGGING_FACE = tests/hugging_face tests/trainers tests/adapt/test_decoders.py tests/adapt/test_pretrained.py \
+	tests/adapt/test_remembering.py tests/generate/test_speculative.py tests/generate/test_beam_marian.py \
+	tests/replay/test_replay_models.py tests/replay/test_replay_outputs.py tests/train/test_export.py tests/test_libraries.py
+BY_PEFT = -W 'ignore:`is_gradient_checkpointing`:FutureWarning'
+
+newest:
+	$(PYTHON) -m venv $(NEWEST)
+	grep -v '^transformers==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet -c $(NEWEST)/constraints.txt -e '.[dev]'
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade transformers
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -W error::FutureWarning $(BY_PEFT) $(OF_HUGGING_FACE)
+
 N ?= 100
 SEED ?= 0
 mutants: $(READY)
@@ -60,4 +76,4 @@ numbers: $(READY)
 	$(BIN)/python tools/file_map.py
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv $(NEWEST) build dist

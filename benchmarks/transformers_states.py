@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import mnemos
+from mnemos.hugging_face.checked_model import checked_model
 from mnemos.libraries import transformers
 
 _ALL = {"vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1}
@@ -45,7 +46,8 @@ class Theirs:
     def __init__(self, model: Any) -> None:
         self.model = model
         takes = inspect.signature(model.forward).parameters
-        self.name = next(name for name in ("cache_params", "past_key_values", "state") if name in takes)
+        self.name = checked_model(model)[1]
+        self.attends = not all(transformers().DynamicCache(config=model.config).is_linear)
         self.masks, self.positions = "attention_mask" in takes and self.name != "state", "position_ids" in takes
 
     def __call__(
@@ -56,7 +58,7 @@ class Theirs:
         if cache is None and hasattr(self.model, "_setup_cache"):  # RecurrentGemma, which returns no cache
             self.model._setup_cache(self.model.config, len(x), x.device, torch.float32)
             options[self.name] = transformers().DynamicCache(config=self.model.config)
-        if mask is not None and self.masks and (self.name == "past_key_values" or mask.shape == x.shape):
+        if mask is not None and self.masks and (self.attends or mask.shape == x.shape):
             options["attention_mask"] = mask
         if self.positions and seen is not None:
             options["position_ids"] = seen[:, None] + torch.arange(x.shape[1])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mnemos import libraries
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("src/**/*.md")]
@@ -49,6 +51,16 @@ def test_make_install_says_if_torchvision_fails(tmp_path, body, words):
     assert all(word in line for word, line in zip(words, lines, strict=True))
     assert not lines or "mnemos.libraries.torchvision() or mnemos.libraries.timm()" in lines[0]
     assert "**If torchvision does not fit.**" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_extras_take_the_versions_of_transformers_that_were_tried_and_no_others():
+    first, *_, last = libraries.TRIED
+    major, minor = last.split(".")
+    found = [one for needed in PROJECT["optional-dependencies"].values() for one in needed if "transformers" in one]
+    assert set(found) - {"compressive-transformer-pytorch>=0.4"} == {f"transformers>={first},<{major}.{int(minor) + 1}"}
+    pinned = re.search(r"^transformers==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert pinned[1] in libraries.TRIED
 
 
 def test_the_readme_says_the_name_where_one_installs():

@@ -9,6 +9,8 @@ import torch
 from mnemos import torchvision_operators
 from mnemos.types import InputError
 
+TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `vision` of pyproject.toml take no others
+CACHE_NAMES = ("cache", "past_key_values")  # what they call a model's cache, the newest first; see `cache_name`
 _declared: torch.library.Library | None = None  # PyTorch removes a library's operators when the object is deleted
 
 
@@ -44,6 +46,15 @@ def transformers() -> ModuleType:
     if importlib.util.find_spec("torchvision") is not None:
         torchvision()  # transformers imports torchvision if it is installed
     return _imported("transformers", "hf")
+
+
+def cache_name() -> str:
+    """What the installed transformers calls the cache of a model: as an argument, and as a field of outputs.
+
+    "cache" from 5.24 on, "past_key_values" before.
+    """
+    fields = transformers().modeling_outputs.CausalLMOutputWithPast.__dataclass_fields__
+    return next(name for name in CACHE_NAMES if name in fields)
 
 
 def accelerate() -> ModuleType:

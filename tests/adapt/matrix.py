@@ -152,7 +152,7 @@ def checkpointed(name: str) -> str | None:
     model = copy.deepcopy(plain)
     wrapped = False
     if getattr(model, "supports_gradient_checkpointing", False):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     elif hasattr(model, "set_grad_checkpointing"):
         try:
             model.set_grad_checkpointing()

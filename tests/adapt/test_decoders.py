@@ -15,7 +15,7 @@ import mnemos
 from mnemos import GRC, InputError
 from mnemos.adapt import from_pretrained
 from mnemos.adapt.carried import KEEP
-from mnemos.libraries import transformers
+from mnemos.libraries import cache_name, transformers
 from mnemos.memory.gated_cache import caches
 
 STREAM = GRC(length=4, block=3, scope="stream")
@@ -43,7 +43,8 @@ def logits(model: Any, given: Tensor, mask: Tensor | None = None, past: Any = No
     """The logits of new tokens, with positions that count a row's valid tokens."""
     if mask is not None:
         options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -given.shape[1] :]
-    return model(given, attention_mask=mask, past_key_values=past, use_cache=past is not None, **options).logits
+    options[cache_name()] = past
+    return model(given, attention_mask=mask, use_cache=past is not None, **options).logits
 
 
 def in_parts(model: Any, given: Tensor, sizes: tuple[int, ...], mask: Tensor | None = None, past: Any = None) -> Tensor:
@@ -397,7 +398,7 @@ def test_gradient_checkpointing_trains_the_same(name, grc, how):
     expected = trained(plainly, plainly)
     if reentrant:
         model.enable_input_require_grads()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     for mine, theirs in zip(trained(model, model), expected, strict=True):
         close(mine, theirs, 1e-10 if dtype == torch.float64 else 1e-4)
 

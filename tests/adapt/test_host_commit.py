@@ -74,7 +74,7 @@ def train_alike(models: list[nn.Module], name: str, steps: int = 3) -> None:
 def test_gradient_checkpointing_of_hugging_face_commits_once(name, how):
     reentrant, dtype = how
     plain, checked = cached(name, dtype=dtype), cached(name, dtype=dtype)
-    checked.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    checked.activation_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:  # such a segment needs an input that wants a gradient
         for model in (plain, checked):
             for part in model.modules():

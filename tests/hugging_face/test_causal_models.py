@@ -11,7 +11,7 @@ import mnemos
 from mnemos import hugging_face
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache
-from mnemos.libraries import transformers
+from mnemos.libraries import CACHE_NAMES, TRIED, cache_name, transformers
 from mnemos.types import InputError
 
 PROMPT, NEW, SEGMENT = 7, 5, 3
@@ -79,11 +79,11 @@ def test_a_cache_goes_on_from_call_to_call_and_takes_drafts_back(pair):
     ids = rows()[1]
     expected = model.generate(ids, max_new_tokens=9, do_sample=False)
     cache = StateCache()
-    first = model.generate(ids, max_new_tokens=4, do_sample=False, past_key_values=cache)
+    first = model.generate(ids, max_new_tokens=4, do_sample=False, cache=cache)
     assert cache.get_seq_length() == first.shape[1] - 1  # the last token is not read yet
     kept = cache.fork()
-    assert torch.equal(model.generate(first, max_new_tokens=5, do_sample=False, past_key_values=cache), expected)
-    assert torch.equal(model.generate(first, max_new_tokens=5, do_sample=False, past_key_values=kept), expected)
+    assert torch.equal(model.generate(first, max_new_tokens=5, do_sample=False, cache=cache), expected)
+    assert torch.equal(model.generate(first, max_new_tokens=5, do_sample=False, cache=kept), expected)
     if ours.splits != "anywhere":
         with pytest.raises(InputError, match="assisted decoding"):
             model.generate(ids, max_new_tokens=3, prompt_lookup_num_tokens=2)
@@ -191,31 +191,32 @@ def test_crop_returns_to_any_length():
     cache.activate_past_recording()
     with torch.no_grad():
         for n in (6, 1, 1, 9, *[1] * 15):
-            model(ids[:, place : place + n], attention_mask=mask[:, : place + n], past_key_values=cache)
+            model(ids[:, place : place + n], attention_mask=mask[:, : place + n], cache=cache)
             place += n
         assert len(cache.reads) <= 10  # of 19: states at distances that double
         for back in (2, 1, 7, 12):
             cache.crop(-back)
             place -= back
         cache.reorder_cache(torch.tensor([1, 0]))
-        new = model(ids[:, place : place + 2], attention_mask=mask[:, : place + 2].flip(0), past_key_values=cache)
+        new = model(ids[:, place : place + 2], attention_mask=mask[:, : place + 2].flip(0), cache=cache)
         text = torch.cat([ids[:, :place].flip(0), ids[:, place : place + 2]], 1)
         whole = model(text, mask[:, : place + 2].flip(0))
         early = StateCache()
         early.activate_past_recording()
-        model(ids, past_key_values=early)
+        model(ids, cache=early)
         early.crop(-30)  # to before the state of any call
         early.batch_repeat_interleave(2)
-        assert model(ids[:, 10:12].repeat_interleave(2, 0), past_key_values=early).logits.shape[:2] == (4, 2)
+        assert model(ids[:, 10:12].repeat_interleave(2, 0), cache=early).logits.shape[:2] == (4, 2)
     torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)
     with pytest.raises(InputError, match="crop"):
-        model(ids, use_cache=True).past_key_values.crop(-1)
+        model(ids, use_cache=True)[cache_name()].crop(-1)
 
 
 def test_bad_input():
     _, model = built("lstm-plain-causal")
-    with pytest.raises(InputError, match="StateCache"):
-        model(IDS, past_key_values=transformers().DynamicCache())
+    for name in CACHE_NAMES:
+        with pytest.raises(InputError, match="StateCache"):
+            model(IDS, **{name: transformers().DynamicCache()})
     with pytest.raises(InputError, match="position_ids"):
         model(IDS, position_ids=IDS)
     with pytest.raises(InputError, match=r"inputs_embeds.*LoRA"):
@@ -249,5 +250,5 @@ def test_another_version_of_the_library_is_named(monkeypatch):
 
     found = transformers().__version__
     monkeypatch.setattr(hugging_face.importlib, "import_module", moved)
-    with pytest.raises(InputError, match=rf"expected transformers {hugging_face.TRIED}.*found {found}"):
+    with pytest.raises(InputError, match=rf"expected transformers {' or '.join(TRIED)}.*found {found}"):
         hugging_face.StateCache  # noqa: B018

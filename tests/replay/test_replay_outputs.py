@@ -112,7 +112,7 @@ def test_a_cache_of_transformers_is_a_state():
 
     def step(ids, cache):
         cache = DynamicCache(config=model.config) if cache is None else cache
-        logits = model(ids[:, :-1], past_key_values=cache).logits
+        logits = model(ids[:, :-1], **{mnemos.libraries.cache_name(): cache}).logits
         return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]), cache
 
     pieces = [torch.randint(11, (2, n)) for n in (4, 5, 3, 4)]

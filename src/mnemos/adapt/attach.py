@@ -52,7 +52,7 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
         mnemos.uncache(model)                                         # the model is as it was
 
     Each attention gets a child module `grc` (a `HostBranch`; in a causal decoder a `DecoderBranch`, whose state is kept
-    on the model's `past_key_values`). A forward hook mixes its output into the attention's.
+    on the model's own cache). A forward hook mixes its output into the attention's.
     The host's modules and parameters keep their names, so its own checkpoints still load, also with strict=True; a
     checkpoint without caches leaves the caches as they are. With the gate closed (λ → −∞) the outputs are the host's;
     `gate_init` sets the initial gate. Code that torch.compile made of this model is compiled again at its next call.

@@ -164,7 +164,7 @@ def _carrying(layer: type) -> Any:
             if carried is not None and -tokens_to_remove > carried.removable:
                 raise InputError(
                     f"crop: expected to remove at most {carried.removable} tokens, the last that the gated caches "
-                    f"kept, found {-tokens_to_remove}; make a copy.deepcopy of past_key_values before those tokens"
+                    f"kept, found {-tokens_to_remove}; make a copy.deepcopy of the cache before those tokens"
                 )
             before = int(self.get_seq_length())
             super().crop(tokens_to_remove)
@@ -202,7 +202,7 @@ def carried_by(past: Any, number: int, batch: int, t: int) -> Carried:
     layers = getattr(past, "layers", None)
     if not isinstance(layers, list) or len(layers) <= number:
         raise InputError(
-            f"expected past_key_values with a layer for each attention, found a {type(past).__name__}; "
+            f"expected a cache with a layer for each attention, found a {type(past).__name__}; "
             "give a transformers.DynamicCache, or none"
         )
     layer = layers[number]
@@ -213,7 +213,7 @@ def carried_by(past: Any, number: int, batch: int, t: int) -> Carried:
     before = int(layer.get_seq_length()) - t
     if carried.length != before or carried.rows not in (None, batch):
         raise InputError(
-            f"expected past_key_values whose {before} tokens this model's gated caches have read, found "
+            f"expected a cache whose {before} tokens this model's gated caches have read, found "
             f"{carried.length} read tokens{'' if carried.rows in (None, batch) else f' of {carried.rows} rows'}; "
             "start with an empty cache"
         )

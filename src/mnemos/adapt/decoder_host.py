@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import assert_in_graph
+from mnemos.libraries import CACHE_NAMES
 from mnemos.types import InputError
 
 from .host import Host, argument, tokens_in
@@ -27,8 +28,9 @@ class DecoderCall(NamedTuple):
 class DecoderHost(Host):
     """One attention class of causal decoders; its gated cache is updated in blocks and carried on the host's cache.
 
-    call reads the tokens alone. past: the argument with the host's cache, a transformers `Cache`. mask: the one with
-    the attention mask (see `own_tokens`). layer: the attribute with the attention's number in the cache.
+    call reads the tokens alone. past: the argument with the host's cache, a transformers `Cache`; one of
+    `libraries.CACHE_NAMES` stands for all of them. mask: the argument with the attention mask (see `own_tokens`).
+    layer: the attribute with the attention's number in the cache.
     """
 
     call: Any = field(default=tokens_in("hidden_states"), kw_only=True)
@@ -39,10 +41,14 @@ class DecoderHost(Host):
     def read(self, module: Any, args: tuple, kwargs: dict) -> DecoderCall:
         """The call. Raises InputError where an argument packs several sequences into one row."""
         refuse_lengths(kwargs)
-        if kwargs.get("cache") is not None:  # a paged cache
-            raise InputError(PACKED.format("cache="))
-        mask, past = (argument(args, kwargs, self.signature.index(name), name) for name in (self.mask, self.past))
-        return DecoderCall(self.call(module, args, kwargs).x, mask, past)
+        mask, past = (self.signature.index(name) for name in (self.mask, self.past))
+        names = CACHE_NAMES if self.past in CACHE_NAMES else (self.past,)
+        given = [argument(args, kwargs, past, name) for name in names]
+        return DecoderCall(
+            self.call(module, args, kwargs).x,
+            argument(args, kwargs, mask, self.mask),
+            given[-1] if given[0] is None else given[0],
+        )
 
 
 def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from mnemos.libraries import CACHE_NAMES
 from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
@@ -130,7 +131,8 @@ def never(site: Site) -> str | None:
 class Host:
     """One attention class of a host library.
 
-    kind: "module:Class". signature: the first argument names of its forward, checked before anything is changed.
+    kind: "module:Class". signature: the first argument names of its forward, checked before anything is changed; the
+    cache of Transformers may have either of its names (`libraries.CACHE_NAMES`).
     width, out, heads: dotted attributes of the module with D of its input, D of its output, and H. call: reads the
     arguments of a call. place(site, seen): the attention's place, where `seen` is the T of an example. left(site): why
     it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed, for an attention whose
@@ -161,7 +163,7 @@ class Host:
     def check(self, module: nn.Module) -> None:
         """Raise InputError unless the module's forward has the arguments that this adapter was written for."""
         found = tuple(inspect.signature(type(module).forward).parameters)[1:]
-        if found[: len(self.signature)] != self.signature:
+        if _one_name(found[: len(self.signature)]) != _one_name(self.signature):
             raise InputError(
                 f"{self.name}: expected forward({', '.join(self.signature)}, …), found ({', '.join(found)}); "
                 "use a version of the library with that forward, or name other modules with where="
@@ -175,6 +177,11 @@ class Host:
                 f"{self.name}: expected widths and heads as integers, found {found}; name others with where="
             )
         return found[0], found[1], found[2]
+
+
+def _one_name(names: Sequence[str]) -> list[str]:
+    """Names of arguments, with one name for the cache of Transformers in all its versions."""
+    return [CACHE_NAMES[0] if name in CACHE_NAMES else name for name in names]
 
 
 def reach(module: object, path: str) -> Any:

@@ -7,6 +7,7 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from mnemos import libraries
 from mnemos.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .registration import StateCache as StateCache
     from .registration import register as register
 
-TRIED = "5.23.0"  # of transformers
 _NAMES = {"FunctionalState": "functional_cache", "Functional": "functional_model", "functional": "functional_model"}
 _IN_TRANSFORMERS = "Config ForCausalLM ForSeq2SeqLM ForSequenceClassification PreTrainedModel"
 _NAMES |= {name: "registration" for name in ("StateCache", "register")}
@@ -42,8 +42,9 @@ def _imported(name: str) -> Any:
         if not (error.name or "").startswith("transformers"):
             raise
         raise InputError(
-            f"mnemos.hugging_face: expected transformers {TRIED}, the version that was tried, found "
-            f"{version('transformers')}, in which something has another place ({error}); install transformers=={TRIED}"
+            f"mnemos.hugging_face: expected transformers {' or '.join(libraries.TRIED)} (the versions tried), found "
+            f"{version('transformers')}, in which something has another place ({error}); run: "
+            "pip install 'mnemos-torch[hf]'"
         ) from error
     return getattr(module, name)
 

@@ -8,7 +8,7 @@ from torch import nn
 from mnemos import libraries
 from mnemos.types import InputError
 
-_CACHES = ("cache_params", "past_key_values", "state")  # what forwards of Transformers call their cache
+_CACHES = (*libraries.CACHE_NAMES, "cache_params", "state")  # what forwards of Transformers call their cache
 _UNFIT = {  # what their caches ask of a call
     "cpmant": "reads the ids of all earlier tokens in every call; use another model",
     "prophetnet": "reads one token in a call with a cache; use another model",

@@ -31,7 +31,7 @@ class MnemosConfig(PreTrainedConfig):
     """
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+    keys_to_ignore_at_inference = [*libraries.CACHE_NAMES, "encoder_last_hidden_state"]
 
     def __init__(
         self,

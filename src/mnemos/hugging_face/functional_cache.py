@@ -17,8 +17,6 @@ from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
 
-TRIED = "5.23"  # versions of Transformers that were tried
-
 _library: Any = libraries.transformers()
 try:
     from transformers.cache_utils import (
@@ -32,8 +30,8 @@ try:
     )
 except ImportError as error:
     raise InputError(
-        f"functional: expected the caches of transformers {TRIED} (the versions tried), found {_library.__version__} "
-        f"without {error.name or 'them'} ({error}); install transformers {TRIED}"
+        f"functional: expected the caches of transformers {' or '.join(libraries.TRIED)} (the versions tried), found "
+        f"{_library.__version__} without {error.name or 'them'} ({error}); run: pip install 'mnemos-torch[hf]'"
     ) from None
 
 
@@ -181,6 +179,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
 
     seen [B]: as in the given state. parts: the given ones; None for a first call, which finds out their shapes.
     """
+
+    seqlen_offset = 0  # xLSTM counts its tokens there
 
     def __init__(
         self, layout: Layout, seen: Tensor, parts: tuple[State, ...] | None, length: int, padding: Padding | None

@@ -16,7 +16,7 @@ from mnemos.states import reset
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state
 
 from .checked_model import checked_model
-from .functional_cache import TRIED, FunctionalCache, FunctionalState, Layout, Padding
+from .functional_cache import FunctionalCache, FunctionalState, Layout, Padding
 from .known_layers import add_steps
 
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
@@ -152,12 +152,12 @@ class Functional(nn.Module):
             ValueError,
         ) as error:
             version = libraries.transformers().__version__
-            tried = version == TRIED or version.startswith(f"{TRIED}.")
+            tried = ".".join(version.split(".")[:2]) in libraries.TRIED
             raise InputError(
-                f"functional: expected a causal model with a cache as in transformers {TRIED} (the versions tried), "
-                f"found {self.config.architecture} of transformers {version}, which fails with that cache "
-                f"({type(error).__name__}: {_line(error)}); {'' if tried else f'install transformers {TRIED}, or '}use "
-                "another model"
+                f"functional: expected a causal model with a cache as in transformers {' or '.join(libraries.TRIED)} "
+                f"(the versions tried), found {self.config.architecture} of transformers {version}, which fails with "
+                f"that cache ({type(error).__name__}: {_line(error)}); "
+                f"{'' if tried else 'run pip install mnemos-torch[hf], or '}use another model"
             ) from error
         self._probed_as = weight.device, weight.dtype
 
@@ -287,7 +287,7 @@ class Functional(nn.Module):
         options = {
             "inputs_embeds" if x.is_floating_point() else "input_ids": x,
             self._cache: cache,
-            "use_cache": self._cache == "past_key_values",  # xLSTM would count its tokens in the cache
+            "use_cache": True,
             "return_dict": True,
             "attention_mask": cache.mask(),
             "position_ids": cache.positions + self._first if numbered else None,

@@ -17,7 +17,7 @@ from mnemos.types import InputError, Likelihood, LogProbLikelihood, Output, Stat
 
 from .padded import read_padded
 from .pretrained_model import MnemosPreTrainedModel
-from .state_cache import StateCache, checked_cache
+from .state_cache import CACHE, StateCache, checked_cache
 
 libraries.transformers()
 from transformers import GenerationMixin  # noqa: E402
@@ -44,11 +44,13 @@ class Generates:
                 f"cache_implementation: expected none, because the model has a state of its own, found "
                 f"{generation_config.cache_implementation!r}; leave it out"
             )
-        cache = checked_cache(model_kwargs.get("past_key_values"))
+        cache = checked_cache(*(model_kwargs.pop(name, None) for name in libraries.CACHE_NAMES))
         if cache is not None:
             cache._is_user_defined = True
         elif generation_config.use_cache is not False:
-            cache = model_kwargs["past_key_values"] = StateCache()
+            cache = StateCache()
+        if cache is not None:
+            model_kwargs[CACHE] = cache
         if generation_config.is_assistant:
             model_kwargs.pop("position_ids", None)  # those of the model that this one drafts for
             if cache is not None:
@@ -110,8 +112,9 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
     [B, T, V] predict the token after input_ids[:, i], or those of the last `logits_to_keep` tokens. labels [B, T]: the
     input ids, −100 where they do not count: the loss is the mean −log p in nats, shifted here; the token after
     padding does not count, and auxiliary losses of layers are added in training. num_items_in_batch: the labels of an
-    update but each row's first, as Trainer counts them (see `next_labels`). past_key_values: a `StateCache`, which
-    goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
+    update but each row's first, as Trainer counts them (see `next_labels`). cache, or past_key_values: a `StateCache`,
+    which goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
+    The output has it under the name of the installed Transformers: `cache` from 5.24 on, `past_key_values` before.
     Positions are counted by the state: padding has none, so left padding changes nothing.
     `model.model` is the model itself: `y, state = model.model(x, state)`.
     A model with an adaptive softmax gives log-probabilities as logits, and none (None) in training with labels.
@@ -141,17 +144,18 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: StateCache | None = None,
+        cache: StateCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
+        past_key_values: StateCache | None = None,
         **loss_kwargs: Any,
     ) -> Any:
         """See the class."""
         self._refuse(loss_kwargs)
         input_ids = checked_tokens(input_ids)
-        cache = checked_cache(past_key_values)
+        cache = checked_cache(cache, past_key_values)
         if use_cache is None:
             use_cache = cache is not None or (labels is None and not self.training and self.model.state_kind != "none")
         if cache is None and use_cache:
@@ -169,7 +173,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         logits = None
         if likelihood is None or not (self.training and labels is not None):
             logits = as_logits(kept(outputs, logits_to_keep), likelihood)
-        found = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        found = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache if use_cache else None})
         return found if return_dict is not False else found.to_tuple()
 
 

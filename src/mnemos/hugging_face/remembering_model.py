@@ -28,7 +28,7 @@ class RememberingConfig(PreTrainedConfig):
     """
 
     model_type = REMEMBERING_TYPE
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = list(libraries.CACHE_NAMES)
 
     def __init__(self, host: dict[str, Any] | None = None, tokens: int = 16, segment: int = 128, **named: Any) -> None:
         # Transformers makes empty ones, to see which settings differ from the default ones.

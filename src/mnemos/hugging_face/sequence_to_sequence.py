@@ -13,7 +13,7 @@ from mnemos.types import InputError
 from .language_model import Generates, check_labels, kept, last_of_mask, mean_loss, with_auxiliary
 from .padded import packed_right
 from .pretrained_model import MnemosPreTrainedModel
-from .state_cache import StateCache, checked_cache
+from .state_cache import CACHE, StateCache, checked_cache
 
 libraries.transformers()
 from transformers import GenerationMixin  # noqa: E402
@@ -49,8 +49,9 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
     input_ids [B, S], attention_mask [B, S]: the source, padding on either side. decoder_input_ids [B, T] with
     decoder_attention_mask [B, past + T]: what the decoder reads; by default `labels` [B, T], shifted right behind
     decoder_start_token_id. The loss is the mean −log p of the labels in nats, −100 left out. logits [B, T, V], or those
-    of the last `logits_to_keep` tokens. encoder_outputs: of an earlier call. past_key_values: a `StateCache`, which
-    holds the source too, and goes on to the new state. Raises InputError for other models, and as MnemosForCausalLM.
+    of the last `logits_to_keep` tokens. encoder_outputs: of an earlier call. cache, or past_key_values: a `StateCache`,
+    which holds the source too, and goes on to the new state. Raises InputError for other models, and as
+    MnemosForCausalLM.
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
@@ -92,16 +93,17 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: StateCache | None = None,
+        cache: StateCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        past_key_values: StateCache | None = None,
         **named: Any,
     ) -> Any:
         """See the class."""
         returns = named.pop("return_dict", None)
         self._refuse(named)
-        cache = checked_cache(past_key_values)
+        cache = checked_cache(cache, past_key_values)
         carries = cache is not None or (labels is None and not self.training if use_cache is None else use_cache)
         cache = StateCache() if cache is None else cache
         if decoder_input_ids is None and labels is not None:
@@ -128,7 +130,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         found = Seq2SeqLMOutput(
             loss=loss,
             logits=kept(outputs, logits_to_keep),
-            past_key_values=carried,
+            **{CACHE: carried},
             encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
         )
         return found if returns is not False else found.to_tuple()

@@ -12,6 +12,8 @@ from mnemos.types import InputError, State, leaves, select
 libraries.transformers()  # first: it repairs an installation whose torchvision was built for another PyTorch
 from transformers.cache_utils import Cache  # noqa: E402
 
+CACHE = libraries.cache_name()  # of the installed version: the argument of `generate`, and the field of outputs
+
 
 class Read(NamedTuple):
     """One call: tokens [B, T] with their mask [B, T] (None: all are valid), and the state and length before it."""
@@ -23,11 +25,11 @@ class Read(NamedTuple):
 
 
 class StateCache(Cache):
-    """A model's state as the `past_key_values` of Transformers.
+    """A model's state as the cache of Transformers.
 
         cache = StateCache()
-        model.generate(ids, past_key_values=cache)               # the cache now holds what the model has read
-        model.generate(longer, past_key_values=cache)            # goes on: only the new tokens are read
+        model.generate(ids, cache=cache)                         # the cache now holds what the model has read
+        model.generate(longer, cache=cache)                      # goes on: only the new tokens are read
 
     state: of the model after `length` tokens of each row, padding included; None before the first call. As in
     Transformers, a call changes the cache it is given; the state in it is a value and is never changed, so `fork` (and
@@ -167,6 +169,11 @@ class StateCache(Cache):
         return False
 
     @property
+    def is_linear(self) -> list[bool]:
+        """[False]: `generate` then asks for the length, to pass the new tokens alone."""
+        return [False]
+
+    @property
     def is_initialized(self) -> bool:
         """Whether tokens were read."""
         return self.length > 0
@@ -197,11 +204,12 @@ def _joined(older: Read, newer: Read) -> Tensor | None:
     return torch.cat(masks, 1)
 
 
-def checked_cache(given: object) -> StateCache | None:
-    """`past_key_values` as a `StateCache`, or None. Raises InputError for any other cache."""
+def checked_cache(cache: object, past_key_values: object) -> StateCache | None:
+    """The `StateCache` that a call was given under either name, or None. Raises InputError for any other cache."""
+    given = past_key_values if cache is None else cache
     if given is None or isinstance(given, StateCache):
         return given
     raise InputError(
-        f"past_key_values: expected a StateCache of mnemos.hugging_face, found {type(given).__name__}; pass what this "
-        "model returned, or nothing"
+        f"cache: expected a StateCache of mnemos.hugging_face, found {type(given).__name__}; pass what this model "
+        "returned, or nothing"
     )

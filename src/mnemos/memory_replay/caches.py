@@ -30,7 +30,7 @@ def register_transformers_caches() -> None:
 
         def step(ids, cache):
             cache = DynamicCache(config=model.config) if cache is None else cache
-            out = model(ids[:, :-1], past_key_values=cache)
+            out = model(ids[:, :-1], cache=cache)              # before Transformers 5.24 past_key_values=
             return cross_entropy(out.logits.transpose(1, 2), ids[:, 1:]), cache
 
     `DynamicCache` and the layer classes of `transformers.cache_utils` become nodes of torch.utils._pytree, for the

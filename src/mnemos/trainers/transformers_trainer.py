@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from mnemos import libraries
 from mnemos.errors import InputError
-from mnemos.hugging_face import TRIED
 from mnemos.train import checkpoint
 
 from .batches import RolloutBatches
@@ -258,8 +257,9 @@ def _check_trainer() -> None:
         if method is None or lacking:
             what = f"its {name} takes no {', '.join(lacking)}" if method is not None else f"it has no {name}"
             raise InputError(
-                f"RolloutTrainer: expected the Trainer of transformers {TRIED} (the version tried), found that of "
-                f"{libraries.transformers().__version__}: {what}; install transformers=={TRIED}"
+                f"RolloutTrainer: expected the Trainer of transformers {' or '.join(libraries.TRIED)} (the versions "
+                f"tried), found that of {libraries.transformers().__version__}: {what}; run: pip install "
+                "'mnemos-torch[trainer]'"
             )
 
 
