@@ -13,7 +13,7 @@ help:
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
-	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest; three minutes after its installation'
+	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
