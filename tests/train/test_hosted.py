@@ -11,6 +11,7 @@ from test_cli import refused
 import mnemos
 from mnemos import libraries
 from mnemos.cli import main
+from mnemos.config import to_dict
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.models import hosts
 from mnemos.train.baselines import with_unwritten
@@ -113,6 +114,11 @@ def test_a_decoder_begins_again_with_each_segment_and_its_cache_goes_on(folder):
             torch.testing.assert_close(padded[row, :n], whole[row, :n])
             alone = model(torch.cat([x[row : row + 1, :n], x[row : row + 1]], 1))[0][:, n:]
             torch.testing.assert_close(more[row : row + 1], alone)
+        exported = mnemos.hugging_face.MnemosForCausalLM
+        exported = exported(exported.config_class(model=to_dict(model.config))).eval()
+        exported.model.load_state_dict(model.state_dict())
+        written = exported.generate(x[:, :13], max_new_tokens=9, do_sample=False)[:, 13:]
+        assert torch.equal(written, mnemos.Stream(model).prefill(x[:, :13]).generate(9, temperature=0)[0])
         unwritten = with_unwritten([cached])[1]
         for recipe, reads in ((cached, True), (unwritten, False)):
             torch.manual_seed(0)

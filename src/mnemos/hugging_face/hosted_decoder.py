@@ -101,6 +101,13 @@ class HostedDecoder(nn.Module):
             found = self.__dict__["_step"] = functional(self.host)
         return found
 
+    @property
+    def head(self) -> nn.Module:
+        """The map to logits, which `generate` of Transformers lets read the last tokens of a prompt only."""
+        decoder: Any = self.step.model  # made now: while the head reads less, it could not be
+        found: nn.Module = decoder.get_output_embeddings()
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
         """Without `step`, which belongs to this host alone."""
         return {**self.__dict__, "_step": None}
