@@ -81,8 +81,8 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .models.transformer import HeadConfig as HeadConfig
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
-    from .programs.folder import export as export
     from .ops.rotary import Rotary as Rotary
+    from .programs.folder import export as export
     from .registry import register as register
     from .train.fit import fit as fit
     from .train.recipe import OptimConfig as OptimConfig
