@@ -173,7 +173,8 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         logits = None
         if likelihood is None or not (self.training and labels is not None):
             logits = as_logits(kept(outputs, logits_to_keep), likelihood)
-        found = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache if use_cache else None})
+        carried: Any = cache if use_cache else None
+        found = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: carried})
         return found if return_dict is not False else found.to_tuple()
 
 
