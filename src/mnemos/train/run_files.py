@@ -49,7 +49,9 @@ def read_result(folder: Path, fields: Fields | None = None) -> JSONObject:
     path = folder / "result.json"
     found = read_object(path, fields)
     split, scores = final_scores(found)
-    if not isinstance(scores, dict) or "loss" not in scores:
+    if not isinstance(scores, dict):
+        raise _damaged(path, f"{scores!r:.40} as its {split!r}" if split in found else f"no {split!r} in it")
+    if "loss" not in scores:
         raise _damaged(path, f"no 'loss' in its {split!r}")
     controls = found.get("controls") or {}
     if not isinstance(controls, dict):
