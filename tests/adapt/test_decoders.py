@@ -18,6 +18,7 @@ from mnemos.adapt.carried import KEEP
 from mnemos.libraries import cache_name, transformers
 from mnemos.memory.gated_cache import caches
 
+EVERY = [*FEW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILIES if name not in FEW)]
 STREAM = GRC(length=4, block=3, scope="stream")
 SHARED = GRC(length=4, block=3, preset="paper", inference="transient")
 
@@ -80,7 +81,7 @@ def test_a_sequence_in_parts_is_the_whole_and_a_row_is_its_tokens(name, grc, att
     assert (logits(model, given, mask) - whole)[mask > 0].abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("mode", ["greedy", "sampling", "beams", "static"])
 @pytest.mark.each_value
 def test_generation_with_the_cache_is_that_without(name, mode):
@@ -135,7 +136,7 @@ def test_a_later_token_changes_no_bit_of_an_earlier_output(name, grc, training):
 @pytest.mark.parametrize(
     "grc", [STREAM, SHARED, GRC(length=4, preset="official")], ids=["stream", "shared", "official"]
 )
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.each_value
 def test_a_closed_gate_is_the_host_and_uncache_restores_it(name, grc):
     model = plain(name)
@@ -156,7 +157,7 @@ def test_a_closed_gate_is_the_host_and_uncache_restores_it(name, grc):
     assert state(model) == was
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.each_value
 def test_every_parameter_has_a_gradient_also_through_the_carried_state(name):
     """Two calls, the second with the first one's cache: the gradient of the loss is that of one call."""
@@ -169,7 +170,7 @@ def test_every_parameter_has_a_gradient_also_through_the_carried_state(name):
         if "position_embeddings" not in key:
             assert theirs.grad is not None, key
             assert theirs.grad.abs().sum() > 0, key
-            close(mine.grad, theirs.grad)
+            close(mine.grad, theirs.grad, 1e-5 if name == "gemma3" else 1e-10)  # its norms are in single precision
 
 
 def test_a_training_forward_stores_the_mean_of_the_rows_that_completed_a_block():

@@ -11,14 +11,15 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import InputError
-from mnemos.adapt.remembering import KNOWN, Remembering
+from mnemos.adapt.decoder_parts import KNOWN
+from mnemos.adapt.remembering import Remembering
+from mnemos.libraries import transformers
 from mnemos.memory import TokensConfig, TokenState
 from mnemos.models import RMT
 from mnemos.types import Advances, RecurrentModel, reset
 
-UNPLAIN = ("Gemma2", "Granite")  # logits are more than a head of hidden states
 EXPERTS = ("Mixtral", "Qwen2Moe", "Qwen3Moe")  # their kernel takes no float64
-FAMILY = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER if name not in UNPLAIN)]
+FAMILY = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER)]
 
 
 def ids(rows: int = 3, t: int = 7, seed: int = 2) -> torch.Tensor:
@@ -26,7 +27,7 @@ def ids(rows: int = 3, t: int = 7, seed: int = 2) -> torch.Tensor:
 
 
 def host(name: str = "gpt2", **options) -> nn.Module:
-    if name == "mistral":
+    if name in ("mistral", "gemma3"):
         options = {"sliding_window": 32, **options}
     if name in EXPERTS:  # made in float32
         import decoder_models
@@ -220,7 +221,7 @@ class Mean(nn.Module):
 
 def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
     model, x = Foreign(), ids(2, 5)
-    with pytest.raises(InputError, match=r"is known \(GPT2LM.*LlamaFor.*found Foreign; name its parts: remember"):
+    with pytest.raises(InputError, match=r"is known \(Cohere2.*GPT2LM.*LlamaFor.*found Foreign; name its parts"):
         mnemos.remember(model)
     network = mnemos.remember(model, 2, embedding="table", decoder="body", head="head")
     logits, state = network(x)
@@ -239,6 +240,65 @@ def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
     ):
         with pytest.raises(InputError, match=message):
             wrong()
+
+
+NAMED = {  # class: the names of its parts, and settings
+    "CohereForCausalLM": ("model.embed_tokens", "model", "lm_head", {"logit_scale": 0.3}),
+    "GraniteForCausalLM": (
+        *("model.embed_tokens", "model", "lm_head"),
+        {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    ),
+    "Gemma2ForCausalLM": ("model.embed_tokens", "model", "lm_head", {"final_logit_softcapping": 2.0, "head_dim": 6}),
+    "BartForCausalLM": (
+        *("model.decoder.embed_tokens", "model.decoder", "lm_head"),
+        {"d_model": 24, "decoder_layers": 2, "decoder_attention_heads": 4},
+    ),
+    "MptForCausalLM": ("transformer.wte", "transformer", "lm_head", {"d_model": 24, "n_layers": 2, "n_heads": 3}),
+    "MambaForCausalLM": ("backbone.embeddings", "backbone", "lm_head", {"state_size": 4}),
+}
+
+
+def by_name(kind: str, tokens: int = 2) -> Remembering:
+    *names, options = NAMED[kind]
+    library = transformers()
+    of = getattr(library, kind)
+    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind == "MptForCausalLM":
+        sizes = {"vocab_size": 60}
+    torch.manual_seed(0)
+    model = of(of.config_class(**sizes, **options)).double().eval()
+    return mnemos.remember(model, tokens, *names)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@torch.no_grad()
+def test_parts_by_name_are_the_whole_model_and_padding_changes_nothing(kind):
+    """What the class does after its head is done here too, and a padded row is the row alone."""
+    network = by_name(kind)
+    x = ids(3, 6)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 4:], mask[2, :3] = False, False
+    embeds = torch.cat([network.memory.start.expand(3, -1, -1), network.parts[0](x)], 1)
+    close(network(x)[0], network.model(inputs_embeds=embeds).logits[:, 2:].double(), 1e-6)
+    logits, state = network(x, None, mask)
+    for row, valid in enumerate(mask):
+        wanted, after = network(x[row : row + 1, valid])
+        close(logits[row, valid], wanted[0], 1e-6)  # some compute a part in single precision
+        close(state.tokens[row], after.tokens[0], 1e-6)
+
+
+def test_parts_whose_logits_are_not_the_models_are_refused():
+    model = plain("cohere")
+    model.config.logit_scale = None  # no setting says it
+    with pytest.raises(InputError, match=r"CohereForCausalLM multiplies them by 0\.3;"):
+        mnemos.remember(model, 2, "model.embed_tokens", "model", "lm_head")
+    model = plain("gpt2")
+    model.forward = lambda ids: torch.arange(480.0).view(2, 4, 60)
+    with pytest.raises(InputError, match="that they differ by up to"):
+        mnemos.remember(model, 2, "transformer.wte", "transformer", "lm_head")
+    network, mask = by_name("BartForCausalLM"), torch.tensor([[True] * 5, [False] + [True] * 4])
+    with pytest.raises(InputError, match="BartForCausalLM takes no position_ids"):
+        network.generate(ids(2, 5), None, mask, max_new_tokens=2)
 
 
 def test_bad_input():

@@ -23,6 +23,7 @@ from .example import Seen, first_calls
 from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
 from .host import FUTURE, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
+from .masks import DECODERS, LEAVE_OUT
 from .probe import probe, probe_model, probe_rows
 from .report import Left, Report, Swapped
 
@@ -236,7 +237,7 @@ def _refuse_causal_stack(site: Site, hosts: dict[str, Host], sites: list[Site]) 
         if not around or _inside(site.name, around):
             raise InputError(
                 f"{site.name}: expected a module of a model that is not causal, found the causal attention "
-                f"{other.name!r} beside it; a shared cache would show it the future: leave it out of where="
+                f"{other.name!r} beside it; {LEAVE_OUT}"
             )
 
 
@@ -298,7 +299,7 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
         Left(
             site.name,
             f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to [B, T, D], adds "
-            "no residual and is not causal",
+            f"no residual and is not causal; {DECODERS}",
         )
         for site in found
         if not any(other is not site and _inside(other.name, site.name) for other in found)

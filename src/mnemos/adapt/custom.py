@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mnemos.types import InputError
 
 from .host import AttentionInput, Call, Host, Site, argument, reach
-from .masks import LENGTHS, refuse_lengths, refuse_mask, valid_tokens
+from .masks import LEAVE_OUT, LENGTHS, refuse_lengths, refuse_mask, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -120,10 +120,7 @@ def _looks_like_padding(value: Tensor, x: Tensor) -> bool:
 
 
 def _causal(kind: str) -> InputError:
-    return InputError(
-        f"{kind}: expected a call without a causal mask, found that it was called causally; a shared cache would show "
-        "it the future: leave it out of where="
-    )
+    return InputError(f"{kind}: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}")
 
 
 @dataclass(frozen=True)
@@ -149,10 +146,7 @@ def custom_host(site: Site, width: int | None) -> Custom:
     """
     module = site.module
     if getattr(module, "is_causal", False) is True or reach(module, "is_decoder") is True:
-        raise InputError(
-            f"{site.name}: expected an attention that is not causal, found a causal one; "
-            "a shared cache would show it the future: leave it out of where="
-        )
+        raise InputError(f"{site.name}: expected an attention that is not causal, found a causal one; {LEAVE_OUT}")
     dim = width or _declared_width(module)
     if dim is None:
         raise InputError(

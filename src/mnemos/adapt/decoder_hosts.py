@@ -1,4 +1,4 @@
-"""Adapters for causal decoders of Hugging Face: GPT-2, OPT, GPT-NeoX, and Llama, Mistral, Qwen and models like them."""
+"""Adapters for causal decoders of Hugging Face: GPT-2, OPT, GPT-NeoX, Falcon, and Llama, Qwen and models like them."""
 
 from .decoder_host import DecoderHost
 from .host import ACROSS, Site
@@ -16,7 +16,11 @@ _ROTARY = {
     "qwen3_moe": "Qwen3Moe",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "phi": "Phi",
     "phi3": "Phi3",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
     "olmo": "Olmo",
     "olmo2": "Olmo2",
     "smollm3": "SmolLM3",
@@ -30,12 +34,18 @@ def _across(site: Site) -> str | None:
     return ACROSS if site.module.is_cross_attention else None
 
 
+def _both_ways(site: Site) -> str | None:
+    """Gemma 3 may be an encoder (use_bidirectional_attention), whose tokens would read earlier ones only."""
+    return None if getattr(site.module, "is_causal", True) else "it attends in both directions, and is no decoder"
+
+
 def _rotary_host(package: str, name: str) -> DecoderHost:
     return DecoderHost(
         f"{_MODELS}.{package}.modeling_{package}:{name}Attention",
         ("hidden_states", "position_embeddings", "attention_mask", "past_key_values"),
         width="config.hidden_size",
         heads="config.num_attention_heads",
+        left=_both_ways,
     )
 
 
@@ -58,6 +68,13 @@ HOSTS = (
         ("hidden_states", "attention_mask", "layer_past"),
         width="config.hidden_size",
         heads="config.num_attention_heads",
+        past="layer_past",
+    ),
+    DecoderHost(
+        f"{_MODELS}.falcon.modeling_falcon:FalconAttention",
+        ("hidden_states", "alibi", "attention_mask", "position_ids", "layer_past"),
+        width="hidden_size",
+        heads="num_heads",
         past="layer_past",
     ),
     *(_rotary_host(package, name) for package, name in _ROTARY.items()),

@@ -12,10 +12,9 @@ from mnemos.types import InputError
 _LOWERED = 20.0
 _HIDDEN = -100.0  # and what is as low as this: a mask may hide all
 _JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
-CAUSAL = (
-    "a cached attention: expected a call without a causal mask, found that it was called causally; a shared cache "
-    "would show it the future: leave it out with where="
-)
+DECODERS = "the attention of a causal decoder needs an adapter, mnemos.register_host(mnemos.adapt.DecoderHost(...))"
+LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
+CAUSAL = f"a cached attention: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
 PACKED = (
     "a cached attention: expected one sequence per row, found several packed into one ({}); they would see each other "
     "through the cache: give each sequence a row of its own"

@@ -20,6 +20,7 @@ from mnemos.types import InputError
 from .custom import tokens_of
 from .example import Reads, Seen
 from .host import Call, Host, Site
+from .masks import LEAVE_OUT
 
 _TOKENS = 8  # T of the random input of a module without an example
 
@@ -110,7 +111,7 @@ def probe_model(model: nn.Module, example: object) -> None:
     if (later - y)[:, :half].abs().max() <= scale < (earlier - y)[:, half:].abs().max():
         raise InputError(
             "expected a model that is not causal, found that its outputs on the example do not depend on later tokens; "
-            "a shared cache would show it the future: leave its modules out of where="
+            f"{LEAVE_OUT}"
         )
 
 
@@ -235,8 +236,8 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor, exam
     earlier = _moved(y, _run(module, host, seen, _changed(x, call, row, early)), row, late)
     if earlier and not later:
         raise InputError(
-            f"{name}: expected a module that is not causal, found that its outputs do not depend on later tokens; a "
-            "shared cache would show it the future: leave it out of where="
+            f"{name}: expected a module that is not causal, found that its outputs do not depend on later tokens; "
+            f"{LEAVE_OUT}"
         )
     if not earlier and not later and not exampled:
         raise InputError(

@@ -12,11 +12,7 @@ from mnemos.memory.memory_tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
 
-# Decoders of transformers whose logits are their head of their last hidden states: class, and where its decoder is.
-_LLAMAS = "Llama Mistral Mixtral Ministral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Phi3 Olmo Olmo2 SmolLM3 Glm4 Starcoder2"
-KNOWN = {"GPT2LMHeadModel": "transformer", "GPTNeoXForCausalLM": "gpt_neox", "OPTForCausalLM": "model"}
-KNOWN |= {f"{name}ForCausalLM": "model" for name in _LLAMAS.split()}
-_PARTS = "remember(model, embedding=..., decoder=..., head=...)"
+from .decoder_parts import PARTS, AfterHead, after_head, known_parts, named_part, spread
 
 
 def remember(
@@ -36,26 +32,28 @@ def remember(
     `remembering.model.requires_grad_(False)`. tokens: m, the number of memory tokens.
 
     embedding, decoder, head: the names of these parts of a model whose layout is not known, all three: the embedding
-    [B, T] -> [B, T, D]; a causal module that is called with `inputs_embeds=` [B, n, D], and with `attention_mask=`
-    [B, n] and `position_ids=` [B, n] where a mask is given, and returns hidden states [B, n, D] (a tensor, a tuple that
-    starts with it, or an object with `last_hidden_state`); and the map from hidden states to logits. A decoder that is
-    named is called once, with random embeddings, to test that it is causal.
-    Raises InputError for a model of an unknown layout, parts that it does not have, and a decoder that is not causal.
+    [B, T] -> [B, T, D]; a causal module that is called with `inputs_embeds=` [B, n, D] and returns hidden states
+    [B, n, D] (a tensor, a tuple that starts with it, or an object with `last_hidden_state`); and the map from hidden
+    states to logits. A decoder that is named is called once, with random embeddings, to test that it is causal, and its
+    parts on eight tokens, to test that their logits are those of the model.
+    Raises InputError for a model of an unknown layout, parts that it does not have, a decoder that is not causal, and
+    parts whose logits are not the model's.
     """
     if not isinstance(tokens, int) or tokens < 1:
         raise InputError(f"remember: expected tokens, a whole number of at least 1, found {tokens!r}; change tokens")
     _check_host(model)
     names = embedding, decoder, head
     if all(name is None for name in names):
-        parts: Sequence[nn.Module] = _known_parts(model)
+        parts: Sequence[nn.Module] = known_parts(model)
     elif None in names:
         missing = ", ".join(n for n, v in zip(("embedding", "decoder", "head"), names, strict=True) if v is None)
-        raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {_PARTS}")
+        raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {PARTS}")
     else:
-        parts = [_named(model, str(name)) for name in names]
+        parts = [named_part(model, str(name)) for name in names]
     found = Remembering(model, tokens, *parts)
     if decoder is not None:
         found.check_causal(decoder)
+        found.after = after_head(model, parts[0], parts[2], lambda embeds: found._hidden(embeds, None))
     return found
 
 
@@ -97,10 +95,12 @@ class Remembering(nn.Module):
                 f"{', '.join(takes)}; name another decoder"
             )
         self._options = {"use_cache": False} if "use_cache" in takes else {}
+        self._takes_mask = "attention_mask" in takes
+        self.after = AfterHead.of(model)
         weight = embedding.weight
         self.memory = TokenMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
         with torch.no_grad():  # as large as the embeddings of tokens
-            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * weight.float().std())
+            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * spread(embedding))
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> TokenState:
         """The memory of `batch_size` new rows; passing None to `forward` means the same."""
@@ -115,7 +115,11 @@ class Remembering(nn.Module):
     ) -> tuple[Tensor, TokenState]:
         """See the class. attention_mask: the mask as tokenizers of Hugging Face return it."""
         hidden, state = self._read(x, state, _one_mask(mask, attention_mask))
-        return self.parts[2](hidden), state
+        return self.logits(hidden), state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits [B, T, V] of last hidden states [B, T, D]: the head's, and what the model does with them."""
+        return self.after(self.parts[2](hidden))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -172,10 +176,18 @@ class Remembering(nn.Module):
                 f"generate: expected padding on the left, found rows {rows} that end with it; move it to the left"
             )
         embeds = torch.cat([self._tokens(state), self.parts[0](x)], 1)
-        valid = self._valid(x, mask, 0)
-        valid = embeds.new_ones(embeds.shape[:2], dtype=torch.int64) if valid is None else valid
+        valid = embeds.new_ones(embeds.shape[:2], dtype=torch.bool)
+        if mask is not None and not bool(mask.all()):
+            if "position_ids" not in inspect.signature(self.model.forward).parameters:
+                raise InputError(
+                    f"generate: expected rows without padding, because {type(self.model).__name__} takes no "
+                    "position_ids, found padding; generate rows of one length at a time"
+                )
+            valid = torch.cat([valid[:, : self.memory.start.shape[0]], mask], 1)
+            order = valid.byte().argsort(dim=1, stable=True)  # padding first, then the memory: the tokens follow it
+            embeds, valid = _taken(embeds, order), valid.gather(1, order)
         generate: Any = self.model.generate
-        return generate(inputs_embeds=embeds, attention_mask=valid, **options)
+        return generate(inputs_embeds=embeds, attention_mask=valid.long(), **options)
 
     def check_causal(self, name: str) -> None:
         """Raise InputError unless outputs of the decoder are independent of later embeddings. It is called once."""
@@ -204,19 +216,27 @@ class Remembering(nn.Module):
         return self.memory.contents(state).to(self.parts[0].weight.dtype)
 
     def _valid(self, x: Tensor, mask: Tensor | None, back: int) -> Tensor | None:
-        """The decoder's attention mask of [M ; x ; `back` tokens of M], [B, n] int64; None: all are valid."""
+        """Which of [M ; x ; `back` tokens of M] are valid, [B, n] bool; None: all."""
         if mask is None:
             return None
         ends = [mask.new_ones(len(x), n) for n in (self.memory.start.shape[0], back)]
-        return torch.cat([ends[0], mask, ends[1]], 1).long()
+        return torch.cat([ends[0], mask, ends[1]], 1)
 
     def _hidden(self, embeds: Tensor, valid: Tensor | None) -> Tensor:
-        """The decoder's last hidden states, [B, n, D]."""
-        options: dict[str, Any] = {}
+        """The decoder's last hidden states, [B, n, D].
+
+        It reads the valid tokens of a row first and its padding last, where no valid token sees it and none has another
+        position because of it, whatever the decoder makes of masks and positions.
+        """
         if valid is not None:
-            options = {"attention_mask": valid, "position_ids": (valid.cumsum(1) - 1).clamp(min=0)}
-        options |= self._options
-        out = self.parts[1](inputs_embeds=embeds, **options)
+            order = valid.byte().argsort(dim=1, descending=True, stable=True)
+            options = {"attention_mask": valid.gather(1, order).long()} if self._takes_mask else {}
+            return _taken(self._called(_taken(embeds, order), options), order.argsort(1))
+        return self._called(embeds, {})
+
+    def _called(self, embeds: Tensor, options: dict[str, Any]) -> Tensor:
+        """The hidden states that the decoder returns. Raises InputError for others than those of the embeddings."""
+        out = self.parts[1](inputs_embeds=embeds, **options, **self._options)
         hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
         if not isinstance(hidden, Tensor) or hidden.shape != embeds.shape:
             found = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
@@ -250,6 +270,11 @@ class Remembering(nn.Module):
                     f"remember: expected at most the {limit} {what} of the decoder, found {n}: {t} tokens and {n - t} "
                     "of memory; give shorter segments"
                 )
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """x [B, n, D] in another order [B, n] of the tokens of each row."""
+    return x.gather(1, order[..., None].expand_as(x))
 
 
 def _name(model: nn.Module, part: nn.Module) -> str:
@@ -286,40 +311,3 @@ def _check_host(model: object) -> None:
             f"remember: expected a decoder of another library, found {found} of mnemos, which carries its own state; "
             "for memory tokens use mnemos.RMT"
         )
-
-
-def _with_head(name: str) -> str | None:
-    """The known class that has a decoder of the class `name` and a head, such as GPT2LMHeadModel of GPT2Model."""
-    stem = name.removesuffix("Model")
-    return next((known for known in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if known in KNOWN), None)
-
-
-def _known_parts(model: nn.Module) -> list[nn.Module]:
-    """The embedding, the decoder and the head of a known class. Raises InputError for another."""
-    for cls in type(model).__mro__:
-        if cls.__module__.startswith("transformers.") and cls.__name__ in KNOWN:
-            of_library: Any = model
-            return [
-                of_library.get_input_embeddings(),
-                model.get_submodule(KNOWN[cls.__name__]),
-                of_library.get_output_embeddings(),
-            ]
-    if (whole := _with_head(type(model).__name__)) is not None:
-        raise InputError(
-            f"remember: expected a decoder with its head, found {type(model).__name__}, which returns hidden states "
-            f"and no logits; use {whole}"
-        )
-    raise InputError(
-        f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(KNOWN))}), found "
-        f"{type(model).__name__}; name its parts: {_PARTS}"
-    )
-
-
-def _named(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        known = ", ".join(name for name, _ in model.named_children())
-        raise InputError(
-            f"remember: expected the name of a part of {type(model).__name__}, found {name!r}; it has {known}"
-        ) from None

@@ -51,7 +51,7 @@ class Segmented(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The decoder's head, which is called once for all tokens of a call."""
+        """The decoder's head, which is called once for all tokens of a call; see `Remembering.logits`."""
         return self.remembering.parts[2]
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SegmentedState:
@@ -80,14 +80,14 @@ class Segmented(nn.Module):
         counts = state.begun.unique().tolist()
         if len(counts) == 1:
             hidden, state = self._segments(x, state, counts[0])
-            return self.head(hidden), state
+            return self.remembering.logits(hidden), state
         parts = []
         for count in counts:
             rows = (state.begun == count).nonzero()[:, 0]
             parts.append((rows, *self._segments(x[rows], select(state, rows), count)))
         back = torch.cat([rows for rows, _, _ in parts]).argsort()
         hidden = torch.cat([found for _, found, _ in parts])[back]
-        return self.head(hidden), select(join([after for _, _, after in parts]), back)
+        return self.remembering.logits(hidden), select(join([after for _, _, after in parts]), back)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -115,4 +115,4 @@ class Segmented(nn.Module):
         for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
             hidden, memory = self.remembering.hidden(tokens, memory, valid)
             found.append(hidden)
-        return self.head(torch.cat(found, 1)), state._replace(memory=memory)
+        return self.remembering.logits(torch.cat(found, 1)), state._replace(memory=memory)
