@@ -170,7 +170,7 @@ def test_every_parameter_has_a_gradient_also_through_the_carried_state(name):
         if "position_embeddings" not in key:
             assert theirs.grad is not None, key
             assert theirs.grad.abs().sum() > 0, key
-            close(mine.grad, theirs.grad, 1e-5 if name == "gemma3" else 1e-10)  # its norms are in single precision
+            close(mine.grad, theirs.grad, 1e-5 if name in ("gemma3", "cohere") else 1e-10)  # their norms are in float32
 
 
 def test_a_training_forward_stores_the_mean_of_the_rows_that_completed_a_block():

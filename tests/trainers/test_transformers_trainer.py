@@ -196,6 +196,24 @@ def test_labels_that_do_not_count(tmp_path):
     assert [int((batches[0]["targets"] >= 0).sum()), int(batches[0]["mask"].sum())] == [6 + 8, 25 + 8]
 
 
+def test_padding_of_documents_is_left_out():
+    """As a tokenizer pads them, on either side, with labels; a document that is all padding is none."""
+    data = documents()[:3]
+    padded = []
+    for i, one in enumerate(data):
+        ids = list(one["input_ids"])
+        labels = [-100, *ids[1:]]
+        ends = (3, 0) if i % 2 else (0, 5)
+        found = {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)}
+        padded.append({k: [-100 if k == "labels" else 0] * ends[0] + v + [0] * ends[1] for k, v in found.items()})
+    padded.append({"input_ids": [0] * 9, "attention_mask": [0] * 9})
+    plain, cleaned = (RolloutBatches(one, 2, SEGMENT, ROLLOUT, seed=None) for one in (data, padded))
+    assert len(plain) == len(cleaned)
+    for mine, theirs in zip(cleaned, plain, strict=True):
+        for name in {*mine, *theirs}:
+            assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(theirs[name])), name
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -252,6 +270,8 @@ def test_what_does_not_apply_is_refused(tmp_path):
         ([torch.ones(1, 9, dtype=torch.int64)], r"found \[1, 9\]"),
         ([[[5, 6]]], "list of lists"),
         ([{"input_ids": [5, 6, 7], "labels": [5, 6]}], "2 labels and 3 ids"),
+        ([{"input_ids": [5, 6, 7], "labels": [5, 6], "attention_mask": [1, 1, 0]}], "2 labels and 3 ids"),
+        ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], r"attention_mask of 3 .*found torch.int64 \(2,\)"),
     ]:
         with pytest.raises(InputError, match=said):
             trainer_of(made("linear"), tmp_path, data=data, max_steps=1).train()

@@ -28,8 +28,10 @@ class RolloutBatches:
         batches[0]["input_ids"]                      # [8, 512]; batch 1 goes on where batch 0 ends, row by row
 
     documents: a sequence of token ids [n], or of mappings with "input_ids" and, where not every token counts, "labels"
-    (aligned with the ids as elsewhere, −100 = not counted). Each row reads whole documents, one after the other; a
-    document begins at the start of a segment, where "resets" [B, S] is True. Its last segment is padded (mask False).
+    (aligned with the ids as elsewhere, −100 = not counted). Tokens whose "attention_mask" is 0 are padding, and are
+    left out with their labels, as if the document did not have them. Each row reads whole documents, one after the
+    other; a document begins at the start of a segment, where "resets" [B, S] is True. Its last segment is padded
+    (mask False).
     "targets" [B, S·L] are the next tokens, shifted already, −100 in padding; the first token of a document is read and
     not predicted, and a document of fewer than two tokens is left out.
     With a seed the documents are shuffled in every epoch, and epochs follow each other without end; None: every
@@ -61,7 +63,7 @@ class RolloutBatches:
             )
         self.documents, self.rows, self.segment, self.rollout = documents, rows, segment, rollout
         self.seed, self.sets = seed, sets
-        lengths = [len(_field(documents[i], "input_ids", i)) for i in range(len(documents))]
+        lengths = [_length(documents[i], i) for i in range(len(documents))]
         self._usable = [i for i, n in enumerate(lengths) if n > 1]
         if not self._usable:
             raise InputError(f"documents: expected one of at least two tokens, found none among {len(lengths)}")
@@ -120,15 +122,17 @@ class RolloutBatches:
         place = self._usable[document]
         found = self.documents[place]
         first = number * self.segment
-        ids = _checked(_field(found, "input_ids", place)[first : first + self.segment + 1], place)
+        here = slice(first, first + self.segment + 1)
+        kept = _kept(found, place)
+        ids = _part(_field(found, "input_ids", place), here, kept, place)
         labels = ids
         if isinstance(found, Mapping) and "labels" in found:
-            labels = _checked(found["labels"][first : first + self.segment + 1], place)
-            if len(labels) != len(ids):
+            if len(found["labels"]) != len(found["input_ids"]):
                 raise InputError(
                     f"document {place}: expected as many labels as input_ids, found {len(found['labels'])} labels and "
                     f"{len(found['input_ids'])} ids; a label is −100 where its token does not count"
                 )
+            labels = _part(found["labels"], here, kept, place)
         return ids[:-1], labels[1:]
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -183,6 +187,30 @@ def _field(document: Any, name: str, place: int) -> Any:
             "document of its own"
         )
     return document
+
+
+def _length(document: Any, place: int) -> int:
+    """The number of tokens of a document without its padding."""
+    kept = _kept(document, place)
+    return len(_field(document, "input_ids", place) if kept is None else kept)
+
+
+def _kept(document: Any, place: int) -> Tensor | None:
+    """The places of a document's tokens that are no padding; None: all."""
+    if not isinstance(document, Mapping) or document.get("attention_mask") is None:
+        return None
+    ids, mask = _field(document, "input_ids", place), torch.as_tensor(document["attention_mask"])
+    if mask.shape != (len(ids),) or mask.is_floating_point():
+        raise InputError(
+            f"document {place}: expected an attention_mask of {len(ids)} integers or booleans, as many as input_ids, "
+            f"found {mask.dtype} {tuple(mask.shape)}; give the one that the tokenizer returns"
+        )
+    return None if bool(mask.all()) else mask.nonzero().flatten()
+
+
+def _part(values: Any, here: slice, kept: Tensor | None, place: int) -> Tensor:
+    """Some of a document's ids or labels, counted without its padding."""
+    return _checked(values[here], place) if kept is None else _checked(values, place)[kept[here]]
 
 
 def _checked(values: Any, place: int) -> Tensor:
