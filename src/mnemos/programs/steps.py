@@ -86,7 +86,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     if foreign := [type(x).__name__ for x in model.modules() if type(x).__module__.startswith("transformers.")]:
         raise InputError(
             f"export: expected a model of this library, found {foreign[0]} of Transformers, whose code for caches is "
-            "not exportable; use this library to run the model"
+            "not exportable; run it with this library, mnemos.functional(model) or its own generate"
         )
     with evaluating(model), torch.no_grad(), exporting(form):
         new = widened(model, new_state(model, 1, "export"))
