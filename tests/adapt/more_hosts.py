@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from decoder_models import FAMILIES, plain
+from decoder_models import plain
 from hosts import _SEQ, _SIZES, _TEXT, _VIT, Example, _hf, _images, _text, _timm
 from torch import Tensor, nn
 
@@ -274,7 +274,8 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
 
 # Causal decoders: a token reads what earlier blocks of its row have written.
 DECODERS = {
-    f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11)) for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")
+    f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11))
+    for name in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox", "Gemma", "Phi3", "Olmo2")
 }
 
 

@@ -12,7 +12,7 @@ from mnemos.types import InputError
 _LOWERED = 20.0
 _HIDDEN = -100.0  # and what is as low as this: a mask may hide all
 _JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
-DECODERS = "the attention of a causal decoder needs an adapter, mnemos.register_host(mnemos.adapt.DecoderHost(...))"
+DECODERS = "a causal decoder needs an adapter, mnemos.register_host(mnemos.adapt.DecoderHost(...))"
 LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
 CAUSAL = f"a cached attention: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
 PACKED = (
