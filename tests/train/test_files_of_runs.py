@@ -7,6 +7,7 @@ import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import processes
 import pytest
@@ -192,7 +193,8 @@ def test_a_checkpoint_made_by_hand_is_one_line(finished, part, monkeypatch):
     saved = checkpoint.read(path)
     for wrong in ({}, {"a": 1}, [], 5, torch.ones(3)):
         if part == "tree":
-            monkeypatch.setattr(checkpoint.json, "dumps", lambda tree: '{"tensor": "missing"}')
+            foreign = SimpleNamespace(dumps=lambda tree: '{"tensor": "missing"}')
+            monkeypatch.setattr(checkpoint, "json", foreign)
         checkpoint.write(path, {**saved, part: wrong})
         monkeypatch.undo()
         if part == "tree":
