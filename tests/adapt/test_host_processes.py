@@ -7,6 +7,7 @@ import processes
 import pytest
 import torch
 import torch.distributed as dist
+from decoder_models import plain
 from hosts import build, example, given, loss, open_caches
 from torch import nn
 
@@ -91,6 +92,7 @@ def _rank(rank: int, world: int, folder: str) -> None:
             dist.barrier()
         dist.barrier()
     torch.save(_in_mixed_precision(), f"{folder}/half.{rank}")
+    torch.save(_of_one_block(rank), f"{folder}/short.{rank}")
 
 
 def _in_mixed_precision() -> list[torch.Tensor]:
@@ -104,6 +106,23 @@ def _in_mixed_precision() -> list[torch.Tensor]:
         loss(model, example("timm_vit", ALL, seed, torch.float32)).backward()
     own.eval()
     return [branch.cache for branch in caches(own)]
+
+
+def _of_one_block(rank: int) -> list[dict[str, torch.Tensor]]:
+    """The gradients of causal models after two updates of rows in which no block was completed."""
+    decoder = plain("gpt2")
+    mnemos.cache(decoder, GRC(length=4, preset="paper"))
+    own = mnemos.Transformer(vocab_size=60, dim=12, layers=1, num_heads=2, mlp=8, max_length=8, cache=GRC(length=4))
+    found = []
+    for model in (decoder, own.double()):
+        open_caches(model)
+        parallel = nn.parallel.DistributedDataParallel(model.train())
+        for seed in (1, 2):
+            tokens = torch.randint(3, 40, (2, 3), generator=torch.Generator().manual_seed(2 * seed + rank))
+            y = parallel(tokens)
+            (y[0] if isinstance(y, tuple) else y.logits).square().sum().backward()
+        found.append({key: p.grad for key, p in model.named_parameters()})
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +146,14 @@ def test_two_processes_equal_one_with_the_whole_batch(results, number):
         torch.testing.assert_close(first["state"][key], value, msg=lambda m, k=key: f"{k}: {m}")
         assert torch.equal(second["state"][key], first["state"][key]), f"{key} differs from process to process"
     assert all(branch.cache.abs().max() > 0 for branch in caches(model))
+
+
+def test_rows_of_one_block_have_a_gradient_of_zero_for_the_gates(results):
+    for gradients in torch.load(results / "short.0"):
+        gates = {key: g for key, g in gradients.items() if "_gate." in key or ".candidate" in key}
+        assert len(gates) in (8, 12)
+        assert all(g is not None and not g.any() for g in gates.values())
+        assert all(g.any() for key, g in gradients.items() if "weight" in key and key not in gates)
 
 
 def test_sharded_weights_of_half_precision_keep_the_cache_in_float32(results):

@@ -18,8 +18,8 @@ class DecoderBranch(HostBranch):
 
     The equation is that of `HostBranch`, and the causal form that of `GatedCacheAttention`: a row's valid tokens form
     blocks of `grc.block` tokens, else Tm, and each block reads the cache that the blocks before it built. So an output
-    depends on no later token, and the gates get a gradient in rows of more than one block. carried: the state of the
-    rows, which the call advances; None: all rows are new.
+    depends on no later token, and the gates get a gradient in rows of more than one block, else one of zero. carried:
+    the state of the rows, which the call advances; None: all rows are new.
 
     scope="stream": a cache per row, which starts at zeros, with gradient through the carried state. scope="shared": new
     rows start from the stored cache; a training forward stores the mean of the caches of the rows that completed a
@@ -65,11 +65,11 @@ class DecoderBranch(HostBranch):
             if self.grc.read == "mean":
                 counted = None if mask is None else mask.any(1)
                 caches = [self._mean(cache, counted, start) for cache in caches]
-        if carried is None:
-            return blocks.read(x, self.answer, caches)
-        carried.extend(source, mask, blocks, gradient=not shared)
-        if blocks.count > 1 or torch.is_grad_enabled() or self.training:
-            return blocks.read(x, self.answer, caches)
+        if carried is not None:
+            carried.extend(source, mask, blocks, gradient=not shared)
+        if carried is None or blocks.count > 1 or torch.is_grad_enabled() or self.training:
+            found = blocks.read(x, self.answer, caches)
+            return found if blocks.count > 1 else self.beside_gates(found)
         return self._attend(self.queries(x), *carried.projected(caches[0], self._keys_and_values))
 
     def _keys_and_values(self, cache: Tensor) -> tuple[Tensor, Tensor]:

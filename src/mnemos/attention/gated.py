@@ -52,7 +52,7 @@ class GatedCacheAttention(GatedBranch):
 
     causal=True: a token must not read what it or a later token wrote. The tokens are therefore processed in blocks on
     an absolute grid (of `grc.block` tokens, else Tm), and a block reads the cache that the earlier blocks built. In
-    sequences of at most one block the gates get no gradient. Rows may be split and resumed wherever `inner` allows it.
+    sequences of at most one block the gates get a gradient of zero. Rows may be split and resumed wherever `inner` allows it.
     With read="mean" the mean of each block is a reduction over processes, so all processes need calls of one length.
 
     write=False: every update starts from the stored cache, and no forward changes it (see `GRC.unwritten`).
@@ -234,6 +234,9 @@ class GatedCacheAttention(GatedBranch):
         if not pieces:  # a call of no tokens
             width = self.map("value").out_features // self.num_heads
             return x.new_zeros(*x.shape[:2], self.num_heads, width), after
+        if len(pieces) == 1:  # no block was completed before the last token
+            ((_, cache),) = pieces
+            return self.beside_gates(self.answer(x, cache, own)), after
         lengths = [n for n, _ in pieces]
         parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)
         found = [self.answer(of, cache, beside) for (of, beside), (_, cache) in zip(parts, pieces, strict=True)]

@@ -109,6 +109,17 @@ class GatedCache(StoredCache):
         """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
         return batch_mean(new, rows)
 
+    def beside_gates(self, y: Tensor) -> Tensor:
+        """y, which no update took part in, with a gradient of zero for the gates.
+
+        Without it they would have none, and DistributedDataParallel would wait for it. No value of a parameter is read.
+        """
+        if not torch.is_grad_enabled():
+            return y
+        modules = (self.update_gate, self.reset_gate, self.candidate, self.candidate_norm)
+        parameters = [p for one in modules if one is not None for p in one.parameters() if p.requires_grad]
+        return y + sum(p[:0].sum() for p in parameters).to(y.dtype) if parameters else y
+
     def read_mean(self, mean: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The mean that `read="mean"` attends to, over all processes and with gradient, and its number of rows."""
         if not several_processes():
