@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hosts import FEW, ZOO, build, close, example, few, given, loss, open_caches, run, tensor
+from hosts import FEW, MODELS, ZOO, build, close, example, few, given, loss, open_caches, run, tensor
+from more_hosts import MORE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -282,6 +283,29 @@ def test_a_part_of_the_model_called_alone_is_a_forward_of_its_own(fails):
     after = contents(model)
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
+
+
+def albert(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model.encoder(model.embeddings(ids)).last_hidden_state
+
+
+def test_layers_that_share_a_cache_write_it_once_also_in_a_part_called_alone():
+    """ALBERT's layers are one. All read what is stored; the last one's successor is stored next."""
+    MODELS["hf_albert"] = MORE["hf_albert"]
+    whole, part, micro = cached("hf_albert"), cached("hf_albert"), cached("hf_albert")
+    for seed in (1, 2):
+        ids = torch.randint(5, 50, (4, 9), generator=torch.Generator().manual_seed(seed))
+        expected = whole(ids).last_hidden_state
+        close(albert(part, ids), expected)
+        with accumulate_caches(micro):
+            close(torch.cat([micro(rows).last_hidden_state for rows in ids.split([1, 3])]), expected)
+        broken = part.encoder.albert_layer_groups[0].register_forward_hook(_fails)
+        with pytest.raises(ZeroDivisionError):
+            albert(part, ids.flip(0))
+        broken.remove()
+        for a, b, c in zip(contents(whole), contents(part), contents(micro), strict=True):
+            close(b, a)
+            close(c, a)
 
 
 def test_two_forwards_before_a_backward_do_not_disturb_each_other():

@@ -24,6 +24,7 @@ from .host import Call, Site
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
+_PART = "_mnemos_part"  # attribute of a module between the model and a branch: a `_Part`
 RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
 
 
@@ -50,6 +51,7 @@ def attach(site: Site, branch: HostBranch) -> None:
     carrier.grc = branch
     if branch.needs_grid:
         follow_grid(site, branch)
+    _attach_parts(site, branch)
 
 
 def follow_grid(site: Site, branch: HostBranch) -> None:
@@ -85,6 +87,30 @@ def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
         compiled_again(module)
 
 
+class _Part:
+    """The branches below a part of a model, and whether a call of the part alone has begun their forward."""
+
+    def __init__(self) -> None:
+        self.branches: list[HostBranch] = []
+        self.began = False
+
+
+def _attach_parts(site: Site, branch: HostBranch) -> None:
+    """Begin and end the forward of a branch also with a part of the model that is called alone.
+
+    Of parts inside one another the outermost that is called does it. Layers that share a branch, as in ALBERT, then all
+    read one cache, as they do in a call of the whole model.
+    """
+    for module in site.above[1:]:
+        part = getattr(module, _PART, None)
+        if part is None:
+            setattr(module, _PART, part := _Part())
+            remember(module, module.register_forward_pre_hook(_begin_part))
+            remember(module, module.register_forward_hook(_end_part))
+            remember(module, module.register_forward_hook(_fail_part, always_call=True))
+        part.branches.append(branch)
+
+
 def stop_nesting(model: nn.Module) -> None:
     """Stop PyTorch's encoder from packing padded batches into nested tensors, which a branch cannot read.
 
@@ -107,6 +133,7 @@ def detach_all(model: nn.Module) -> int:
         module.__dict__.pop(NOTES, None)
         module.__dict__.pop(ROSTER, None)
         module.__dict__.pop(RECORD, None)
+        module.__dict__.pop(_PART, None)
     count = 0
     for module in list(model.modules()):
         if isinstance(getattr(module, "grc", None), HostBranch):
@@ -198,6 +225,26 @@ def _fail(model: nn.Module, args: tuple, output: object) -> None:
     found: list[GatedCache] = getattr(model, ROSTER)
     if model.training and not found[0].complete and not recomputing():
         promote(found)
+
+
+def _begin_part(module: nn.Module, args: tuple) -> None:
+    part: _Part = getattr(module, _PART)
+    if module.training and part.branches[0].complete:
+        part.began = begin_forward(part.branches)
+
+
+def _end_part(module: nn.Module, args: tuple, output: object) -> None:
+    part: _Part = getattr(module, _PART)
+    if part.began:
+        part.began = False
+        end_forward(part.branches)
+
+
+def _fail_part(module: nn.Module, args: tuple, output: object) -> None:
+    part: _Part = getattr(module, _PART)
+    if part.began:
+        part.began = False
+        promote(part.branches)
 
 
 def _all_or_none(model: nn.Module, incompatible: Any) -> None:

@@ -39,6 +39,7 @@ class StoredCache(Moving):
         self.complete = True  # the forward that wrote `pending` ended without an error
         self.writes = True  # False: training forwards read the cache and leave nothing pending
         self.accumulates = False
+        self.before: tuple[Tensor, Tensor] | None = None  # accumulating: `pending` and its rows before this forward
         self.reads = Reads()
         self.register_load_state_dict_post_hook(_after_load)
         self.register_state_dict_pre_hook(_before_save)
@@ -71,19 +72,21 @@ class StoredCache(Moving):
         with torch.no_grad():
             successor, rows = successor.detach(), rows.detach()
             if self.accumulates:
+                # Of several successors in one forward, as where layers share a cache, the last one counts.
+                before, count = self.before or (self.pending, self.pending_rows)
                 # The first successor is taken unchanged: joining it with a meaningless `pending` would round it, and
                 # differently after a load.
-                successor = torch.where(self.pending_rows > 0, self.joined(successor, rows), successor)
-                rows = self.pending_rows + rows
+                successor = torch.where(count > 0, self.joined(before, count, successor, rows), successor)
+                rows = count + rows
             self.pending.copy_(successor)
             self.pending_rows.copy_(rows)
 
-    def joined(self, successor: Tensor, rows: Tensor) -> Tensor:
-        """The new `pending` when another micro-batch of the same update gives `successor`: the mean over all rows.
+    def joined(self, before: Tensor, count: Tensor, successor: Tensor, rows: Tensor) -> Tensor:
+        """The new `pending` when a micro-batch gives `successor` after others gave `before`: the mean over all rows.
 
         This equals, to rounding, what the whole batch would give in one forward.
         """
-        return self.pending + (successor - self.pending) * (rows / (self.pending_rows + rows).clamp(min=1))
+        return before + (successor - before) * (rows / (count + rows).clamp(min=1))
 
 
 def stored(model: nn.Module) -> list[StoredCache]:
@@ -109,6 +112,8 @@ def begin_forward(found: Sequence[StoredCache]) -> bool:
         _discard(found)
     for cache in found:
         cache.complete = False
+        if cache.accumulates:
+            cache.before = cache.pending.clone(), cache.pending_rows.clone()
     return True
 
 
@@ -208,6 +213,9 @@ def accumulate_caches(model: nn.Module) -> Iterator[None]:
     except BaseException:
         _discard(found)  # a partial update must not be promoted
         raise
+    finally:
+        for cache in found:
+            cache.before = None
     _reduce(found)
 
 

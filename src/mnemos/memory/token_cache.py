@@ -74,9 +74,9 @@ class TokenCache(StoredCache):
         rows = torch.full((1,), float(first), dtype=self.cache.dtype, device=x.device)
         self.stage(x[: self.images].flatten(0, 1), rows)
 
-    def joined(self, successor: Tensor, rows: Tensor) -> Tensor:
-        """`pending` unchanged: the first micro-batch holds the first rows of the whole batch."""
-        return self.pending
+    def joined(self, before: Tensor, count: Tensor, successor: Tensor, rows: Tensor) -> Tensor:
+        """`before` unchanged: the first micro-batch holds the first rows of the whole batch."""
+        return before
 
     def extra_repr(self) -> str:
         """Images, tokens and width."""
