@@ -87,7 +87,7 @@ def test_the_search_finds(text):
 
 
 @pytest.mark.parametrize(
-    "name", ["_transforms_active", "_is_batched", "_dispatch_modes", "_function_modes", "_graph_task"]
+    "name", ["_transforms_active", "_is_batched", "_unseen", "_dispatch_modes", "_function_modes", "_graph_task"]
 )
 def test_functions_of_torch_c_are_there(name):
     assert getattr(_compat, name) is not None, f"torch {torch.__version__} lacks what _compat.{name} was"

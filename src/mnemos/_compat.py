@@ -5,6 +5,7 @@ private name is missing, the function uses a fallback, which is slower or raises
 tests/test_compat.py tests the functions and their fallbacks, and reports which name a new PyTorch has removed.
 """
 
+import contextlib
 import importlib
 import sys
 from collections import OrderedDict
@@ -57,9 +58,9 @@ pytree: Any = _first_module("torch.utils._pytree", "torch.utils.pytree", "torch.
 
 _register_namedtuple: Callable[..., None] | None = getattr(pytree, "_register_namedtuple", None)
 _transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
-_is_batched: Callable[[Tensor], bool] | None = getattr(
-    getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", None
-)
+_functorch: Any = getattr(torch._C, "_functorch", None)
+_is_batched: Callable[[Tensor], bool] | None = getattr(_functorch, "is_legacy_batchedtensor", None)
+_unseen: Any = getattr(torch._C, "_DisableFuncTorch", None)
 _forward_level: Any = getattr(torch.autograd, "forward_ad", None)
 _is_zero: Callable[[Tensor], bool] | None = getattr(Tensor, "_is_zerotensor", None)
 _dispatch_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -91,6 +92,24 @@ def transformed(*tensors: Tensor) -> bool:
     if _transforms_active is None or _is_batched is None:
         return True
     return _transforms_active() or any(_is_batched(x) for x in tensors)
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[object]:
+    """A context in which function transforms (grad, vmap) see no operation on plain tensors. Fallback: they do."""
+    plain = torch.compiler.is_compiling() or _unseen is None or not transformed()
+    return contextlib.nullcontext() if plain else _unseen()
+
+
+def underlying(tensor: Tensor) -> Tensor | None:
+    """The values that function transforms wrapped; None: one for each sample of a vmap, which the public
+    `torch.func.debug_unwrap` does not tell apart. Fallback: the tensor itself."""
+    if torch.compiler.is_compiling() or not hasattr(_functorch, "is_functorch_wrapped_tensor"):
+        return tensor
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return None
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def forward_differentiated() -> bool:

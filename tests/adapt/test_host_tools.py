@@ -215,6 +215,25 @@ def test_an_ensemble_by_functional_calls(preset):
             close(found[inputs.valid], run(model, inputs))
 
 
+@pytest.mark.parametrize("name", ["timm_vit", "hf_bert"])
+def test_a_gradient_by_a_functional_call_trains_the_cache(name):
+    plain, other = cached(name).train(), cached(name).train()
+    for seed in (1, 2):
+        inputs = example(name, seed=seed)
+        plain.zero_grad()
+        loss(plain, inputs).backward()
+
+        def call(weights: dict, inputs=inputs) -> torch.Tensor:
+            return loss(lambda *args, **kwargs: torch.func.functional_call(other, weights, args, kwargs), inputs)
+
+        found = torch.func.grad(call)({key: p.detach() for key, p in other.named_parameters()})
+        for key, p in plain.named_parameters():
+            if p.grad is not None:
+                close(found[key], p.grad)
+    for a, b in zip(caches(plain.eval()), caches(other.eval()), strict=True):
+        close(b.cache, a.cache)
+
+
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])
 def test_several_threads_evaluate(preset):
     model = cached("hf_bert", preset).eval()

@@ -1,5 +1,6 @@
 """The cache's commit: once a forward and never twice, under everything that runs a forward more than once."""
 
+import contextlib
 import copy
 import pickle
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mnemos import GRC, Transformer
+from mnemos import GRC, InputError, Transformer
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
 from mnemos.memory.gated_cache import accumulate_caches, caches, clear_caches, hold_caches, promote
@@ -67,6 +68,38 @@ def test_recomputation_commits_once_and_changes_no_gradient(reentrant, dtype):
             torch.testing.assert_close(a, b)
         torch.testing.assert_close(plain.cache, checked.cache)
         torch.testing.assert_close(plain.pending, checked.pending)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("micro", [False, True])
+def test_function_transforms_commit_what_a_backward_does(dtype, micro):
+    plain, other = layer(dtype=dtype), layer(dtype=dtype)
+
+    def loss(weights: dict, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(other, weights, (x,))[0].square().sum()
+
+    for seed in (1, 2):
+        plain.zero_grad()
+        weights = {key: p.detach() for key, p in other.named_parameters()}
+        with contextlib.ExitStack() as stack:
+            if micro:
+                for module in (plain, other):
+                    stack.enter_context(accumulate_caches(module))
+            for x in batch(seed=seed).to(dtype).split(2 if micro else 4):
+                plain(x)[0].square().sum().backward()
+                found = torch.func.grad(loss)(weights, x)
+                if not micro:
+                    for key, p in plain.named_parameters():
+                        torch.testing.assert_close(found[key], p.grad, rtol=1e-4, atol=1e-5)
+        for name in ("cache", "pending", "pending_rows"):
+            torch.testing.assert_close(getattr(other, name), getattr(plain, name))
+    rows = batch().to(dtype)[:, None]
+    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    with pytest.raises(InputError, match=r"found one sample .*hold_caches"):
+        each(weights, rows)
+    with hold_caches(other):
+        alone = each(weights, rows)["mix"][1]
+        torch.testing.assert_close(alone, torch.func.grad(loss)(weights, rows[1])["mix"], rtol=1e-4, atol=1e-5)
 
 
 def test_two_forwards_before_a_backward_do_not_disturb_each_other():

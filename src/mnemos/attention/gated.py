@@ -52,8 +52,9 @@ class GatedCacheAttention(GatedBranch):
 
     causal=True: a token must not read what it or a later token wrote. The tokens are therefore processed in blocks on
     an absolute grid (of `grc.block` tokens, else Tm), and a block reads the cache that the earlier blocks built. In
-    sequences of at most one block the gates get a gradient of zero. Rows may be split and resumed wherever `inner` allows it.
-    With read="mean" the mean of each block is a reduction over processes, so all processes need calls of one length.
+    sequences of at most one block the gates get a gradient of zero. Rows may be split and resumed wherever `inner`
+    allows it. With read="mean" the mean of each block is a reduction over processes, so all processes need calls of one
+    length.
 
     write=False: every update starts from the stored cache, and no forward changes it (see `GRC.unwritten`).
 

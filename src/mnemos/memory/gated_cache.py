@@ -118,7 +118,7 @@ class GatedCache(StoredCache):
             return y
         modules = (self.update_gate, self.reset_gate, self.candidate, self.candidate_norm)
         parameters = [p for one in modules if one is not None for p in one.parameters() if p.requires_grad]
-        return y + sum(p[:0].sum() for p in parameters).to(y.dtype) if parameters else y
+        return y + torch.stack([p[:0].sum() for p in parameters]).sum().to(y.dtype) if parameters else y
 
     def read_mean(self, mean: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The mean that `read="mean"` attends to, over all processes and with gradient, and its number of rows."""

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mnemos._compat import Moving, in_backward, transformed
+from mnemos._compat import Moving, in_backward, outside_transforms, transformed, underlying
+from mnemos.types import InputError
 
 from .reads import Reads
 
@@ -69,8 +70,8 @@ class StoredCache(Moving):
         """Write `successor` [Tm, D], the result of `rows` rows, to `pending`; a recomputed forward writes nothing."""
         if not self.writes or recomputing():
             return
-        with torch.no_grad():
-            successor, rows = successor.detach(), rows.detach()
+        successor, rows = _plain(successor.detach()), _plain(rows.detach())
+        with torch.no_grad(), outside_transforms():
             if self.accumulates:
                 # Of several successors in one forward, as where layers share a cache, the last one counts.
                 before, count = self.before or (self.pending, self.pending_rows)
@@ -110,10 +111,11 @@ def begin_forward(found: Sequence[StoredCache]) -> bool:
         promote(found)
     elif not found[0].complete:
         _discard(found)
-    for cache in found:
-        cache.complete = False
-        if cache.accumulates:
-            cache.before = cache.pending.clone(), cache.pending_rows.clone()
+    with outside_transforms():
+        for cache in found:
+            cache.complete = False
+            if cache.accumulates:
+                cache.before = cache.pending.clone(), cache.pending_rows.clone()
     return True
 
 
@@ -136,16 +138,30 @@ def promote(found: Sequence[StoredCache]) -> None:
         return  # `pending` is part of an unfinished update
     if not all(cache.complete for cache in found):
         _discard(found)
-    for cache in found:
-        taken = (cache.pending_rows > 0) & cache.pending.isfinite()
-        cache.cache.copy_(torch.where(taken, cache.pending, cache.cache))
-        cache.pending_rows.zero_()
+    with outside_transforms():
+        for cache in found:
+            content = _plain(cache.cache)
+            taken = (cache.pending_rows > 0) & cache.pending.isfinite()
+            content.copy_(torch.where(taken, cache.pending, content))
+            cache.pending_rows.zero_()
 
 
 def _discard(found: Sequence[StoredCache]) -> None:
-    for cache in found:
-        cache.pending_rows.zero_()
-        cache.complete = True
+    with outside_transforms():
+        for cache in found:
+            cache.pending_rows.zero_()
+            cache.complete = True
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The values of a tensor of a function transform, which are stored. Raises InputError where vmap made several."""
+    plain = underlying(tensor)
+    if plain is None:
+        raise InputError(
+            "a stored cache in training mode: expected one batch, found one sample or model at a time (torch.vmap), "
+            "which would store several; call it inside mnemos.memory.hold_caches(model), or in eval mode"
+        )
+    return plain
 
 
 def several_processes() -> bool:
@@ -163,13 +179,14 @@ def _reduce(found: Sequence[StoredCache]) -> None:
     found = [cache for cache in found if cache.writes]
     if not found or not several_processes():
         return
-    sums = [cache.pending * cache.pending_rows for cache in found]
-    flat = torch.cat([*(cache.pending_rows for cache in found), *(s.flatten() for s in sums)])
-    dist.all_reduce(flat)
-    rows, rest = flat[: len(found)], flat[len(found) :]
-    for cache, count, total in zip(found, rows, rest.split([s.numel() for s in sums]), strict=True):
-        cache.pending.copy_(total.view_as(cache.pending) / count.clamp(min=1))
-        cache.pending_rows.copy_(count)
+    with outside_transforms():
+        sums = [cache.pending * cache.pending_rows for cache in found]
+        flat = torch.cat([*(cache.pending_rows for cache in found), *(s.flatten() for s in sums)])
+        dist.all_reduce(flat)
+        rows, rest = flat[: len(found)], flat[len(found) :]
+        for cache, count, total in zip(found, rows, rest.split([s.numel() for s in sums]), strict=True):
+            cache.pending.copy_(total.view_as(cache.pending) / count.clamp(min=1))
+            cache.pending_rows.copy_(count)
 
 
 def _after_load(module: nn.Module, _: object) -> None:
