@@ -231,6 +231,40 @@ def test_a_vision_transformer_that_is_told_what_is_padding():
         attention(x, is_causal=True)
 
 
+def test_an_attention_of_an_odd_width_is_left():
+    """timm's csatv2 has two whose width is no multiple of their number of heads."""
+    model = libraries.timm().create_model("csatv2")
+    report = mnemos.cache(model, GRC(length=4))
+    odd = {one.name: one.why for one in report.left if "no multiple" in one.why}
+    assert list(odd) == ["stages.3.5.attn", "stages.3.6.attn"]
+    assert "width 386" in odd["stages.3.5.attn"]
+    assert len(report.swapped) == 2
+    mnemos.uncache(model)
+    with pytest.raises(InputError, match=r"stages\.3\.5\.attn: .*386"):
+        mnemos.cache(model, GRC(length=4), where="stages.3.5.attn")
+
+
+def test_encoders_of_pix2struct_and_moonshine():
+    """Pix2Struct's first input holds indices; Moonshine's encoder is not causal, its decoder is."""
+    library = libraries.transformers()
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "vocab_size": 60, "max_position_embeddings": 80}
+    heads = {"encoder_num_attention_heads": 3, "decoder_num_attention_heads": 4}
+    layers = {"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1}
+    speech = library.MoonshineModel(library.MoonshineConfig(**sizes, **heads, **layers))
+    sizes = {"hidden_size": 24, "patch_embed_hidden_size": 27, "d_ff": 20, "d_kv": 8, "num_attention_heads": 3}
+    pictures = library.Pix2StructVisionModel(library.Pix2StructVisionConfig(**sizes, num_hidden_layers=1, seq_len=16))
+    sound = {"input_values": torch.randn(2, 4000), "decoder_input_ids": torch.ones(2, 4, dtype=torch.int64)}
+    patches = {"flattened_patches": torch.rand(2, 9, 29), "attention_mask": torch.ones(2, 9)}
+    for model, inputs, mlp in ((speech, sound, "encoder.layers.0.mlp"), (pictures, patches, "encoder.layer.0.mlp")):
+        assert mnemos.cache(model, GRC(length=4), where=mlp, example=inputs).swapped[0].name == mlp
+        mnemos.uncache(model)
+        (one,) = mnemos.cache(model, GRC(length=4)).swapped
+        assert one.name.startswith("encoder.")
+        assert one.heads == 3
+        model.train()(**inputs).last_hidden_state.sum().backward()
+        assert all(p.grad is not None for p in caches(model)[0].parameters())
+
+
 def test_a_nested_tensor():
     attention = nn.MultiheadAttention(12, 2, batch_first=True)
     mnemos.cache(attention, GRC(length=3))

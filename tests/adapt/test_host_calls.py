@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hosts import ZOO, build, close, example, given, open_caches, run
+from hosts import ZOO, build, close, example, given, open_caches, run, tensor
 from torch import nn
 
 import mnemos
@@ -131,6 +131,18 @@ def test_a_sequence_without_a_batch():
     found, same = attention(x, x, x, key_padding_mask=padding)
     close(found, expected[:, 0])
     close(same, weights[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["torch_encoder", "timm_vit", "torch_mha"])
+def test_an_empty_batch_gives_what_the_host_gives(name, training):
+    model, inputs = build(name, torch.float32), example(name, dtype=torch.float32).rows(0, 0)
+    mnemos.cache(model, GRC(length=4))
+    with torch.set_grad_enabled(training):
+        found = tensor(model.train(training)(*inputs.args, **inputs.kwargs))
+    assert len(found) == 0
+    model.eval()
+    assert all(not branch.cache.any() for branch in caches(model))
 
 
 def test_masks_of_every_kind_are_read():

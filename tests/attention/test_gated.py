@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from mnemos import GRC, InputError
 from mnemos.attention import GatedCacheAttention, LinearAttention, SoftmaxAttention
+from mnemos.memory import accumulate_caches
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.reference import (
     reference_attend,
@@ -176,6 +177,25 @@ def test_a_grid_is_resampled_in_two_dimensions_and_convolved():
     pixels = torch.arange(24.0).reshape(1, 24, 1)
     small = resample(pixels, 6, method="grid", grid=(4, 6))
     assert torch.equal(small, F.interpolate(pixels.reshape(1, 1, 4, 6), (2, 3), mode="bilinear").reshape(1, 6, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["train", "eval", "no gradient"])
+@pytest.mark.parametrize("shape", [(0, 20), (3, 0)])
+@pytest.mark.parametrize("read", ["sample", "mean"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_empty_batch_gives_an_empty_result(causal, read, shape, mode, dtype):
+    layer = GatedCacheAttention(12, 2, grc=GRC(length=4, read=read, inference="transient"), causal=causal).to(dtype)
+    layer.train(mode == "train")
+    with torch.set_grad_enabled(mode != "no gradient"), accumulate_caches(layer):
+        layer(torch.randn(2, 20, 12, dtype=dtype))
+        before = layer.pending.clone()
+        y, _ = layer(torch.zeros(*shape, 12, dtype=dtype))
+        assert y.shape == (*shape, 12)
+        assert torch.equal(layer.pending, before)
+    if y.requires_grad:
+        y.sum().backward()
+        assert all(p.grad is None or not p.grad.any() for p in layer.parameters())
 
 
 def test_resampling_takes_each_rows_valid_tokens_alone():

@@ -24,7 +24,7 @@ from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
 from .host import FUTURE, AttentionInput, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .masks import DECODERS, LEAVE_OUT
-from .probe import probe, probe_model, probe_rows
+from .probe import probe, probe_model
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -178,7 +178,7 @@ def _plan(
             chosen += [site] if site.name in others else []
         elif named is not None and site.name not in named:
             left.append(Left(site.name, _NOT_NAMED))
-        elif (why := host.left(site)) is not None:
+        elif (why := host.left(site) or (host.uneven(site.module) if named is None else None)) is not None:
             left.append(Left(site.name, why))
         elif named is None and _has_cache(site, host):
             left.append(Left(site.name, "it has a cache already"))
@@ -206,8 +206,7 @@ def _plan(
     for site in by_name:
         _refuse_causal_stack(site, hosts, sites)
     if by_name and example is not None:
-        probe_model(model, example)
-        probe_rows(model, example, {site: reads[site] for site in by_name})
+        probe_model(model, example, {site: reads[site] for site in by_name})
     seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:

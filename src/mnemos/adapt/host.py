@@ -178,6 +178,16 @@ class Host:
             )
         return found[0], found[1], found[2]
 
+    def uneven(self, module: nn.Module) -> str | None:
+        """Why the heads of a cache do not fit the module's widths; None: they do."""
+        *widths, heads = self.sizes(module)
+        odd = next((width for width in widths if width % heads), None)
+        return (
+            None
+            if odd is None
+            else f"its width {odd} is no multiple of its {heads} heads, among which a cache is mixed"
+        )
+
 
 def _one_name(names: Sequence[str]) -> list[str]:
     """Names of arguments, with one name for the cache of Transformers in all its versions."""

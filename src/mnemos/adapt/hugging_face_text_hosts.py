@@ -43,6 +43,13 @@ def _decoder_layer(site: Site) -> str | None:
     return DECODER if site.module.is_decoder or site.module.is_causal else None
 
 
+def _speech_decoder(site: Site) -> str | None:
+    """Moonshine: one configuration for encoder and decoder, and attentions across them that are not causal."""
+    if site.name.endswith("encoder_attn"):
+        return ACROSS
+    return DECODER if site.module.is_causal else None
+
+
 def _heads_host(kind: str, more: tuple[str, ...] = ("past_key_values",), **other: Any) -> Host:
     """An attention that returns its heads: the projection after it applies to both branches."""
     options: dict[str, Any] = {"width": "query.in_features", "out": "all_head_size", "heads": "num_attention_heads"}
@@ -129,6 +136,15 @@ HOSTS = (
         out="Wo.out_features",
     ),
     _projecting_host("t5.modeling_t5:T5Attention", "d_model", "n_heads", ("hidden_states", "mask"), padded(1, "mask")),
+    Host(
+        f"{_MODELS}.moonshine.modeling_moonshine:MoonshineAttention",
+        ("hidden_states", "position_embeddings", "attention_mask", "past_key_values", "key_value_states"),
+        width="q_proj.in_features",
+        out="o_proj.out_features",
+        heads="config.encoder_num_attention_heads",
+        call=padded(2),
+        left=_speech_decoder,
+    ),
     _sequence_host("marian.modeling_marian:MarianAttention"),
     _sequence_host("bart.modeling_bart:BartAttention"),
     _sequence_host("mbart.modeling_mbart:MBartAttention"),

@@ -151,6 +151,14 @@ _MODELS = "transformers.models"
 HOSTS = (
     _linear_host("vit.modeling_vit:ViTAttention", _patches),
     _linear_host("deit.modeling_deit:DeiTAttention", partial(_patches, prefix=2)),
+    Host(
+        f"{_MODELS}.pix2struct.modeling_pix2struct:Pix2StructVisionAttention",
+        ("hidden_states", "attention_mask"),
+        width="hidden_size",
+        out="output.out_features",
+        heads="n_heads",
+        call=padded(1),
+    ),
     _linear_host("vit_msn.modeling_vit_msn:ViTMSNAttention", _patches),
     _linear_host("vit_mae.modeling_vit_mae:ViTMAEAttention", _masked_patches),
     _linear_host("beit.modeling_beit:BeitAttention", _patches),

@@ -68,12 +68,14 @@ def probe(site: Site, host: Host, seen: Seen | None) -> None:
 class _Model:
     """A model with an example of its input, of which the first sequence, or else the first tensor, is changed."""
 
-    def __init__(self, model: nn.Module, example: object) -> None:
+    def __init__(self, model: nn.Module, example: object, decoder: bool) -> None:
         self.model = model
         self.named = dict(example) if isinstance(example, dict) else {}
         self.given = [] if self.named else list(example) if isinstance(example, (tuple, list)) else [example]
         self.values: Any = self.named or dict(enumerate(self.given))
-        keys = [k for k, v in self.values.items() if isinstance(v, Tensor) and v.dim() > 1 and "mask" not in str(k)]
+        other = ("mask",) if decoder else ("mask", "decoder_")
+        keys = [k for k, v in self.values.items() if isinstance(v, Tensor) and v.dim() > 1]
+        keys = [k for k in keys if not any(part in str(k) for part in other)]
         self.key: Any = next((k for k in keys if _sequence(self.values[k])), next(iter(keys), None))
 
     @property
@@ -82,22 +84,32 @@ class _Model:
         return None if self.key is None else self.values[self.key]
 
     def output(self, changed: Tensor) -> Tensor | None:
-        """The first tensor of the model's output."""
+        """The first tensor of the model's output; None: there is none, or the model does not take what is changed."""
         values = {key: changed if value is self.x else value for key, value in self.values.items()}
-        with evaluating(self.model):
-            y = self.model(**values) if self.named else self.model(*values.values())
+        try:
+            with evaluating(self.model):
+                y = self.model(**values) if self.named else self.model(*values.values())
+        except Exception:  # the example itself was run before
+            return None
         y = y[0] if isinstance(y, tuple) else getattr(y, "logits", getattr(y, "last_hidden_state", y))
         return y if isinstance(y, Tensor) and y.is_floating_point() else None
 
 
-def probe_model(model: nn.Module, example: object) -> None:
+def probe_model(model: nn.Module, example: object, sites: Mapping[Site, Reads]) -> None:
+    """Raise InputError if the model that has these modules is causal, or if their rows are not those of its batch."""
+    # Of an encoder and a decoder, the decoder's input does not reach the modules of the encoder.
+    run = _Model(model, example, any("decoder" in site.name for site in sites))
+    _refuse_causal(run)
+    _refuse_other_rows(run, sites)
+
+
+def _refuse_causal(run: "_Model") -> None:
     """Raise InputError if the model's outputs on an example do not depend on later tokens, but on earlier ones.
 
     Then any module of it that is given a shared cache would read the future, although the module alone may be blind to
     it. Models whose first input is no sequence [B, T] of integers or [B, T, D], or whose output has another length, are
     not tested. Cost: three forwards of the model.
     """
-    run = _Model(model, example)
     x = run.x
     if not _sequence(x) or x.shape[1] < 2:
         return
@@ -115,14 +127,13 @@ def probe_model(model: nn.Module, example: object) -> None:
         )
 
 
-def probe_rows(model: nn.Module, example: object, sites: Mapping[Site, Reads]) -> None:
+def _refuse_other_rows(run: "_Model", sites: Mapping[Site, Reads]) -> None:
     """Raise InputError for a module whose rows [B, T, D] are not those of the model's batch, as where time leads.
 
     The module alone may be blind to other rows, as an MLP is. A row of the model's input is changed: it reaches rows of
     the module's batch as a whole (several, where they are windows). Where time leads, it reaches one column of all.
     Cost: two or three forwards of the model.
     """
-    run = _Model(model, example)
     x = run.x
     if x is None or not x.numel():
         return

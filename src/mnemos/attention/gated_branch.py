@@ -76,7 +76,8 @@ class GatedBranch(GatedCache):
         if torch.compiler.is_exporting():  # flattening strided rows would limit the program to some lengths
             return self.map("query")(x).unflatten(-1, (self.num_heads, -1))
         # A matrix whose rows are strided is multiplied without a copy.
-        return self.map("query")(x.flatten(0, 1)).view(*x.shape[:2], self.num_heads, -1)
+        found = self.map("query")(x.flatten(0, 1))
+        return found.view(*x.shape[:2], self.num_heads, found.shape[1] // self.num_heads)
 
     def summarised(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that the cache summarises, [B, T, Dm], and their mask: all but the class tokens."""
@@ -142,9 +143,9 @@ class GatedBranch(GatedCache):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         b, t = query.shape[:2]
-        if key.shape[0] == 1 < b and self.num_heads == 1:  # torch parallelises the backward by rows and heads
+        if key.shape[0] == 1 != b and self.num_heads == 1:  # torch parallelises the backward by rows and heads
             key, value = key.expand(b, -1, -1, -1), value.expand(b, -1, -1, -1)
-        elif key.shape[0] == 1 < b:  # one cache for all rows: the queries of all rows as one long row
+        elif key.shape[0] == 1 != b:  # one cache for all rows: the queries of all rows as one long row
             return self._attend(query.flatten(0, 1)[None], key, value).unflatten(1, (b, t)).squeeze(0)
         if self.grc.branch == "linear":
             return linear_attention(query, key, value, causal=False)[0]

@@ -233,7 +233,7 @@ def _exported_token(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:
     b, h, t, d = q.shape
-    q, k, v = (x.reshape(b * h, -1, x.shape[-1]) for x in (q, k, v))
+    q, k, v = (x.reshape(b * h, *x.shape[2:]) for x in (q, k, v))
     scores = torch.bmm(q, k.mT).mul_(d**-0.5).unflatten(0, (b, h))
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -244,7 +244,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     if visible is not None:
         scores = scores.masked_fill_(~visible, -torch.inf) if visible.dtype == torch.bool else scores.add_(visible)
     weights = drop(torch.softmax(scores, -1), dropout)
-    y = torch.bmm(weights.flatten(0, 1), v).view(b, h, t, -1)
+    y = torch.bmm(weights.flatten(0, 1), v).view(b, h, t, v.shape[-1])
     return y if blind is None else y.masked_fill_(blind, 0.0)
 
 
@@ -265,7 +265,7 @@ def projected(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Te
         qk = qk.unflatten(2, (2 * heads, -1))
         q, k = (qk if turns is None else rotate(qk, turns)).chunk(2, 2)
         return q, k, v.unflatten(2, (heads, -1))
-    q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
+    q, k, v = qkv.view(*qkv.shape[:2], 3, heads, qkv.shape[2] // (3 * heads)).unbind(2)
     return (q, k, v) if turns is None else (rotate(q, turns), rotate(k, turns), v)
 
 

@@ -94,7 +94,8 @@ def _composed(
 def batch_mean(new: Tensor, rows: Tensor | None) -> Pair:
     """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
     if rows is None:
-        return new.mean(0), torch.full((), new.shape[0], dtype=new.dtype, device=new.device)
+        mean = new.mean(0) if new.shape[0] else new.sum(0)  # of no row: zeros, not NaN, which a sum would keep
+        return mean, torch.full((), new.shape[0], dtype=new.dtype, device=new.device)
     share = rows.to(new.dtype)
     count = share.sum()
     return torch.einsum("b,btd->td", share, new) / count.clamp(min=1), count
