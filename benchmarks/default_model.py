@@ -2,12 +2,12 @@
 
     python benchmarks/default_model.py --data FOLDER --out results/default_model.json
 
-FOLDER has the splits train and valid (folders of text, gzipped or not), and test, or the second half of valid is taken
-for it. All models have the same width, layers,
-heads, hidden width of the MLP and a vocabulary of bytes; the batches, the optimiser and the schedule are the same. The
-learning rate of each model is the best of `--rates` on the validation split with the first seed; the test split is
-scored once per seed. A third model is this library's earlier default: LayerNorm, GELU and sinusoids. Mistral, whose
-window is longer than these rows, is Llama: it gave the same numbers.
+FOLDER has the splits train and valid (folders of text, gzipped or not), and test; without test the second half of valid
+is taken for it. All models have the same width, layers, heads, hidden width of the MLP and a vocabulary of bytes; the
+batches, the optimiser and the schedule are the same. The learning rate of each model is the best of `--rates` on the
+validation split with the first seed; the test split is scored once per seed. A third model is this library's earlier
+default: LayerNorm, GELU and sinusoids. Mistral, whose window is longer than these rows, is Llama: it gave the same
+numbers.
 """
 
 import argparse
@@ -131,11 +131,16 @@ def main() -> None:
         seeded += [trained(name, seed, best, args.steps, text["train"]) for seed in range(1, args.seeds)]
         scores[name] = [bits(model, text["test"]) for model in seeded]
         row = {"name": name, "rate": best, "valid": {f"{rate:g}": found for rate, found in valid.items()}}
-        row |= {"values": scores[name], "mean": statistics.fmean(scores[name]), "std": statistics.stdev(scores[name])}
+        row |= {
+            "values": scores[name],
+            "mean": statistics.fmean(scores[name]),
+            "std": statistics.stdev(scores[name]) if args.seeds > 1 else 0.0,
+        }
         row |= {"parameters": sum(p.numel() for p in seeded[0].parameters()), "interval": interval(scores[name])}
         rows.append(row | {"seconds": time.time() - start})
         print(f"{name}: {row['mean']:.3f} ± {row['std']:.3f} bits per byte of the test split", flush=True)
     settings = {"steps": args.steps, "rows": ROWS, "tokens": TOKENS, "dim": DIM, "layers": LAYERS, "heads": HEADS}
+    settings |= {"mlp": MLP, "scored rows": SCORED}
     found = {"provenance": provenance(0, "cpu"), "metric": "bits per byte", "settings": settings, "rows": rows}
     found["against"] = differences(scores, "mnemos")
     args.out.write_text(json.dumps(found, indent=1) + "\n")

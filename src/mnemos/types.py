@@ -349,6 +349,21 @@ def check_stateful(state_kind: StateKind, state: object) -> None:
         )
 
 
+def _check_mask(mask: Tensor | None, shape: torch.Size) -> None:
+    if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+
+
+def check_vectors(x: Tensor, width: int, mask: Tensor | None) -> None:
+    """Raise InputError unless x is [B, T, width] of floats, T at least 1, and the mask, if any, bool [B, T]."""
+    check_input(x, width)
+    if not x.shape[1]:
+        raise InputError(f"expected x [B, T, {width}] with T at least 1, found {tuple(x.shape)}")
+    _check_mask(mask, x.shape[:2])
+
+
 def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise vocab_size") -> None:
     """Raise InputError unless x [B, T] holds token ids below size and the mask, if any, is bool of its shape.
 
@@ -360,10 +375,7 @@ def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise
         raise InputError(
             f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
         )
-    if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(x.shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-        )
+    _check_mask(mask, x.shape)
     # Reading the values would make a device wait; there the embedding's own check has to suffice.
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = torch.aminmax(x)

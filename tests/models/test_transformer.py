@@ -129,8 +129,9 @@ def test_vectors_in_place_of_tokens():
     head = HeadConfig(classes=4, pool="mean")
     classifier = Transformer(features=5, dim=16, num_heads=2, mlp=32, causal=False, head=head)
     assert classifier(x.float())[0].shape == (2, 4)
-    with pytest.raises(InputError, match="5"):
-        network(ids())
+    for wrong in ((ids(),), (x[:, :0],), (x, None, torch.ones(2, 4, dtype=torch.bool)), (x, None, torch.ones(2, 9))):
+        with pytest.raises(InputError):
+            network(*wrong)
 
 
 @pytest.mark.parametrize("position", ["auto", "sinusoidal"])

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
 from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, exported, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, favor, find, nearest, random_projection
@@ -17,8 +18,13 @@ from mnemos.types import Device, InputError
 from .multi_head import MultiHeadAttention
 
 
+@exportable
 class PlacedSums(NamedTuple):
-    """The state with rotary positions. sums: those of linear attention. seen [B] int64: tokens since the row began."""
+    """The state with rotary positions.
+
+    sums: a `LinearState`, s [B, H, D', M] and z [B, H, D'], or a `CompensatedState`. seen [B] int64: tokens, padding
+    too, since the row began.
+    """
 
     sums: LinearState | CompensatedState
     seen: Tensor
@@ -75,7 +81,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
     compensated: the state is a `CompensatedState`, exact to rounding after millions of calls and twice as large.
     backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
     rotary: queries and keys are rotated by their positions before φ, so that φ stays positive; the state is then a
-    `PlacedSums`. (RoFormer rotates after φ, in the numerator alone.)
+    `PlacedSums`. Through φ the result depends on the positions themselves and not on distances alone, so padding in
+    front of a row changes it. (RoFormer rotates after φ, in the numerator alone.)
     Raises InputError if D is not divisible by H, or for an unknown feature map or backend; a call raises it for a
     backend that cannot run here or does not take the tensors.
     """

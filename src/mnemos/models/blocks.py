@@ -46,7 +46,10 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """W₃·(SiLU(W₁·x) ⊙ W₂·x) for each token, [.., D] -> [.., D], without biases (SwiGLU, Shazeer 2020)."""
+    """W₃·(SiLU(W₁·x) ⊙ W₂·x) for each token, [.., D] -> [.., D], without biases (SwiGLU, Shazeer 2020).
+
+    Cost: 6·D·hidden FLOPs for a token, where an `MLP` of this width has 4·D·hidden.
+    """
 
     def __init__(self, dim: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class GatedMLP(nn.Module):
         if torch.is_grad_enabled():
             hidden = nn.functional.silu(self.gate(x)) * self.expand(x)
         else:
-            hidden = torch.ops.aten.silu_(self.gate(x)).mul_(self.expand(x))
+            hidden = nn.functional.silu(self.gate(x)).mul_(self.expand(x))
         return self.contract(self.dropout(hidden))
 
     if TYPE_CHECKING:

@@ -59,12 +59,12 @@ class MemformerFields(TypedDict, total=False):
     bos: int | None
     buckets: int
     max_distance: int
-    norm: Literal["rms", "pre"]
     activation: "Activation"
     dropout: float
     tied: bool
     cutoffs: tuple[int, ...]
     div_value: float
+    norm: Literal["rms", "pre"]
 
 
 def signed(config: type) -> Callable[[M], M]:

@@ -55,12 +55,12 @@ class MemformerConfig(ModelConfig):
     bos: int | None = None
     buckets: int = 32
     max_distance: int = 128
-    norm: Literal["rms", "pre"] = "pre"
     activation: Activation = "gelu"
     dropout: float = 0.0
     tied: bool = False
     cutoffs: tuple[int, ...] = ()
     div_value: float = 1.0
+    norm: Literal["rms", "pre"] = "pre"
 
     def build(self) -> "Memformer":
         """The model, freshly initialised."""

@@ -25,8 +25,8 @@ from mnemos.types import (
     State,
     StateKind,
     check_heads,
-    check_input,
     check_token_ids,
+    check_vectors,
     combined_splits,
     combined_state_kind,
     leaves,
@@ -63,10 +63,10 @@ class TransformerConfig(ModelConfig):
         norm: before attention and MLP, an RMSNorm ("rms") or a LayerNorm ("pre"); "post": a LayerNorm after each.
         position: "auto": rotary where the attention can rotate queries and keys of an even width; none where its scores
             depend on distances (Transformer-XL, compressive); else sinusoidal. Rotary and sinusoidal positions have no
-            limit.
+            limit; with rotary ones softmax scores depend on distances alone, linear attention on the positions too.
         rotary: base and scaling of rotary positions.
-        scale_embedding: tokens' embeddings times √D, so that sinusoids are not larger than new embeddings. The norm
-            "rms" implies it where there are sinusoids.
+        scale_embedding: tokens' embeddings times √D, so that sinusoids are not larger than new embeddings. They are
+            always scaled with the norm "rms" and sinusoids.
         activation: of the MLP; "swiglu": gated, SiLU(W₁·x) ⊙ W₂·x.
         attention: its settings, or the name of one.
         cache: a gated cache around every attention.
@@ -98,7 +98,10 @@ class TransformerConfig(ModelConfig):
 
     @classmethod
     def classic(cls, **fields: Any) -> "TransformerConfig":
-        """The block of 2017 to 2020 with these fields: LayerNorm first, GELU, sinusoids, an MLP of width 512."""
+        """A configuration whose block is that of 2017 to 2020: LayerNorm first, GELU, sinusoids, an MLP of width 512.
+
+        `fields` are set as in the class itself, and win over the block's. Raises TypeError for unknown ones.
+        """
         return cls(**{"norm": "pre", "activation": "gelu", "position": "sinusoidal", "mlp": 512, **fields})
 
     @property
@@ -270,7 +273,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, TransformerState | None]:
         """See the class."""
         if self.config.features:
-            check_input(x, self.config.features)
+            check_vectors(x, self.config.features, mask)
         else:
             check_token_ids(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)

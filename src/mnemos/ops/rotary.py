@@ -16,6 +16,8 @@ class Rotary:
         base: a larger one rotates the slow pairs more slowly, for longer contexts (Llama 3: 500,000).
         scaling: positions are divided by it (position interpolation, Chen et al. 2023): a model that was trained on N
             positions then reads scaling · N positions with the angles that it knows.
+
+    Raises InputError for a base of 1 or less, and a scaling of 0 or less.
     """
 
     base: float = 10000.0
