@@ -179,7 +179,8 @@ def scatter(module: torch.nn.Module) -> torch.nn.Module:
     module = module.double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for tensor in filter(torch.is_floating_point, itertools.chain(module.parameters(), module.buffers())):
+        kept = module.state_dict(keep_vars=True)  # buffers that are not saved, such as a host's angles, stay
+        for tensor in dict.fromkeys(filter(torch.is_floating_point, kept.values())):
             tensor += 0.3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
     return module
 

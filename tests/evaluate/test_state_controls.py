@@ -74,9 +74,11 @@ def part_of(state, name, model):
             layers=tuple(layer._replace(walk=w) for layer, w in zip(state.layers, new, strict=True))
         )
     if name == "sums" and isinstance(model, Transformer) and model.config.cache is not None:
-        inner = [layer.inner for layer in state.layers]
-        return inner, lambda new: state._replace(
-            layers=tuple(layer._replace(inner=s) for layer, s in zip(state.layers, new, strict=True))
+        sums = [layer.inner.sums for layer in state.layers]
+        return sums, lambda new: state._replace(
+            layers=tuple(
+                layer._replace(inner=layer.inner._replace(sums=s)) for layer, s in zip(state.layers, new, strict=True)
+            )
         )
     return state, lambda new: new
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import GRC, InputError, Lookup, Stream, Transformer
+from mnemos import GRC, InputError, Lookup, Stream, Transformer, TransformerConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import speculative
@@ -181,7 +181,7 @@ def surprise(tokens: torch.Tensor, chances: torch.Tensor) -> float:
 def test_drawn_tokens_have_the_distribution_of_plain_sampling(draft, settings, monkeypatch):
     torch.manual_seed(0)
     sizes = {"vocab_size": 5, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 24, "attention": LinearConfig()}
-    model, other = (Transformer(**sizes).eval() for _ in range(2))
+    model, other = (TransformerConfig.classic(**sizes).build().eval() for _ in range(2))
     prompt = torch.tensor([[1, 4, 4, 1, 4, 1, 4, 4, 1, 1, 4]])
     chances, rows = joint(model, prompt, **settings), prompt.expand(2000, -1)
     given = Lookup(rows) if draft == "lookup" else Stream(other).prefill(rows)

@@ -20,7 +20,7 @@ def ended(plain: list[int], ends: list[list[int]]) -> list[int]:
     [
         ("linear", {"eos": 7}, [[7]], 7),
         ("favor", {"eos": [3, 7]}, [[3], [7]], 3),
-        ("softmax", {"stop": [1, 10]}, [[1, 10]], -1),
+        ("softmax", {"stop": [2, 3]}, [[2, 3]], -1),
         ("window", {"stop": [torch.tensor([1, 5]), (8, 8)], "eos": 7}, [[1, 5], [8, 8], [7]], 7),
         ("cached", {"stop": [[1, 5], [10, 5]]}, [[1, 5], [10, 5]], -1),
         ("fused", {"stop": [[10, 10]], "eos": [7]}, [[10, 10], [7]], 7),

@@ -41,6 +41,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def recipe(folder: str, **train: object) -> Recipe:
     base = registry.load("recipe", "text-linear")()
     settings = {"steps": 4, "eval_every": 2, "batch_size": 2, "log_every": 1, "checkpoint_every": 2}
+    settings |= {"valid_rows": 0, "test_rows": 0}  # a longer run scores the rows that a shorter one does
     return replace(
         base,
         model=replace(base.model, dim=16, layers=1, num_heads=2, mlp=16),
