@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from decoder_models import FAMILIES, FURTHER, plain
+from decoder_models import FAMILIES, FURTHER, config, plain
 from hosts import close
 from torch import nn
 from torch.nn import functional as F
@@ -285,6 +285,14 @@ def test_parts_by_name_are_the_whole_model_and_padding_changes_nothing(kind):
         wanted, after = network(x[row : row + 1, valid])
         close(logits[row, valid], wanted[0], 1e-6)  # some compute a part in single precision
         close(state.tokens[row], after.tokens[0], 1e-6)
+
+
+def test_a_cap_that_rounding_hides_is_kept():
+    """In bfloat16 the logits of new weights are those without the cap, but for rounding."""
+    kind, sizes = config("Gemma2", final_logit_softcapping=2.0)
+    torch.manual_seed(0)
+    model = kind(sizes).bfloat16().eval()
+    assert mnemos.remember(model, 2, "model.embed_tokens", "model", "lm_head").after.cap == 2.0
 
 
 def test_parts_whose_logits_are_not_the_models_are_refused():

@@ -212,6 +212,19 @@ def test_no_better_than_the_majority_class():
     assert verdict(made(majority=0.106))[-1].startswith("For scale")
 
 
+def test_what_learned_nothing_is_not_ranked():
+    said = verdict(
+        made(cached=CACHED | {"mean": 0.1}, plain=PLAIN | {"mean": 0.09}, equal=None, majority=0.106, seeds=1)
+    )
+    assert said[0].startswith("north and east do no better than")
+    some = verdict(
+        made(cached=CACHED | {"mean": 0.2}, plain=PLAIN | {"mean": 0.09}, equal=None, majority=0.106, seeds=1)
+    )
+    assert some[0].startswith(
+        "east reaches a test accuracy of 0.200 (1 seed). It is ahead of north (0.090). north does"
+    )
+
+
 def test_without_results_or_baselines():
     nothing = Row("a", math.nan, math.nan, 0)
     assert "has a test result yet" in verdict(Comparison("accuracy", True, None, (nothing,), (), {}, "test"))[0]

@@ -217,6 +217,8 @@ def test_bad_input():
     for name in CACHE_NAMES:
         with pytest.raises(InputError, match="StateCache"):
             model(IDS, **{name: transformers().DynamicCache()})
+    with pytest.raises(InputError, match="expected one cache, found another"):
+        model(IDS, cache=StateCache(), past_key_values=StateCache())
     with pytest.raises(InputError, match="position_ids"):
         model(IDS, position_ids=IDS)
     with pytest.raises(InputError, match=r"inputs_embeds.*LoRA"):

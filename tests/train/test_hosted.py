@@ -14,6 +14,7 @@ from mnemos.cli import main
 from mnemos.config import to_dict
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.models import hosts
+from mnemos.models.vision.hosted import HostedClassifierConfig
 from mnemos.train.baselines import with_unwritten
 from mnemos.train.variants import variants
 
@@ -129,6 +130,32 @@ def test_a_decoder_begins_again_with_each_segment_and_its_cache_goes_on(folder):
             assert torch.equal(*found) != reads
 
 
+def test_only_what_has_a_row_per_token_is_enlarged(tmp_path):
+    """Not the projections of a model whose width is the size of its vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = SIZES | {"hidden_size": 64, "vocab_size": 64, "bos_token_id": 0}
+    host = LlamaForCausalLM(LlamaConfig(**sizes))
+    host.save_pretrained(tmp_path)
+    model = HostedDecoderConfig(host=hosts.settings_of(str(tmp_path)), vocab_size=70).build()
+    model.load_state_dict(model.pretrained(str(tmp_path)))
+    assert torch.equal(model.host.model.embed_tokens.weight[:64], host.model.embed_tokens.weight)
+
+
+def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
+    about = {"model_type": "jamba", "vocab_size": 40, **SIZES, "num_key_value_heads": 1, "num_experts": 1}
+    about |= {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 9, "expert_layer_offset": 8}
+    about |= {"mamba_dt_rank": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = HostedDecoderConfig(host=json.dumps(about), vocab_size=40, max_length=8).build().eval()
+    x = torch.randint(40, (2, 20))
+    mask = torch.arange(20) < torch.tensor([20, 13])[:, None]
+    with torch.no_grad():
+        expected = torch.cat([model(part)[0] for part in x.split(8, 1)], 1)
+        torch.testing.assert_close(model(x)[0], expected)
+        torch.testing.assert_close(model(x, None, mask)[0][mask], expected[mask])
+
+
 def test_recipes_are_compared_on_one_host(folder):
     named = ["--model=timm:test_vit", "--model.cache.length", "9"]
     (cached,) = variants(["photos-vit-cached"], named, [])
@@ -139,6 +166,21 @@ def test_recipes_are_compared_on_one_host(folder):
     assert plain.train.init_from == "timm:test_vit"
     (new,) = variants(["text"], ["--model", "llama", "--train.init-from", "None", "--data.tokens", "bytes"], [])
     assert (new.train.init_from, new.data.tokens) == (None, "bytes")
+
+
+@pytest.mark.parametrize("host", ["timm:swin_tiny_patch4_window7_224", "swin"])
+def test_no_block_is_skipped_but_by_the_recipe(host):
+    """Whatever share of them the host skipped in its own training."""
+    small = {"model_type": "swin", "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2]}
+    config = HostedClassifierConfig(host=json.dumps(small) if host == "swin" else host)
+    shares = {
+        share: {
+            getattr(module, "drop_prob", None) or 0 for module in replace(config, drop_path=share).build().modules()
+        }
+        for share in (0.0, 0.3)
+    }
+    assert max(shares[0.0]) == 0
+    assert max(shares[0.3]) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("source", ["vit", "timm:test_vit"])
@@ -171,6 +213,7 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
         (["text", "--model", "timm:test_vit"], "recipe of images"),
         (["text-linear", "--model", "llama"], "attention linear"),
         (["listops", "--model", "llama"], "found listops of listops"),
+        (["listops", "--model", "timm:test_vit"], "found listops of listops"),
         (["photos-vit", "--model", "timm:resnet1"], "did you mean timm:resnet1"),
         (["text", "--model", "hf:some/name"], "hf:some/name: expected a model of the Hugging Face hub"),
         (["text", "--model", "vit"], "vit: expected a tokenizer.json"),

@@ -206,6 +206,8 @@ def test_padding_of_documents_is_left_out():
         ends = (3, 0) if i % 2 else (0, 5)
         found = {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)}
         padded.append({k: [-100 if k == "labels" else 0] * ends[0] + v + [0] * ends[1] for k, v in found.items()})
+    for values in padded[2].values():
+        values[4:4] = [0, 0]  # and in between
     padded.append({"input_ids": [0] * 9, "attention_mask": [0] * 9})
     plain, cleaned = (RolloutBatches(one, 2, SEGMENT, ROLLOUT, seed=None) for one in (data, padded))
     assert len(plain) == len(cleaned)

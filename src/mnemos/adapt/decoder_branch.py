@@ -44,7 +44,8 @@ class DecoderBranch(HostBranch):
         if not self.moves:
             return self.frozen(self.queries(x))
         source = (x if self.grc.source == "input" else y[..., : self.cache_dim]).to(self.cache.dtype)
-        start = self.cache
+        stream = self.grc.scope == "stream"
+        start = torch.zeros_like(self.cache) if stream else self.cache  # zeros, whatever the buffer holds
 
         def advance(tokens: Tensor, cache: Tensor) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start)
@@ -53,10 +54,8 @@ class DecoderBranch(HostBranch):
             return RowBlocks(source, valid, state, start, self.block, advance)
 
         state = None if carried is None else carried.current(blocks_of)
-        if state is None or not self.grc.write:
+        if not stream and (state is None or not self.grc.write):
             start = self.contents()
-        if self.grc.scope == "stream":
-            start = torch.zeros_like(start)  # new rows, whatever the buffer holds
         blocks = blocks_of(source, mask, state)
         shared = self.grc.scope == "shared"
         caches = blocks.caches

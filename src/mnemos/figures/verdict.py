@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from mnemos import registry
 from mnemos.config import to_dict
-from mnemos.data.no_learning import no_better
+from mnemos.data.no_learning import BIGRAMS, no_better
 from mnemos.types import InputError, JSONObject
 
 from .differences import Difference, differences, differences_of_best, effect, memory_effect
@@ -33,17 +33,22 @@ def verdict(comparison: Comparison) -> list[str]:
     claims = [claim for row in cached if (claim := _conclusion(comparison, row, _beside(row, rows, cached)))]
     ranked = [_reached(comparison, rows[0])] if len(rows) == 1 else [_ranked(comparison, rows)]
     learned = no_better({row.name: row.mean for row in rows}, *_known(comparison))
+    nothing = len(rows) > 1 and _nothing_learned(comparison, rows)  # then there is nothing to rank
     grounds = []
     for row in cached if len(rows) > 1 else ():
         against = _against(comparison, row, _beside(row, rows, cached))
         grounds.append(" ".join([_reached(comparison, row), *against, _emptied(comparison, row)]).strip())
     if len(rows) == 1 and cached:
         grounds.append(_emptied(comparison, cached[0]))
-    if 1 < len(cached) < len(rows) and claims:
+    if 1 < len(cached) < len(rows) and claims and not nothing:
         best, parts = _ahead(comparison, cached)
         grounds.append(f"Of the variants with a memory, {best.name} is {parts}.")
     caveats = [_one_seed(rows), *_alone(comparison, rows, cached), _missing(comparison, cached, rows)]
-    paragraphs = [" ".join([*(claims or ranked), *learned]), " ".join(filter(None, caveats)), *grounds]
+    paragraphs = [
+        " ".join([*([] if nothing else claims or ranked), *learned]),
+        " ".join(filter(None, caveats)),
+        *grounds,
+    ]
     return [text for text in [*paragraphs, "" if learned else _scale(comparison)] if text]
 
 
@@ -278,6 +283,13 @@ def _known(c: Comparison) -> tuple[dict[str, float], str, bool]:
     """The scores without learning, the metric and whether higher is better: what `no_better` needs."""
     majority = {"always answering the most frequent class": c.majority} if c.majority is not None else {}
     return majority | c.reference, c.metric, c.higher_is_better
+
+
+def _nothing_learned(c: Comparison, rows: list[Row]) -> bool:
+    """Whether no variant is better than a guess, or than the frequencies of single tokens."""
+    scores, metric, higher = _known(c)
+    weakest = {what: value for what, value in scores.items() if not what.endswith(BIGRAMS)}
+    return all(no_better({row.name: row.mean}, weakest, metric, higher) for row in rows)
 
 
 def _scale(c: Comparison) -> str:

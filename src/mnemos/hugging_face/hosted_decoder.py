@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.adapt.attach import cache
+from mnemos.adapt.row_blocks import BlockState
 from mnemos.config import ModelConfig
 from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
@@ -147,7 +148,7 @@ class HostedDecoder(nn.Module):
         return int(whole.int().argmax()) + 1 if bool(whole.any()) else x.shape[1]
 
     def _begun_again(self, state: "FunctionalState") -> "FunctionalState":
-        """The state in which rows that have read a whole segment have no keys, values and positions."""
+        """The state in which rows that have read a whole segment are new, but for what their gated caches hold."""
         if self.step.state_kind == "constant":
             return state
         whole = state.seen >= self.config.max_length
@@ -155,11 +156,12 @@ class HostedDecoder(nn.Module):
             return state
         if bool(whole.all()):
             new = self.initial_state(len(whole))
-            parts = [a if isinstance(a, KeyValues) else b for a, b in zip(new.parts, state.parts, strict=True)]
+            parts = [b if isinstance(b, BlockState) else a for a, b in zip(new.parts, state.parts, strict=True)]
             return new._replace(parts=tuple(parts))
         seen = state.seen.masked_fill(whole, 0)
         most = int(seen.max())
-        parts = [reset(b, whole).last(most) if isinstance(b, KeyValues) else b for b in state.parts]
+        parts = [b if isinstance(b, BlockState) else reset(b, whole) for b in state.parts]
+        parts = [b.last(most) if isinstance(b, KeyValues) else b for b in parts]
         return state._replace(seen=seen, parts=tuple(parts))
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
@@ -170,12 +172,12 @@ class HostedDecoder(nn.Module):
         if source.startswith(TIMM):
             raise InputError(f"{source}: expected a causal decoder of Hugging Face, found a model of timm; use hf:NAME")
         text = host_config(self.config.host).get_text_config(decoder=True)
-        size, wanted = text.vocab_size, max(text.vocab_size, self.config.vocab_size)
+        size, own = text.vocab_size, self.state_dict()
         first = next((i for i in (text.bos_token_id, text.eos_token_id) if isinstance(i, int) and i < size), None)
-        found = {}
-        for name, value in host_weights(_AUTO, source).items():
-            if value.dim() and len(value) == size < wanted:
+        found = {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}
+        for name, value in found.items():
+            mine = own.get(name, value)
+            if value.dim() and len(value) == size < len(mine) and value.shape[1:] == mine.shape[1:]:
                 row = value.mean(0, keepdim=True) if first is None else value[first : first + 1]
-                value = torch.cat([value, row.expand(wanted - size, *value.shape[1:])])
-            found[f"host.{name}"] = value
+                found[name] = torch.cat([value, row.expand(len(mine) - size, *value.shape[1:])])
         return found

@@ -205,7 +205,9 @@ def _joined(older: Read, newer: Read) -> Tensor | None:
 
 
 def checked_cache(cache: object, past_key_values: object) -> StateCache | None:
-    """The `StateCache` that a call was given under either name, or None. Raises InputError for any other cache."""
+    """The `StateCache` that a call was given under either name, or None. Raises InputError for others, and for two."""
+    if cache is not None and past_key_values is not None and cache is not past_key_values:
+        raise InputError("cache: expected one cache, found another as past_key_values=; pass one of them")
     given = past_key_values if cache is None else cache
     if given is None or isinstance(given, StateCache):
         return given

@@ -63,7 +63,14 @@ class RolloutBatches:
             )
         self.documents, self.rows, self.segment, self.rollout = documents, rows, segment, rollout
         self.seed, self.sets = seed, sets
-        lengths = [_length(documents[i], i) for i in range(len(documents))]
+        lengths = []
+        self._kept: dict[int, range | Tensor] = {}  # of the documents with padding
+        for i in range(len(documents)):
+            found = documents[i]
+            kept = _kept(found, i)
+            if kept is not None:
+                self._kept[i] = kept
+            lengths.append(len(_field(found, "input_ids", i) if kept is None else kept))
         self._usable = [i for i, n in enumerate(lengths) if n > 1]
         if not self._usable:
             raise InputError(f"documents: expected one of at least two tokens, found none among {len(lengths)}")
@@ -122,9 +129,9 @@ class RolloutBatches:
         place = self._usable[document]
         found = self.documents[place]
         first = number * self.segment
-        here = slice(first, first + self.segment + 1)
-        kept = _kept(found, place)
-        ids = _part(_field(found, "input_ids", place), here, kept, place)
+        ids = _field(found, "input_ids", place)
+        here = self._kept.get(place, range(len(ids)))[first : first + self.segment + 1]
+        ids = _part(ids, here, place)
         labels = ids
         if isinstance(found, Mapping) and "labels" in found:
             if len(found["labels"]) != len(found["input_ids"]):
@@ -132,7 +139,7 @@ class RolloutBatches:
                     f"document {place}: expected as many labels as input_ids, found {len(found['labels'])} labels and "
                     f"{len(found['input_ids'])} ids; a label is −100 where its token does not count"
                 )
-            labels = _part(found["labels"], here, kept, place)
+            labels = _part(found["labels"], here, place)
         return ids[:-1], labels[1:]
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -189,14 +196,8 @@ def _field(document: Any, name: str, place: int) -> Any:
     return document
 
 
-def _length(document: Any, place: int) -> int:
-    """The number of tokens of a document without its padding."""
-    kept = _kept(document, place)
-    return len(_field(document, "input_ids", place) if kept is None else kept)
-
-
-def _kept(document: Any, place: int) -> Tensor | None:
-    """The places of a document's tokens that are no padding; None: all."""
+def _kept(document: Any, place: int) -> range | Tensor | None:
+    """The places of a document's tokens that are no padding, as a range where there is none between; None: all."""
     if not isinstance(document, Mapping) or document.get("attention_mask") is None:
         return None
     ids, mask = _field(document, "input_ids", place), torch.as_tensor(document["attention_mask"])
@@ -205,12 +206,18 @@ def _kept(document: Any, place: int) -> Tensor | None:
             f"document {place}: expected an attention_mask of {len(ids)} integers or booleans, as many as input_ids, "
             f"found {mask.dtype} {tuple(mask.shape)}; give the one that the tokenizer returns"
         )
-    return None if bool(mask.all()) else mask.nonzero().flatten()
+    if bool(mask.all()):
+        return None
+    places = mask.nonzero().flatten()
+    first, count = int(places[0]) if len(places) else 0, len(places)
+    return range(first, first + count) if count == 0 or int(places[-1]) == first + count - 1 else places
 
 
-def _part(values: Any, here: slice, kept: Tensor | None, place: int) -> Tensor:
-    """Some of a document's ids or labels, counted without its padding."""
-    return _checked(values[here], place) if kept is None else _checked(values, place)[kept[here]]
+def _part(values: Any, here: range | Tensor, place: int) -> Tensor:
+    """A document's ids or labels at some places, which are in order."""
+    first, last = int(here[0]), int(here[-1])
+    found = _checked(values[first : last + 1], place)
+    return found if isinstance(here, range) else found[here - first]
 
 
 def _checked(values: Any, place: int) -> Tensor:

@@ -22,7 +22,8 @@ class HostedClassifierConfig(ImageConfig):
     """An image classifier of timm or Hugging Face, with or without a cache: what `--model timm:NAME` chooses.
 
     host: timm:NAME, or the settings of a model of Transformers as JSON (`hosts.settings_of`). Images of the data are
-    scaled (bilinear) to the size that the host was made for, and one channel is repeated for a host of several.
+    scaled (bilinear) to the size that the host was made for, if it declares one, and one channel is repeated for a host
+    of several.
     `build` makes new weights; `train.init_from` names those to start with.
     """
 
@@ -45,9 +46,14 @@ class HostedClassifierConfig(ImageConfig):
     def _of_timm(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
         """The model, its channels and the size of its images."""
         library, name = timm(), self.host.removeprefix(TIMM)
-        options: dict[str, Any] = {"drop_path_rate": self.drop_path} if self.drop_path else {}
+        sizes: dict[str, Any] = {"pretrained": False, "num_classes": self.classes}
         try:
-            model = library.create_model(name, pretrained=False, num_classes=self.classes, **options)
+            try:
+                model = library.create_model(name, drop_path_rate=self.drop_path, **sizes)
+            except TypeError:  # some models have none
+                if self.drop_path:
+                    raise
+                model = library.create_model(name, **sizes)
         except (RuntimeError, TypeError) as error:
             found = " ".join(str(error).split())
             raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({found})") from None
@@ -61,7 +67,7 @@ class HostedClassifierConfig(ImageConfig):
             raise InputError(
                 f"{self.name}: drop_path: expected 0 for a {config.model_type}, which has none, found {self.drop_path}"
             )
-        if self.drop_path:
+        if hasattr(config, "drop_path_rate"):
             config.drop_path_rate = self.drop_path
         size = getattr(config, "image_size", None)
         pair = (size, size) if isinstance(size, int) else tuple(size) if size else None
@@ -78,7 +84,8 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, classes]."""
         if self.size is not None and x.shape[-2:] != self.size:
-            x = F.interpolate(x, self.size, mode="bilinear", antialias=x.shape[-2] > self.size[0])
+            smaller = any(a > b for a, b in zip(x.shape[-2:], self.size, strict=True))
+            x = F.interpolate(x, self.size, mode="bilinear", antialias=smaller)
         y = self.host(x.expand(-1, self.channels, -1, -1))
         logits: Tensor = getattr(y, "logits", y)
         return logits

@@ -11,10 +11,9 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     packed(...)           optional             sequences without padding, all at once (see varlen.py)
     why_not()             optional             why it cannot run on this machine
     FROM_NOTHING          optional             names of those of its functions that take None for s and z: zeros
-    suits(q, k, v)        optional             whether "auto" may choose it, if that is less than it takes
 
-"auto" chooses the first backend that runs on this machine and suits (or takes) the tensors: "native" on a CPU and
-"chunked" on a GPU.
+"auto" chooses the first backend that runs on this machine and takes the tensors: "native" on a CPU and "chunked", which
+takes all, elsewhere. What comes after that one runs where it is named.
 """
 
 from types import ModuleType
@@ -159,11 +158,7 @@ def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto", feature_map: s
 def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
     """`which` for tensors after φ, unless φ is a `Pointwise` map, which backends apply."""
     if backend == "auto":
-        return next(
-            name
-            for name, module in BACKENDS.items()
-            if module.runs_here() and getattr(module, "suits", module.takes)(q, k, v)
-        )
+        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(q, k, v))
     if backend not in BACKENDS:
         raise InputError(
             f"linear_attention: expected a known backend, found {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"

@@ -30,11 +30,6 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return v.device.type == "cpu"
 
 
-def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """False: "auto" chooses a faster backend."""
-    return False
-
-
 def causal(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from .feature_maps import Pointwise
 from .operators import Gradients, given, keep, register
 from .triton_launch import Scans, precision, running, step
 
-__all__ = ["causal", "packed", "runs_here", "suits", "takes", "token", "why_not"]
+__all__ = ["causal", "packed", "runs_here", "takes", "token", "why_not"]
 
 WIDEST = 256  # a program holds a whole row of D or of M
 
@@ -60,11 +60,6 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if not (0 < q.shape[-1] <= WIDEST and 0 < v.shape[-1] <= WIDEST):
         return False
     return _interpreted() if v.device.type == "cpu" else v.device.type == "cuda" and _has_tensor_cores()
-
-
-def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """False: "auto" chooses none that was not tested on a GPU."""
-    return False
 
 
 @constant
