@@ -42,8 +42,8 @@ def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
         new = HostedDecoderConfig(host=settings_of(source), vocab_size=0, max_length=0, cache=model.cache)
         data = data if own_tokens else replace(data, tokens=tokenizer_file(source))
     else:
-        decoder = isinstance(data, TextConfig) and source.startswith(TIMM)
-        what = "of text" if decoder else f"of {recipe.data.name} with the model {model.name}"
+        text = isinstance(data, TextConfig) and source.startswith(TIMM)
+        what = "of text" if text else f"of {recipe.data.name} with the model {model.name}"
         raise InputError(
             f"--model {source}: expected a recipe of images, or one of text with the model transformer for a decoder "
             f"of Hugging Face, found {recipe.name} {what}; choose another recipe"
