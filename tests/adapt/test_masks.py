@@ -96,6 +96,30 @@ def test_packed_sequences_are_refused(name, training, low):
     assert all(cache.pending_rows == 0 for cache in caches(model))
 
 
+def test_what_an_additive_mask_hides_is_relative_to_its_row():
+    """Softmax does not see what lowers a whole row of the batch."""
+    mask, x = torch.zeros(2, 1, 5, 5), torch.zeros(2, 5, 4)
+    mask[1] -= 25
+    assert bool(valid_tokens(mask, x).all())
+    mask[0, ..., 4] -= 30  # a key, for all queries
+    assert valid_tokens(mask, x).tolist() == [[True] * 4 + [False], [True] * 5]
+
+
+def test_biases_of_far_positions_hide_no_token_of_a_decoder():
+    """ALiBi lowers early tokens far below the last ones: pieces and prefixes give what the whole call gives."""
+    transformers = libraries.transformers()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, alibi=True)).eval()
+    mnemos.cache(model, GRC(scope="stream", length=4, block=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        ids = torch.randint(20, (1, 260))
+        whole, prefix = model(ids).logits, model(ids[:, :100]).logits
+    torch.testing.assert_close(whole[:, :100], prefix, atol=1e-4, rtol=1e-4)
+
+
 def test_a_bias_for_positions_is_no_mask():
     for bias in (-2.0 * DISTANCE.abs(), DISTANCE.clamp(max=0) * 3.0):  # the second lowers what is later alone
         assert refuse_mask(bias, tokens(bias)) is None

@@ -74,10 +74,12 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     if dims == 2:
         return (mask[:, first : first + t] > 0).expand(b, t)
     pairs = mask[:, 0]
-    highest = pairs.amax() if pairs.is_floating_point() and pairs.numel() else None
+    highest = pairs.amax(-1) if pairs.is_floating_point() and pairs.numel() else None
     valid = visible(pairs.diagonal(first, 1, 2), highest=highest).expand(b, t)
     if t > 1:
-        before = visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], highest=highest)
+        before = visible(
+            pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], highest=None if highest is None else highest[:, 1:]
+        )
         packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
         if torch.compiler.is_compiling():
             assert_in_graph(~packed, _APART)

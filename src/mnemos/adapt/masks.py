@@ -8,9 +8,10 @@ from torch import Tensor
 from mnemos._compat import assert_in_graph, write_count
 from mnemos.types import InputError
 
-# An additive mask hides what is as far below its highest value: exp(−20) is nothing in float32.
+# An additive mask hides what is 20 below the highest value of its row and head: exp(−20) is nothing in float32. And all
+# at −100 or lower, because a mask may hide all.
 _LOWERED = 20.0
-_HIDDEN = -100.0  # and what is as low as this: a mask may hide all
+_HIDDEN = -100.0
 _JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
 DECODERS = "a causal decoder needs an adapter, mnemos.register_host(mnemos.adapt.DecoderHost(...))"
 LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
@@ -164,11 +165,12 @@ def _in_graph() -> bool:
 def visible(mask: Tensor, hides: bool = False, highest: Tensor | None = None) -> Tensor:
     """Where a mask lets a query see a key; hides: the value by which booleans hide.
 
-    highest []: the highest value of the additive mask that `mask` is a part of; None: it is the whole.
+    highest: what values are compared with, where `mask` is a part of a mask; None: the highest of each [.., Q, N].
     """
     if mask.dtype == torch.bool:
         return ~mask if hides else mask
     if not mask.is_floating_point():
         return mask > 0
-    highest = mask.amax() if highest is None else highest
+    if highest is None:
+        highest = mask.amax((-2, -1), keepdim=True) if mask.numel() else mask
     return (mask > _HIDDEN) & (mask > highest - _LOWERED)
