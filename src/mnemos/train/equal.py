@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemos.config import DataConfig
 from mnemos.data.batch import IGNORE
 from mnemos.data.task import Task
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError
 
 from .baselines import NEAR, parameters, with_parameters
 from .checks import complete
@@ -107,18 +107,27 @@ def completed(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def scored_alike(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The recipes, if they leave it open how many rows are scored (-1), with the numbers of the first; and completed.
+    """The recipes with a number in place of -1, which leaves open how many rows are scored; and completed if one has it.
 
-    Where batches or segments differ, whole splits are scored (`check_scored`).
+    The number is that of the first recipe that gives one, else what the first one's length makes it. Where batches or
+    segments differ, whole splits are scored (`check_scored`).
     """
     first = recipes[0]
-    open_ones = [name for name in ("valid_rows", "test_rows") if getattr(first.train, name) < 0]
-    if not open_ones:
+    names = ("valid_rows", "test_rows")
+    given = {name: [getattr(one.train, name) for one in recipes] for name in names}
+    if min(map(min, given.values())) >= 0:
         return list(recipes)
     alike = all((one.data, one.train.batch_size) == (first.data, first.train.batch_size) for one in recipes)
     made = completed(recipes)
-    rows: JSONObject = {name: getattr(made[0].train, name) if alike else 0 for name in open_ones}
-    return [replace(one, train=replace(one.train, **rows)) for one in made]
+    rows: dict[str, int] = {}
+    for name in names:
+        fixed = [number for number in given[name] if number >= 0]
+        rows[name] = fixed[0] if fixed else getattr(made[0].train, name) if alike else 0
+    found = []
+    for i, one in enumerate(made):
+        filled: JSONObject = {name: rows[name] for name in names if given[name][i] < 0}
+        found.append(replace(one, train=replace(one.train, **filled)))
+    return found
 
 
 def check_scored(recipes: Sequence[Recipe]) -> None:

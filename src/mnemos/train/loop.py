@@ -133,8 +133,10 @@ def _train(
             return result
         place = PLACE.get()
         if run is not None and (not quiet if place is None else place.first):  # once for all runs of a comparison
-            for line in [*task.about, *([start.about] if start else [])]:
+            for line in task.about:
                 print(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
+        if run is not None and start is not None and (place is not None or not quiet):
+            print(f"{recipe.name}: {start.about}", flush=True)
         learner = Learner(fabric, recipe, task, model)
         ended = False
         if saved is not None:
