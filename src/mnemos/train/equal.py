@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemos.config import DataConfig
 from mnemos.data.batch import IGNORE
 from mnemos.data.task import Task
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject
 
 from .baselines import NEAR, parameters, with_parameters
 from .checks import complete
@@ -107,7 +107,7 @@ def completed(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def scored_alike(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The recipes with a number in place of -1, which leaves open how many rows are scored; and completed if one has it.
+    """The recipes with a number in place of -1 (rows that are scored are left open); completed if one has it.
 
     The number is that of the first recipe that gives one, else what the first one's length makes it. Where batches or
     segments differ, whole splits are scored (`check_scored`).
