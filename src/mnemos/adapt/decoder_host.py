@@ -74,7 +74,8 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     if dims == 2:
         return (mask[:, first : first + t] > 0).expand(b, t)
     pairs = mask[:, 0]
-    highest = pairs.amax(-1) if pairs.is_floating_point() and pairs.numel() else None
+    # The highest of each query, because biases grow with positions; below 0 a query, as of padding, may see nothing.
+    highest = pairs.amax(-1).clamp(min=0) if pairs.is_floating_point() and pairs.numel() else None
     valid = visible(pairs.diagonal(first, 1, 2), highest=highest).expand(b, t)
     if t > 1:
         before = visible(
