@@ -91,9 +91,16 @@ def test_a_run_of_a_file_is_evaluated_resumed_and_found_to_lack_it(folder, capsy
     forget()
     assert from_json(told).name == "my-recall"  # as in the processes of a comparison
     forget()
-    assert main(["eval", "run"]) == 0
-    forget()
     capsys.readouterr()
+    assert main(["eval", "run"]) == 0
+    executed = f"mnemos: executing the plug-in {folder / 'mean.py'}, which run/recipe.json names\n"
+    assert capsys.readouterr().err.count(executed) == 1
+    forget()
+    (folder / "mean.py").write_text("import mnemos\n")
+    assert main(["eval", "run"]) == 2
+    assert f"its plug-in {folder / 'mean.py'} does not register it" in capsys.readouterr().err
+    forget()
+    (folder / "mean.py").write_text(MEAN)
     shutil.move("mean.py", "moved.py")
     assert f"its plug-in {folder / 'mean.py'} is missing" in refused(capsys, "eval", "run")
     assert main(["train", "--resume", "run", "--train.steps", "4", "--plugin", "moved.py"]) == 0

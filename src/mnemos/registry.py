@@ -155,8 +155,11 @@ def load(kind: str, name: str, file: object = None) -> Any:
         listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
         hint = _RENAMED.get((kind, name)) or (f"did you mean {near[0]!r}?" if near else listed)
         if file is not None:
-            missing = f"its plug-in {file} is missing: give the file with --plugin FILE"
-            hint = f"import its plug-in {file} first" if Path(str(file)).is_file() else missing
+            hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
+            if is_loaded(str(file)):
+                hint = f"its plug-in {file} does not register it: correct the file, or give another with --plugin FILE"
+            elif Path(str(file)).is_file():
+                hint = f"import its plug-in {file} first"
         article = "an" if kind[0] in "aeiou" else "a"
         raise InputError("; ".join([f"expected the name of {article} {kind}, found {name!r}", hint, *load_plugins()]))
     if name not in _registered[kind]:
@@ -188,6 +191,11 @@ def load_file(file: str | Path) -> list[str]:
                     del entries[name]
             raise InputError(f"{file}: {_in_file(error, path)}; correct the file") from error
     return [name for name, entry in _registered["recipe"].items() if entry.place.module == module]
+
+
+def is_loaded(file: str | Path) -> bool:
+    """Whether `load_file` has imported this file."""
+    return Path(file).resolve() in _files.values()
 
 
 def _execute(module: str, path: Path) -> None:

@@ -3,12 +3,14 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mnemos.data import no_learning
-from mnemos.data.no_learning import no_better
+from mnemos.data.no_learning import no_better, text_scores
 from mnemos.data.text import TextConfig
+from mnemos.data.vocabulary import Bytes
 
 TEXT = b"the cat sat on the mat and the dog sat on the log\n"
 
@@ -42,7 +44,7 @@ def test_ngrams_are_fitted_on_the_training_split_and_scored_on_the_test_split(tm
         made.save(tokens)
     config = TextConfig(str(tmp_path), segment=16, tokens=tokens, longest=200)
     task = config.build()
-    monkeypatch.setattr(no_learning, "_CHUNK", 300)  # several chunks
+    monkeypatch.setattr(no_learning, "_CHUNK", 70)  # several chunks, also of one document
     bits = by_definition(task)
     text = b"".join(task.vocabulary.decode(document.tolist()) for document in task._splits["test"])
     size = sum(task.vocabulary.lengths[document].sum() for document in task._splits["test"])
@@ -54,6 +56,17 @@ def test_ngrams_are_fitted_on_the_training_split_and_scored_on_the_test_split(tm
     }
     assert bits[1] < bits[0]
     assert list(replace(config, tokens="bytes").build_to_score("test").reference) == ["bz2 of the text alone"]
+
+
+def test_long_text_is_compressed_in_part_and_empty_text_has_no_scores(monkeypatch):
+    text, none = np.frombuffer(TEXT * 21_000, np.uint8), np.zeros(0, np.uint8)
+    monkeypatch.setattr(no_learning, "_MOST", 2**20)
+    monkeypatch.setattr(no_learning, "_CHUNK", 100_000)
+    wanted = 8 * len(bz2.compress(text.tobytes()[: 2**20])) / 2**20
+    name = "bz2 of the text alone (its first 1 MiB)"
+    assert text_scores([], [text], Bytes()) == {name: wanted}
+    assert no_better({"a": 9.0}, {name: wanted}, "bits per byte", False) == []
+    assert text_scores([text], [none], Bytes()) == text_scores([none], [text], Bytes()) == {}
 
 
 def test_who_has_learned_nothing_is_named_once():

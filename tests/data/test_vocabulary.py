@@ -297,3 +297,9 @@ def test_text_that_is_not_utf_8(tmp_path):
     with pytest.raises(InputError, match=r"b\.txt: offset 2000: expected UTF-8 text, found the byte 0xe9; convert"):
         TextConfig(str(tmp_path), tokens="words").build()
     assert TextConfig(str(tmp_path)).build().vocab_size == 256
+
+
+def test_the_tail_of_a_text_does_not_grow_with_it():
+    text = list(b"never was a story of more woe" * 100)
+    assert Bytes().tail(reversed(text), 3) == text[-15:], "the newest, two times three before it, and eight"
+    assert Bytes().tail(reversed(text[:4]), 3) == text[:4]

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -250,7 +251,18 @@ def test_the_baselines_of_single_runs_and_older_comparisons_are_read_from_recipe
     assert [row.baseline_of for row in read([folder]).rows] == [("demo-cached",), ()]
     runs = read([folder / "demo-0", folder / "demo-cached-0"])
     assert [row.baseline_of for row in runs.rows] == [(recipe.name,), ()]
+    longer = replace(never, train=replace(never.train, steps=never.train.steps + 1))  # of a budget
+    (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(longer)))
+    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
     (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(never) | {"model": {"is": "of-a-plug-in"}}))
+    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
+
+
+def test_a_comparison_without_runs_has_no_known_baselines(tmp_path):
+    folder = write_comparison(tmp_path / "old", seeds=(0,), variants=("demo", "demo-cached"))
+    found = json.loads((folder / "comparison.json").read_text())
+    found["runs"] = {name: [] for name in found["runs"]}
+    (folder / "comparison.json").write_text(json.dumps(found))
     assert [row.baseline_of for row in read([folder]).rows] == [None, None]
 
 

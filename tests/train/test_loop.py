@@ -156,6 +156,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
     assert train(recipe, tmp_path / "run", resume=True, quiet=True)["steps"] == 12
 
 
+def test_scores_without_learning_that_fail_leave_a_trained_run_its_result(tmp_path, monkeypatch, capsys):
+    def fails(self):
+        raise MemoryError("too long")
+
+    monkeypatch.setattr(type(Toys().recipe().data.build()), "reference", property(fails, lambda self, value: None))
+    assert train(Toys().recipe(), tmp_path / "run", quiet=True)["reference"] == {}
+    assert (tmp_path / "run/result.json").exists()
+    assert "lacks the scores without learning, which failed: MemoryError: too long" in capsys.readouterr().err
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     original = learner.ModelWithLoss.forward
 

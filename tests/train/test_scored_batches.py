@@ -92,3 +92,6 @@ def test_all_recipes_of_a_comparison_are_scored_on_the_same_rows(text):
     assert [rows(one) for one in scored_alike([text, wider])] == [(0, 0), (0, 0)]
     fixed = replace(text, train=replace(text.train, valid_rows=3, test_rows=0))
     assert scored_alike([fixed]) == [fixed]
+    partly = replace(longer, train=replace(longer.train, test_rows=4))
+    assert [rows(one) for one in scored_alike([text, partly])] == [(8, 4), (8, 4)]
+    assert [rows(one) for one in scored_alike([partly, text])] == [(8, 4), (8, 4)]

@@ -192,7 +192,7 @@ class TextTask(SegmentedTask):
     def reference(self) -> Mapping[str, float]:  # type: ignore[override]
         """Bits per byte of the test split by n-grams of the training split, and by a compressor (`text_scores`).
 
-        Text that is scored and not trained on (`build_to_score`) has the compressor's alone.
+        Text that is scored and not trained on (`build_to_score`) has the compressor's alone. Cost: see there.
         """
         return text_scores(self._splits["train"] if self.fitted else [], self._splits["test"], self.vocabulary)
 
@@ -224,8 +224,14 @@ class TextTask(SegmentedTask):
             given = "--draft" if stop else "an empty text"
             raise InputError(f"--stop: expected a text, and no --draft beside it, found {given}; leave one out")
 
-        def ended(tokens: torch.Tensor) -> bool:
-            return stop is not None and all(stop in vocabulary.decode(row) for row in tokens.tolist())
+        going = set(range(sampling.count or 1))  # rows without the stop
+
+        def ended(tokens: list[torch.Tensor]) -> bool:
+            for row in sorted(going):
+                tail = vocabulary.tail((int(one[row]) for one in reversed(tokens)), len(stop or b""))
+                if stop and stop in vocabulary.decode(tail):
+                    going.discard(row)
+            return not going
 
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         begin = torch.tensor([prompt or [vocabulary.start]])

@@ -117,11 +117,11 @@ def sampling_generator(sampling: Sampling) -> torch.Generator:
 
 
 def generated(
-    model: nn.Module, prompts: Tensor, sampling: Sampling, enough: Callable[[Tensor], bool] | None = None
+    model: nn.Module, prompts: Tensor, sampling: Sampling, enough: Callable[[list[Tensor]], bool] | None = None
 ) -> tuple[Tensor, Statistics | None]:
     """The tokens [B, sampling.length] after prompts [B, T]; and what the draft has done, if there is one.
 
-    enough: whether tokens [B, t] suffice; asked after each one if there is no draft.
+    enough: whether the tokens so far, each [B], suffice; asked after each one if there is no draft.
     """
     stream = Stream(model).prefill(prompts)
     settings = {"generator": sampling_generator(sampling), **sampling_options(sampling)}
@@ -129,9 +129,9 @@ def generated(
         tokens: list[Tensor] = []
         for token in stream.tokens(sampling.length, **settings):
             tokens.append(token)
-            if enough is not None and enough(torch.stack(tokens, 1)):
+            if enough is not None and enough(tokens):
                 break
-        return torch.stack(tokens, 1), None
+        return torch.stack(tokens, 1) if tokens else prompts.new_empty(len(prompts), 0), None
     draft = Lookup(prompts) if sampling.draft == "lookup" else Stream(sampling.draft).prefill(prompts)
     found = speculate(stream, draft, sampling.length, sampling.drafted, **settings)
     return found.tokens, found.statistics

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,23 @@ class Vocabulary(ABC):
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens. The start token of a vocabulary that has one of its own is left out."""
+
+    def tail(self, newest_first: Iterable[int], size: int) -> list[int]:
+        """The last tokens of a text, in order, whose own text holds any `size` bytes that end in the newest one's.
+
+        They have twice these bytes before the newest, as a decoder may drop spaces, and 8 tokens more, as it may change
+        the first ones of a text. Cost: O(size), whatever the length of the text.
+        """
+        found: list[int] = []
+        before, spare = -2 * size, 8
+        for token in newest_first:
+            if before >= 0:
+                spare -= 1
+            if spare < 0:
+                break
+            before += int(self.lengths[token]) if found else 0
+            found.append(token)
+        return found[::-1]
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         """Group tokens into words: (text, number of tokens). Every token is in one group; by default each alone."""

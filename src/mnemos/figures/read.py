@@ -79,16 +79,18 @@ def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
 def _with_baselines(comparison: Comparison) -> Comparison:
     """The comparison with what single runs, and comparisons of older versions, do not say: whose baseline each row is.
 
-    Their recipes say it, if all of them can be read.
+    Their recipes say it, if all of them can be read. A budget or a sweep gives each recipe steps or a learning rate of
+    its own: where these differ, only a baseline that is found is known.
     """
-    if all(row.baseline_of is not None for row in comparison.rows):
+    if all(row.baseline_of is not None for row in comparison.rows) or not all(comparison.runs.values()):
         return comparison
     try:
         recipes = [replace(from_dict(Recipe, runs[0].recipe), name=name) for name, runs in comparison.runs.items()]
     except InputError:
         return comparison
     found = baselines_of(recipes)
-    of = {recipe.name: tuple(found.get(recipe.name, ())) for recipe in recipes}
+    alike = len({(recipe.train.steps, recipe.optim.lr) for recipe in recipes}) == 1
+    of = {recipe.name: tuple(found.get(recipe.name, ())) or (() if alike else None) for recipe in recipes}
     rows = [replace(row, baseline_of=of.get(row.name)) if row.baseline_of is None else row for row in comparison.rows]
     return replace(comparison, rows=tuple(rows))
 

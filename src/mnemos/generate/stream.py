@@ -26,7 +26,7 @@ from mnemos.types import (
 )
 
 from .fused import fused_step
-from .sampling import checked_settings, draw
+from .sampling import checked_settings, draw, is_whole
 from .tokens import Ids, Tokens, endings
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Stream:
         """
         self._begun("generate")
         self._settled("generate")
-        if length < 0:
-            raise InputError(f"generate: expected a length of at least 0, found {length}")
+        if not is_whole(length) or length < 0:
+            raise InputError(f"generate: expected a length that is a whole number of at least 0, found {length!r:.60}")
         checked_settings(temperature, top_k, top_p, min_p)
         likelihood = likelihood_of(self.model)
 

@@ -350,8 +350,8 @@ class _Session:
             "scored_rows": self.scored,
             "metric": self.task.metrics[0].name,
             "metrics": {metric.name: metric.described() for metric in self.task.metrics},
-            "reference": dict(self.task.reference),
-            "majority": self.task.reference.get(MAJORITY),
+            "reference": (reference := _reference(self.task)),
+            "majority": reference.get(MAJORITY),
             "parameters": learner.parameters,
             "seconds": round(count.seconds, 3),
             "peak_bytes": count.peak_bytes,
@@ -371,6 +371,16 @@ class _Session:
         if self.run is not None:
             self.run.finish(result)
         return result
+
+
+def _reference(task: Task) -> dict[str, float]:
+    """`Task.reference`; {} and a warning if it fails, because a run that is trained must get its result."""
+    try:
+        return dict(task.reference)
+    except Exception as error:  # of a plug-in's task it may be any; MemoryError of long text
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"mnemos: warning: the result lacks the scores without learning, which failed: {found}", file=sys.stderr)
+        return {}
 
 
 class _StopRequestedError(Exception):

@@ -1,6 +1,7 @@
 """Recipes by name, from JSON files, and of run folders."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,9 @@ def _read(path: Path) -> Recipe:
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
                 "it with fit(..., resume=True)"
             )
+        for file in dict.fromkeys(_plugin_files(saved)):
+            if Path(file).is_file() and not registry.is_loaded(file):
+                print(f"mnemos: executing the plug-in {file}, which {path} names", file=sys.stderr)
         recipe = from_json(saved)
     except FileNotFoundError:
         raise
