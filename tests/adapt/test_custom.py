@@ -321,6 +321,17 @@ def test_a_causal_mask_of_as_many_rows_as_tokens_is_no_padding():
     host(torch.randn(7, 7, 12).double(), mask=torch.arange(7) < lengths[:, None])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
+def test_several_masks_are_judged_alike_for_any_number_of_rows(rows):
+    host = Around("mean").double()
+    mnemos.cache(host, GRC(length=3), where="inside", example=X)
+    masks = torch.ones(4, 7, 7, dtype=torch.bool)
+    host(torch.randn(rows, 7, 12).double(), mask=masks)
+    masks[1] = masks[1].tril()
+    with pytest.raises(InputError, match="causally"):
+        host(torch.randn(rows, 7, 12).double(), mask=masks)
+
+
 def test_a_mask_of_an_unknown_name_is_refused():
     class Valid(Reading):
         def forward(self, x: Tensor, valid: Tensor) -> Tensor:  # type: ignore[override]

@@ -96,13 +96,18 @@ def test_packed_sequences_are_refused(name, training, low):
     assert all(cache.pending_rows == 0 for cache in caches(model))
 
 
-def test_what_an_additive_mask_hides_is_relative_to_its_row():
-    """Softmax does not see what lowers a whole row of the batch."""
-    mask, x = torch.zeros(2, 1, 5, 5), torch.zeros(2, 5, 4)
+def test_what_an_additive_mask_hides_is_relative_to_each_query():
+    """Softmax does not see what lowers all keys of a query, or a whole row of the batch."""
+    mask, x = torch.zeros(2, 1, T, T), torch.zeros(2, T, 4)
     mask[1] -= 25
+    mask[0, :, :4] -= 30  # queries
     assert bool(valid_tokens(mask, x).all())
-    mask[0, ..., 4] -= 30  # a key, for all queries
-    assert valid_tokens(mask, x).tolist() == [[True] * 4 + [False], [True] * 5]
+    mask[0, ..., 6] -= 50  # a key, for all queries
+    assert valid_tokens(mask, x).tolist() == [[True] * 6 + [False], [True] * 7]
+    mask[0] = torch.where(LATER, -50.0, 0.0)
+    mask[0, :, :4] -= 30
+    with pytest.raises(InputError, match="causally"):
+        valid_tokens(mask, x)
 
 
 def test_biases_of_far_positions_hide_no_token_of_a_decoder():
@@ -115,9 +120,10 @@ def test_biases_of_far_positions_hide_no_token_of_a_decoder():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-        ids = torch.randint(20, (1, 260))
-        whole, prefix = model(ids).logits, model(ids[:, :100]).logits
-    torch.testing.assert_close(whole[:, :100], prefix, atol=1e-4, rtol=1e-4)
+        ids = torch.randint(20, (1, 300))
+        whole, first = model(ids).logits, model(ids[:, :100], use_cache=True)
+        rest = [model(x, past_key_values=first.past_key_values).logits for x in (ids[:, 100:299], ids[:, 299:])]
+    torch.testing.assert_close(torch.cat([first.logits, *rest], 1), whole, atol=1e-4, rtol=1e-4)
 
 
 def test_a_bias_for_positions_is_no_mask():
@@ -131,6 +137,25 @@ def test_masks_of_every_head():
     assert refuse_mask(half, tokens(half), hides=True) is None
     with pytest.raises(InputError, match="causally"):
         refuse_mask(LATER.expand(6, T, T), tokens(half), hides=True)
+
+
+@pytest.mark.parametrize("rows", [3, 6, 9])
+def test_masks_of_every_window(rows):
+    """[windows, T, T], of rows that are the windows of one image after another: each is judged by itself."""
+    for hidden, match in ((BLOCKS != 0, "one sequence per row"), (LATER, "causally")):
+        masks = torch.stack([LATER & False, hidden, LATER & False])
+        with pytest.raises(InputError, match=match):
+            refuse_mask(masks, torch.zeros(rows, T, 4), hides=True)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 8])
+def test_masks_of_every_head_are_not_divided_among_rows(rows):
+    attention = libraries.timm().layers.attention.Attention(12, 4).eval()
+    mnemos.cache(attention, GRC(length=4))
+    x, heads = torch.zeros(rows, T, 12), torch.stack([LATER, LATER, LATER & False, LATER & False])
+    attention(x, attn_mask=~heads)  # a later token is seen by two heads
+    with pytest.raises(InputError, match="causally"):
+        attention(x, attn_mask=~LATER.expand(4, T, T))
 
 
 def test_a_mask_is_judged_again_when_it_is_written():

@@ -99,7 +99,8 @@ def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     if mask.dim() == 3 and mask.shape[1] == 1 and mask.shape[0] in (1, b):
         mask = mask[:, 0]
     if mask.shape[-2:] == (t, t) and not (padding and mask.shape == (b, t)):  # by query and key, unless it has rows
-        shown = refuse_mask(mask, x, hides=padding)
+        # Whose mask each of several is, is not known here: they are judged one by one.
+        shown = refuse_mask(mask[:, None] if mask.dim() == 3 else mask, x, hides=padding)
         if mask.shape == (b, t):  # as many rows as tokens: it may be either
             mask = mask if shown is None else mask.bool() & shown
         elif mask.dim() == 2 or (mask.dim() == 3 and len(mask) != b):

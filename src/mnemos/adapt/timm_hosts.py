@@ -56,6 +56,8 @@ def _with_mask(args: tuple, kwargs: dict, index: int) -> Call:
     if argument(args, kwargs, index + 1, "is_causal"):
         raise InputError(CAUSAL)
     has_rows = isinstance(mask, Tensor) and mask.dim() == 4
+    if isinstance(mask, Tensor) and mask.dim() == 3:  # one per head, for all rows
+        mask = mask[None]
     return Call(x, valid_tokens(mask, x) if has_rows else refuse_mask(mask, x))
 
 
