@@ -9,13 +9,14 @@ import torch
 from test_cli import refused
 
 import mnemos
-from mnemos import libraries
+from mnemos import libraries, registry
 from mnemos.cli import main
 from mnemos.config import to_dict
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.models import hosts
 from mnemos.models.vision.hosted import HostedClassifierConfig
 from mnemos.train.baselines import with_unwritten
+from mnemos.train.named_parts import with_parts
 from mnemos.train.variants import variants
 
 libraries.transformers()
@@ -204,6 +205,14 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
              if value.shape == model.state_dict()[f"host.host.{name}"].shape}  # fmt: skip
     assert len(moved) == len(start) - 2, "all but the head"
     assert max(moved.values()) < 0.05
+
+
+def test_trained_weights_have_a_learning_rate_of_their_own(folder):
+    """That of the recipe is for new weights. An option wins."""
+    base = registry.load("recipe", "text-cached")()
+    recipe, words = with_parts(base, ["--model", "llama", "--optim.lr", "0.5"])
+    assert recipe.optim == replace(base.optim, lr=1e-4)
+    assert words == ["--optim.lr", "0.5"]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def probe(site: Site, host: Host, seen: Seen | None) -> None:
 
 
 class _Model:
-    """A model with an example of its input, of which the first sequence, or else the first tensor, is changed."""
+    """A model and an example of its input. The probe changes the first sequence in it, or else the first tensor."""
 
     def __init__(self, model: nn.Module, example: object, decoder: bool) -> None:
         self.model = model
@@ -172,8 +172,8 @@ def _refuse_other_rows(run: "_Model", sites: Mapping[Site, Reads]) -> None:
         alone = before.shape[1] == 1 or not columns.all()
         if rows.sum() > 1 and alone and bool((changed == (rows[:, None] & columns)).all()):
             raise InputError(
-                f"{name}: expected tokens [B, T, {before.shape[2]}], found {list(before.shape)} of which a row of the "
-                f"model's batch is a column, as where time leads; {_TIME}"
+                f"{name}: expected tokens [B, T, {before.shape[2]}], found {list(before.shape)} with the model's rows "
+                f"on the second axis, as where time leads; {_TIME}"
             )
 
 
@@ -204,7 +204,7 @@ def _sequence(value: object) -> bool:
 def _other(x: Tensor, places: slice, row: int | None = None) -> Tensor:
     """The sequence with other values at some places: random numbers, or integers of the same range.
 
-    row: the axis of which the first row alone is changed; None: all rows of the first axis.
+    row: the axis of the batch, whose first row alone is changed; None: all rows of the first axis are changed.
     """
     changed = x.clone()
     part = changed[:, places] if row is None else changed.select(row, 0)

@@ -14,14 +14,16 @@ from mnemos.types import InputError
 
 from .recipe import Recipe
 
+RATE = 1e-4  # a usual learning rate for weights that are trained; those of recipes, for new ones, spoil them
+
 
 def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
     """The recipe with another model in place of its Transformer, trained further from its weights.
 
-    source: hf:NAME, timm:NAME or the folder of a saved model of Hugging Face. The recipe's cache is given to it. A
-    recipe of images takes an image classifier, one of text a causal decoder, whose tokenizer then reads the text;
-    own_tokens: the text's tokens are chosen otherwise. Raises InputError for other recipes, for one whose memory is
-    part of its model, and as `settings_of`.
+    source: hf:NAME, timm:NAME or the folder of a saved model of Hugging Face. The recipe's cache is given to it, and
+    the learning rate becomes `RATE`; `--optim.lr` comes later and wins. A recipe of images takes an image classifier,
+    one of text a causal decoder, whose tokenizer then reads the text; own_tokens: the text's tokens are chosen
+    otherwise. Raises InputError for other recipes, for one whose memory is part of its model, and as `settings_of`.
     """
     if not is_source(source):
         raise InputError(
@@ -48,4 +50,5 @@ def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
             f"--model {source}: expected a recipe of images, or one of text with the model transformer for a decoder "
             f"of Hugging Face, found {recipe.name} {what}; choose another recipe"
         )
-    return replace(recipe, model=new, data=data, train=replace(recipe.train, init_from=source))
+    optim, train = replace(recipe.optim, lr=RATE), replace(recipe.train, init_from=source)
+    return replace(recipe, model=new, data=data, optim=optim, train=train)
