@@ -24,6 +24,7 @@ ROOMS = [
     "types",
     "json_text",
     "atomic",
+    "tree_file",
     "generators",
     "modes",
     "torchvision_operators",
@@ -41,13 +42,13 @@ ROOMS = [
     "generate",
     "hugging_face",
     "programs",
+    "trainers",
 ]
 ROOMS += [
     "data",
     "measure",
     "evaluate",
     "train",
-    "trainers",
     "recipes",
     "figures",
     "papers",

@@ -342,8 +342,8 @@ def _of_translation(verb: str) -> Callable[[list[str]], int]:
 
 def _training(work: Callable[[], object]) -> int:
     """Run work that may fail or be interrupted; prints a one-line message then. Returns the exit code."""
+    from .errors import Interrupted, TrainingFailed
     from .train.kept_memory import keep_freed_memory
-    from .train.stopping import Interrupted, TrainingFailed
 
     keep_freed_memory()
     try:

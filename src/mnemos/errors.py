@@ -11,6 +11,14 @@ class InputError(ValueError):
     """The user's input was wrong: one line of what was expected, what was found and what to do."""
 
 
+class TrainingFailed(Exception):  # noqa: N818
+    """Training failed, for example with a loss that is not finite: one line with what, where and what to do."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A signal requested an end and the run was saved: one line with where it is and how to resume it."""
+
+
 class SkippedFile(UserWarning):
     """A path in a folder of data is no file (a named pipe, a socket or a device), and is not read."""
 

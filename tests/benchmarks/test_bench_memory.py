@@ -19,10 +19,10 @@ from mnemos.cli import main
 from mnemos.command_parsers import CommandParser
 from mnemos.data.listops_generate import Rules, generate_block
 from mnemos.data.mqar import MQARConfig
+from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.train import apart, several
 from mnemos.train.apart import train_apart
 from mnemos.train.checks import complete
-from mnemos.train.stopping import Interrupted, TrainingFailed
 
 SMALL = replace(
     BENCHMARKS["mqar"],

@@ -12,7 +12,7 @@ from image_standins import need_timm, photo
 from mnemos.data import augment
 from mnemos.data.augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from mnemos.data.image_task import IMAGENET
-from mnemos.data.randomness import generator, global_generators
+from mnemos.generators import generator, global_generators
 from mnemos.types import InputError
 
 

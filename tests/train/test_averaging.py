@@ -12,6 +12,7 @@ import torch
 import mnemos
 from mnemos import registry
 from mnemos.cli import main
+from mnemos.errors import Interrupted
 from mnemos.evaluate.scores import evaluate
 from mnemos.train import checkpoint
 from mnemos.train.averaging import average, parameter_names
@@ -19,7 +20,6 @@ from mnemos.train.continuing import final_weights
 from mnemos.train.loop import train
 from mnemos.train.recipe_files import read_recipe
 from mnemos.train.session import trained_model
-from mnemos.train.stopping import Interrupted
 from mnemos.types import InputError
 
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from mnemos import registry
 from mnemos.config import ModelConfig
+from mnemos.errors import Interrupted
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.ops.block_sparse import is_dense
@@ -17,7 +18,6 @@ from mnemos.train.baselines import (
     with_unwritten,
 )
 from mnemos.train.compare import compare
-from mnemos.train.stopping import Interrupted
 from mnemos.train.variants import variants
 from mnemos.types import InputError
 

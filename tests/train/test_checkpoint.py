@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from mnemos.errors import TrainingFailed
 from mnemos.train import checkpoint
 from mnemos.train.sharding import load_model_state, model_state
-from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mnemos.data.listops import ListOpsConfig
+from mnemos.errors import Interrupted
 from mnemos.evaluate.scores import evaluate
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train import checkpoint
@@ -17,7 +18,6 @@ from mnemos.train.loop import train
 from mnemos.train.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.train.recipe_files import read_recipe
 from mnemos.train.session import trained_model
-from mnemos.train.stopping import Interrupted
 from mnemos.types import InputError
 
 RECIPE = Recipe(

@@ -14,9 +14,9 @@ import pytest
 import torch
 from train_standins import Toys
 
-from mnemos import atomic
+from mnemos import atomic, tree_file
 from mnemos.cli import main
-from mnemos.errors import one_line
+from mnemos.errors import TrainingFailed, one_line
 from mnemos.train import checkpoint, fingerprint, model_size, provenance
 from mnemos.train import opening as opening_module
 from mnemos.train import run as run_module
@@ -24,7 +24,6 @@ from mnemos.train.loop import train
 from mnemos.train.run import RunFolder
 from mnemos.train.run_files import read_about, read_result
 from mnemos.train.snapshots import check_snapshot
-from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError
 
 SHORT = Toys(train={"steps": 4, "checkpoint_every": 2})
@@ -194,7 +193,7 @@ def test_a_checkpoint_made_by_hand_is_one_line(finished, part, monkeypatch):
     for wrong in ({}, {"a": 1}, [], 5, torch.ones(3)):
         if part == "tree":
             foreign = SimpleNamespace(dumps=lambda tree: '{"tensor": "missing"}')
-            monkeypatch.setattr(checkpoint, "json", foreign)
+            monkeypatch.setattr(tree_file, "json", foreign)
         checkpoint.write(path, {**saved, part: wrong})
         monkeypatch.undo()
         if part == "tree":

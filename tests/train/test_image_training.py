@@ -15,6 +15,7 @@ from mnemos import registry
 from mnemos.data.augment import AugmentConfig
 from mnemos.data.batch import IGNORE, Batch
 from mnemos.data.images import DigitsConfig
+from mnemos.errors import Interrupted
 from mnemos.libraries import timm
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.train import checkpoint, learner
@@ -23,7 +24,6 @@ from mnemos.train.compare import compare
 from mnemos.train.loop import train
 from mnemos.train.recipe import Recipe
 from mnemos.train.session import evaluate_run, run
-from mnemos.train.stopping import Interrupted
 from mnemos.types import InputError
 
 STILL = {"dropout": 0.0}

@@ -8,11 +8,11 @@ import torch
 from train_standins import Toy, Toys, look
 
 from mnemos.data.batch import row_count
+from mnemos.errors import TrainingFailed
 from mnemos.train import checkpoint, learner
 from mnemos.train.checks import precision_warning
 from mnemos.train.loop import train
 from mnemos.train.recipe import ScheduleConfig
-from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError
 
 STILL = {"dropout": 0.0, "noise": False, "cached": True}

@@ -8,11 +8,11 @@ import pytest
 from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
+from mnemos.errors import TrainingFailed
 from mnemos.train import several
 from mnemos.train.apart import train_apart
 from mnemos.train.comparison import summarise
 from mnemos.train.rates import Sweep, at_best_rates, end_warning, sweep
-from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.train import apart, several
 from mnemos.train.apart import child_of_comparison
 from mnemos.train.recipe import Recipe
-from mnemos.train.stopping import Interrupted, TrainingFailed
 
 
 def recipe(name: str) -> Recipe:

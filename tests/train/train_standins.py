@@ -208,8 +208,8 @@ def look(model: nn.Module, step: int) -> dict[str, Any]:
 
 def work(folder: str, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, quiet: bool = True) -> None:
     """Train in this process; at a chosen moment the process sends itself a signal. For processes of their own."""
+    from mnemos.errors import Interrupted
     from mnemos.train.loop import train
-    from mnemos.train.stopping import Interrupted
 
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing if quiet else sys.stderr):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.atomic import write_json
+from mnemos.errors import TrainingFailed
 from mnemos.figures.markup import plural
 from mnemos.train.baselines import baselines_of
 from mnemos.train.checks import complete
@@ -17,7 +18,6 @@ from mnemos.train.rates import at_best_rates, check_rates, end_warning, sweep, v
 from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.train.runs_left import RunsLeft
 from mnemos.train.several import train_several
-from mnemos.train.stopping import TrainingFailed
 from mnemos.types import InputError, JSONObject
 
 from . import memories, tasks

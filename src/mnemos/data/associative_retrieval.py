@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from mnemos.generators import ORDER, generator
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct
-from .randomness import ORDER, generator
 
 SYMBOLS = 16  # the digits of keys and values
 SEPARATOR, QUESTION, END = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2

@@ -5,9 +5,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.generators import ORDER, generator
 from mnemos.types import InputError
-
-from .randomness import ORDER, generator
 
 POOL = 16  # batches sorted by length together: about 4% of a ListOps batch is then padding, and 45% without buckets
 

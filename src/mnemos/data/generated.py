@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from mnemos.config import DataConfig
+from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.types import InputError
 
 from .batch import IGNORE, Batch
-from .randomness import ORDER, TEST, TRAIN, VALID, generator
 from .token_task import AnsweringTask
 
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # inputs and targets, [rows, T] each

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.types import InputError
 
 from .ahead import Asked, BatchesAhead, ahead
@@ -21,7 +22,6 @@ from .folders import Split
 from .image_preprocessing import ImagePreprocessing
 from .metrics import ACCURACY, MAJORITY, TOP5
 from .pictures import Pictures
-from .randomness import AUGMENT, ORDER, generator, global_generators
 from .task import Task
 
 

@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from mnemos.generators import SPLIT, generator
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import GeneratedConfig, GeneratedTask, Rows
-from .randomness import SPLIT, generator
 
 
 @register

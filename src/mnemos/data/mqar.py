@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from mnemos.generators import ORDER, generator
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
-from .randomness import ORDER, generator
 
 # (N, D, rows) of the training set of Arora et al. 2024 ("Based", Figure 2): D pairs in N tokens.
 MIXTURE = ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000))

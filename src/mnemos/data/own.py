@@ -19,13 +19,13 @@ from torch.utils.data import (
 )
 
 from mnemos import generators
+from mnemos.generators import AUGMENT, global_generators
 from mnemos.types import InputError, State, leaves, likelihood_of
 
 from .ahead import ahead
 from .batch import IGNORE, Batch, row_count
 from .buckets import Order
 from .metrics import ACCURACY, LOSS, Metric
-from .randomness import AUGMENT, global_generators
 from .task import Split, Task
 
 Loss = Callable[[Any, Any], Tensor]

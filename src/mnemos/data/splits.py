@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.generators import SPLIT, generator
 from mnemos.types import InputError
-
-from .randomness import SPLIT, generator
 
 
 def held_out(rows: int, sizes: tuple[int, ...], name: str) -> list[NDArray[np.int64]]:

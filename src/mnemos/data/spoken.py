@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.config import DataConfig
+from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
@@ -21,7 +22,6 @@ from .batch_checks import check_frames
 from .buckets import POOL
 from .filterbanks import frames
 from .metrics import ACCURACY, TOKEN_ERROR_RATE
-from .randomness import ORDER, TEST, TRAIN, VALID, generator
 from .speech_preprocessing import SpeechPreprocessing
 from .task import Split, Task
 from .transcriptions import SHOWN, transcriptions

@@ -6,9 +6,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.generators import ORDER, generator
 from mnemos.types import InputError
-
-from .randomness import ORDER, generator
 
 _NOISE = 4  # tokens
 FEWEST = 8  # rows of a batch where so many rows of that length fit

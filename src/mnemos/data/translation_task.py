@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.atomic import write_text
+from mnemos.generators import AUGMENT, generator
 from mnemos.models.encoder_decoder import Pair
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, likelihood_of
@@ -19,7 +20,6 @@ from .batch import IGNORE, counted
 from .bpe_dropout import BPEDropout
 from .metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from .parallel_corpus import Corpus, Vocabularies
-from .randomness import AUGMENT, generator
 from .source_attention import source_attention
 from .task import Split, Task
 from .token_batches import TokenBatches

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from mnemos.config import to_dict
-from mnemos.errors import one_line
+from mnemos.errors import Interrupted, TrainingFailed, one_line
 from mnemos.types import InputError, JSONObject
 
 from .kept_memory import keep_freed_memory
@@ -22,7 +22,6 @@ from .recipe import Recipe, as_json, as_written
 from .recipe_files import from_json
 from .run import differing
 from .run_files import read_object, read_result
-from .stopping import Interrupted, TrainingFailed
 
 
 def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos.atomic import write_json
+from mnemos.errors import TrainingFailed
 from mnemos.types import InputError, JSONObject
 
 from .baselines import baselines_of, widths_text, with_baselines, with_unwritten
@@ -29,7 +30,6 @@ from .recipe import Recipe, as_json
 from .run import differing
 from .runs_left import RunsLeft
 from .several import Planned, train_several
-from .stopping import TrainingFailed
 
 
 def compare(

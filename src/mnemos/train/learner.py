@@ -20,6 +20,7 @@ from mnemos.config import to_dict
 from mnemos.data.batch import each, row_count, to_device
 from mnemos.data.metrics import sum_functions, values
 from mnemos.data.task import Task
+from mnemos.errors import TrainingFailed
 from mnemos.measure.flops import count_flops
 from mnemos.memory.stored import hold_caches, promote, stored
 from mnemos.modes import evaluating
@@ -32,7 +33,6 @@ from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_stat
 from .recipe import Recipe
 from .rollout import ModelWithLoss, RolloutGradients
 from .sharding import load_model_state, model_state
-from .stopping import TrainingFailed
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

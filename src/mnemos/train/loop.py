@@ -27,7 +27,7 @@ from mnemos import generators
 from mnemos.data.batch import each, row_count
 from mnemos.data.metrics import MAJORITY
 from mnemos.data.task import Task
-from mnemos.errors import one_line, out_of_memory
+from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory
 from mnemos.evaluate.scores import CountedElsewhere, evaluate, metrics_text
 from mnemos.types import JSONObject
 
@@ -43,7 +43,7 @@ from .recipe import Recipe
 from .run import RunFolder
 from .scored_batches import scored_batches
 from .sharding import load_model_state, model_state
-from .stopping import Interrupted, StopSignals, TrainingFailed
+from .stopping import StopSignals
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

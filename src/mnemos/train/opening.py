@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mnemos.errors import one_line
+from mnemos.errors import TrainingFailed, one_line
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint, devices
@@ -19,7 +19,6 @@ from .recipe import Recipe, as_json, as_written
 from .run import RunFolder
 from .run_files import FINISHED, read_about, read_result
 from .snapshots import check_snapshot
-from .stopping import TrainingFailed
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -19,6 +19,7 @@ import torch
 
 from mnemos.atomic import append, write_bytes, write_json
 from mnemos.config import DataConfig, to_dict
+from mnemos.errors import TrainingFailed
 from mnemos.json_text import parse
 from mnemos.types import JSON, InputError, JSONObject
 
@@ -28,7 +29,6 @@ from .provenance import command_line, data_read, latest, now, provenance, source
 from .recipe import Recipe, as_json, as_written
 from .run_files import WRITTEN, read_about, read_object, read_result
 from .sinks import Sink, open_sink
-from .stopping import TrainingFailed
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
+from mnemos.errors import Interrupted, TrainingFailed
+
 from .apart import finished, train_apart
 from .progress import PLACE
 from .recipe import Recipe
 from .run_files import read_result
 from .runs_left import RunsLeft
-from .stopping import Interrupted, TrainingFailed, raising
+from .stopping import raising
 
 Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
 

@@ -1,4 +1,4 @@
-"""How training ends early: two exceptions, and the signals that request it."""
+"""How training ends early: the signals that request it."""
 
 import contextlib
 import signal
@@ -6,14 +6,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
-
-
-class TrainingFailed(Exception):  # noqa: N818
-    """Training failed, for example with a loss that is not finite: one line with what, where and what to do."""
-
-
-class Interrupted(Exception):  # noqa: N818
-    """A signal requested an end and the run was saved: one line with where it is and how to resume it."""
 
 
 @contextlib.contextmanager

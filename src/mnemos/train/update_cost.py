@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from mnemos.config import to_dict
+from mnemos.errors import TrainingFailed
 from mnemos.types import InputError, JSONObject
 
 from . import devices
@@ -31,7 +32,6 @@ from .checks import check_settings, check_task, complete
 from .learner import Learner
 from .recipe import Recipe
 from .recipe_files import from_json
-from .stopping import TrainingFailed
 
 ROUNDS = 5
 SECONDS = 1.0  # of a round and of the warm-up: long beside the clock's resolution and the change of data

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos.data.batch import IGNORE
-from mnemos.data.segments import Schedule
 from mnemos.types import InputError, JSONObject
 
+from .schedule import Schedule
+
 Rollout = dict[str, Any]  # "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
+IGNORE = -100  # a target that is not counted
 _LENGTHS = "lengths of documents"
 _ELSEWHERE = {
     "rows": "per_device_train_batch_size",

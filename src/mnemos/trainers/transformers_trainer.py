@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mnemos import libraries
+from mnemos import libraries, tree_file
 from mnemos.errors import InputError
-from mnemos.train import checkpoint
 
 from .batches import RolloutBatches
 from .reading import Reader
@@ -121,7 +120,7 @@ class RolloutTrainer(Trainer):
         )
         self._rows = RowStates(batches)
         if self._resumed is not None:
-            saved = checkpoint.read(self._resumed / self._files()[0])
+            saved = tree_file.read(self._resumed / self._files()[0])
             rows = self._train_batch_size
             self._rows.restore(saved, lambda: self._reader().fresh(rows, self.args.device), self.args.device)
         return self._loader(batches)
@@ -230,7 +229,7 @@ class RolloutTrainer(Trainer):
         super().save_model(output_dir, _internal_call)
         if _internal_call and output_dir is not None and not self.args.save_only_model:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            checkpoint.write(Path(output_dir) / self._files()[0], self._rows.saved())
+            tree_file.write(Path(output_dir) / self._files()[0], self._rows.saved())
 
     def _whole(self) -> str:
         processes = self.args.world_size

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mnemos.data.ahead import Asked
 from mnemos.data.buckets import Order
-from mnemos.data.randomness import AUGMENT, generator
+from mnemos.generators import AUGMENT, generator
 
 from .batch import DetectionBatch, flipped, together
 from .scenes import Scenes, objects

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.data.randomness import generator
+from mnemos.generators import generator
 
 from .drawing import NAMES, Drawn, draw
 from .scenes import Annotation, encode

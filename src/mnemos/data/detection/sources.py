@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from mnemos.config import DataConfig
-from mnemos.data.randomness import TEST, TRAIN, VALID
 from mnemos.data.splits import held_out
 from mnemos.data.task import Split
+from mnemos.generators import TEST, TRAIN, VALID
 from mnemos.registry import register
 from mnemos.types import InputError
 
