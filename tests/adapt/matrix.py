@@ -275,8 +275,11 @@ def _more_padding(inputs: Example) -> Example | None:
         kwargs["input_ids"] = pad(kwargs["input_ids"], (0, extra), value=1)
         kwargs["attention_mask"] = pad(kwargs["attention_mask"], (0, extra))
     elif "input_values" in kwargs and "attention_mask" in kwargs:
-        kwargs = {key: pad(value, (0, 100)) for key, value in kwargs.items()}
+        kwargs |= {key: pad(kwargs[key], (0, 100)) for key in ("input_values", "attention_mask")}
         return Example(args, kwargs, valid if valid is None else pad(valid, (0, 5)), inputs.batch)
+    elif "flattened_patches" in kwargs:
+        kwargs["flattened_patches"] = pad(kwargs["flattened_patches"], (0, 0, 0, extra))
+        kwargs["attention_mask"] = pad(kwargs["attention_mask"], (0, extra))
     elif (key := next((k for k in kwargs if k.endswith("key_padding_mask")), None)) is not None:
         kwargs[key] = pad(kwargs[key], (0, extra), value=True)
         longer = pad(args[0], (0, 0, 0, extra), value=9.0)

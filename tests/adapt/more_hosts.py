@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from decoder_models import plain
+from decoder_models import FAMILIES, plain
 from hosts import _SEQ, _SIZES, _TEXT, _VIT, Example, _hf, _images, _text, _timm
 from torch import Tensor, nn
 
@@ -67,6 +67,35 @@ def _padded_waves(rows: int, seed: int) -> Example:
     valid = torch.arange(samples) < length[:, None]
     waves = torch.randn(rows, samples, generator=generator).where(valid, 0)
     return Example((), {"input_values": waves, "attention_mask": valid.long()}, _frames(length))
+
+
+def _padded_speech(rows: int, seed: int) -> Example:
+    """Recordings of several lengths, with the mask that says so, and texts for the decoder."""
+    samples = 4000
+    generator = torch.Generator().manual_seed(seed)
+    valid = torch.arange(samples) < torch.tensor([samples, 2900, 2100, 3500])[torch.arange(rows) % 4, None]
+    waves = torch.randn(rows, samples, generator=generator).where(valid, 0)
+    ids = torch.randint(5, 50, (rows, 6), generator=generator)
+    return Example((), {"input_values": waves, "attention_mask": valid.long(), "decoder_input_ids": ids})
+
+
+def _patches(rows: int, seed: int) -> Example:
+    """Patches with their row and column in front, some of padding, and texts for the decoder."""
+    generator = torch.Generator().manual_seed(seed)
+    valid = torch.arange(9) < torch.tensor([9, 6, 4, 8])[torch.arange(rows) % 4, None]
+    place = torch.stack([torch.arange(9) // 3, torch.arange(9) % 3], -1).expand(rows, -1, -1)
+    patches = torch.cat([place, torch.randn(rows, 9, 27, generator=generator)], -1) * valid[..., None]
+    ids = torch.randint(5, 50, (rows, 6), generator=generator)
+    return Example((), {"flattened_patches": patches, "attention_mask": valid.long(), "decoder_input_ids": ids})
+
+
+def _pix2struct() -> nn.Module:
+    library = libraries.transformers()
+    sizes = {"hidden_size": 24, "d_ff": 20, "d_kv": 8, "dropout_rate": 0.0}
+    text = {**sizes, "vocab_size": 60, "num_layers": 1, "num_heads": 3, "pad_token_id": 1}
+    vision = {**sizes, "num_hidden_layers": 2, "num_attention_heads": 3, "seq_len": 16, "patch_embed_hidden_size": 27}
+    config = library.Pix2StructConfig(text_config=text, vision_config=vision)
+    return library.Pix2StructForConditionalGeneration(config)
 
 
 def _frames(length: Tensor) -> Tensor:
@@ -163,6 +192,9 @@ _WAVE2VEC = {
 _WAVE2VEC |= {"attention_dropout": 0.0, "feat_proj_dropout": 0.0, "layerdrop": 0.0, "activation_dropout": 0.0}
 _WAVE2VEC |= {"mask_time_prob": 0.0, "num_feat_extract_layers": 2, "feat_extract_norm": "layer"}
 _WHISPER = {**_SEQ, "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20}
+_MOONSHINE = {"hidden_size": 24, "intermediate_size": 20, "vocab_size": 60, "max_position_embeddings": 80}
+_MOONSHINE |= {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 1, "pad_token_id": 1}
+_MOONSHINE |= {"encoder_num_attention_heads": 3, "decoder_num_attention_heads": 3}
 _DISTIL = {"dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "vocab_size": 60, "max_position_embeddings": 80}
 _DISTIL |= {"dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
 
@@ -270,12 +302,14 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
     "hf_whisper": (_hf("WhisperModel", **_WHISPER), _spoken(24)),
     "hf_wav2vec2": (_hf("Wav2Vec2Model", **_WAVE2VEC), _padded_waves),
     "hf_hubert": (_hf("HubertModel", **_WAVE2VEC), _waves(400)),
+    "hf_moonshine": (_hf("MoonshineModel", **_MOONSHINE), _padded_speech),
+    "hf_pix2struct": (_pix2struct, _patches),
 }
 
 # Causal decoders: a token reads what earlier blocks of its row have written.
 DECODERS = {
     f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11))
-    for name in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox", "Gemma", "Phi3", "Olmo2")
+    for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")
 }
 
 
