@@ -37,7 +37,10 @@ def config(name: str, **options: Any) -> tuple[type, Any]:
     kind, sizes = FAMILIES.get(name) or (f"{name}ForCausalLM", {**_ROTARY, **_EXPERTS})
     library = transformers()
     of = getattr(library, kind)
-    return of, of.config_class(**{**sizes, **_COMMON, **options})
+    options = {**sizes, **_COMMON, **options}
+    if "layer_types" in options:  # one per layer
+        options["layer_types"] = options["layer_types"][: options["num_hidden_layers"]]
+    return of, of.config_class(**options)
 
 
 def plain(name: str, **options: Any) -> nn.Module:

@@ -308,8 +308,7 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
 
 # Causal decoders: a token reads what earlier blocks of its row have written.
 DECODERS = {
-    f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11))
-    for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")
+    f"hf_{name}": (partial(plain, name, vocab_size=60), _text(11)) for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")
 }
 
 

@@ -330,6 +330,9 @@ def test_several_masks_are_judged_alike_for_any_number_of_rows(rows):
     masks[1] = masks[1].tril()
     with pytest.raises(InputError, match="causally"):
         host(torch.randn(rows, 7, 12).double(), mask=masks)
+    host(torch.randn(rows, 7, 12).double(), mask=masks[None])  # of heads: the others see what comes later
+    with pytest.raises(InputError, match="causally"):
+        host(torch.randn(rows, 7, 12).double(), mask=masks[None].tril())
 
 
 def test_a_mask_of_an_unknown_name_is_refused():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.adapt.decoder_host import own_tokens
 from mnemos.adapt.masks import refuse_mask, valid_tokens
 from mnemos.memory.gated_cache import caches
 
@@ -108,6 +109,25 @@ def test_what_an_additive_mask_hides_is_relative_to_each_query():
     mask[0, :, :4] -= 30
     with pytest.raises(InputError, match="causally"):
         valid_tokens(mask, x)
+
+
+def test_what_raises_a_key_hides_no_other():
+    """A mask hides by lowering. What is causal by softmax is refused all the same."""
+    mask, x = torch.zeros(2, 1, T, T), torch.zeros(2, T, 4)
+    mask[0, ..., 1] = 25  # a key, for all queries
+    mask[1, 0, 3, 2] = 25  # a key, for one
+    mask[0, ..., 6] = -50
+    assert valid_tokens(mask, x).tolist() == [[True] * 6 + [False], [True] * 7]
+    grows = 5.0 * (torch.arange(T) + 3)
+    for causal in (torch.where(LATER, -50.0, 0.0) + grows, torch.where(DISTANCE > 0, 25.0, 0.0)):
+        with pytest.raises(InputError, match="causally"):
+            valid_tokens(causal[None, None], x)
+    decoder = torch.where(LATER, -torch.inf, 0.0)[None, None].repeat(2, 1, 1, 1)
+    decoder[..., 0] += 25
+    decoder[0, 0, 6, 6] = -50
+    assert own_tokens(decoder, x, 0).tolist() == [[True] * 6 + [False], [True] * 7]
+    with pytest.raises(InputError, match="one sequence per row"):
+        own_tokens(torch.where(LATER | PACKED["two blocks"], -50.0, 0.0)[None, None] + grows, x, 0)
 
 
 def test_biases_of_far_positions_hide_no_token_of_a_decoder():

@@ -35,8 +35,9 @@ class Reader:
     """Reads the calls of a module whose forward has these arguments.
 
     The tokens are the first argument that is a tensor [B, T, D], or [B, height, width, D]. A mask whose name contains
-    "padding" is True at padding; every other mask is as `valid_tokens` has it. A class and no closure, so that a cached
-    model can be pickled.
+    "padding" is True at padding; every other mask is as `valid_tokens` has it. Masks [N, T, T] may be of rows, of heads
+    or of windows, so each is judged by itself; those of heads as one are [1, H, T, T] or [B, H, T, T]. A class and no
+    closure, so that a cached model can be pickled.
     """
 
     masks: tuple[Argument, ...] = ()
@@ -99,7 +100,7 @@ def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     if mask.dim() == 3 and mask.shape[1] == 1 and mask.shape[0] in (1, b):
         mask = mask[:, 0]
     if mask.shape[-2:] == (t, t) and not (padding and mask.shape == (b, t)):  # by query and key, unless it has rows
-        # Whose mask each of several is, is not known here: they are judged one by one.
+        # Whose mask each of several is, is not known here, and must not depend on B: they are judged one by one.
         shown = refuse_mask(mask[:, None] if mask.dim() == 3 else mask, x, hides=padding)
         if mask.shape == (b, t):  # as many rows as tokens: it may be either
             mask = mask if shown is None else mask.bool() & shown

@@ -55,9 +55,10 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     """Which of x [B, T, D] are valid, [B, T] bool; None: all. seen: the number of keys before them.
 
     mask: None, [B, N], or [1 or B, 1 or H, T, N] with N ≥ T keys, of booleans (True = attend), integers, or floats that
-    are added to the scores. A token is valid if it may attend to itself. Raises InputError for another mask, and for
-    one that hides a valid token's predecessor, as it does where sequences are packed into one row. Under torch.compile
-    no value is read, and the graph raises RuntimeError for packed sequences when it runs.
+    are added to the scores. A token is valid if it may attend to itself: floats above −20. Raises InputError for
+    another mask, and for one that hides a valid token's predecessor, 20 below the token itself, as it does where
+    sequences are packed into one row. Under torch.compile no value is read, and the graph raises RuntimeError for
+    packed sequences when it runs.
     """
     if mask is None:
         return None
@@ -74,13 +75,10 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     if dims == 2:
         return (mask[:, first : first + t] > 0).expand(b, t)
     pairs = mask[:, 0]
-    # The highest of each query, because biases grow with positions; below 0 a query, as of padding, may see nothing.
-    highest = pairs.amax(-1).clamp(min=0) if pairs.is_floating_point() and pairs.numel() else None
-    valid = visible(pairs.diagonal(first, 1, 2), highest=highest).expand(b, t)
-    if t > 1:
-        before = visible(
-            pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], highest=None if highest is None else highest[:, 1:]
-        )
+    itself = pairs.diagonal(first, 1, 2)
+    valid = visible(itself).expand(b, t)
+    if t > 1:  # beside a token's own place, because biases grow with positions
+        before = visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], base=itself[:, 1:])
         packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
         if torch.compiler.is_compiling():
             assert_in_graph(~packed, _APART)

@@ -8,8 +8,8 @@ from torch import Tensor
 from mnemos._compat import assert_in_graph, write_count
 from mnemos.types import InputError
 
-# An additive mask hides a key that is 20 below the highest of its query: exp(−20) is nothing in float32. And any at
-# −100 or lower, because a query may have all its keys hidden.
+# An additive mask hides a key by −20 or lower, and of a query that is lowered as a whole, a key 20 below its highest:
+# exp(−20) is nothing in float32. And any at −100 or lower, because a query may have all its keys hidden.
 _LOWERED = 20.0
 _HIDDEN = -100.0
 _JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
@@ -32,12 +32,26 @@ class _Judged(NamedTuple):
     alone: Tensor
 
 
+class _Shown(NamedTuple):
+    """What a mask [..., Q, N] shows.
+
+    seen: keys that it does not lower. near: those of them that are not 20 below another key. level: queries [..., Q, 1]
+    that it lowers as a whole, as the padding of a mask that hides rows by −50: they would see all keys, and show none.
+    """
+
+    seen: Tensor
+    near: Tensor
+    level: Tensor
+
+
 def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
     """The valid tokens [B, T] by a host's attention mask, [B, T] or [B, 1, Q, T], of x [B, T, D]. None: no mask.
 
     A mask is bool (True = attend), of ones and zeros, or, with four dimensions, additive. A token is valid if at least
-    one query may attend to it. Where tokens are seen by others, one that it alone sees is padding. Raises InputError
-    for other shapes, and for a mask that `refuse_mask` refuses.
+    one query may attend to it. Where tokens are seen by others, one that it alone sees is padding. An additive mask
+    hides a key 20 below zero, or below the highest key of its query if that is lower: a bias that raises keys hides no
+    other, and one that lowers a key by 20 for all queries is taken for padding. Raises InputError for other shapes, and
+    for a mask that `refuse_mask` refuses.
     """
     if mask is None:
         return None
@@ -49,7 +63,7 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
     if not mask.numel():
         return None
-    kept = _shown(mask, False)[0].any(2).any(1)
+    kept = _shown(mask, False).seen.any(2).any(1)
     allowed, alone = _judge(mask, x, False)
     if alone is not None:
         kept = kept & ~alone
@@ -70,7 +84,8 @@ def refuse_mask(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor |
     windows and blocks hide in both directions. It is packed if it divides a row's tokens into parts that do not see
     each other: parts that follow one another, or parts whose tokens all see each other. hides: the value by which
     booleans hide, True in PyTorch's modules and False in its functions. A token sees another if one head does. Masks
-    [W, T, T] of B = n·W rows, as those of windows, are judged one by one.
+    [W, T, T] of B = n·W rows, as those of windows, are judged one by one. Here an additive mask hides what is 20 below
+    the highest key of its query, as softmax has it: a bias that raises earlier keys by 20 is causal, too.
 
     Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) has no values; it gets
     an assertion, which raises RuntimeError when it runs, and the result is a mask [B, T] that is True, but False
@@ -127,18 +142,19 @@ def _judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
     if mask.dim() == 3:  # [B·H, T, T], or one per window; any other number belongs to heads that all rows share
         owners = rows if rows and count % rows == 0 else count if rows % count == 0 else 1
         mask = mask.unflatten(0, (owners, -1))
-    seen, level = (x.any(-3) if x.dim() > 2 else x for x in _shown(mask, hides))
-    seen, level = seen.reshape(-1, t, t), level.reshape(-1, t, 1)
+    seen, near, level = (x.any(-3) if x.dim() > 2 else x for x in _shown(mask, hides))
+    seen, near, level = seen.reshape(-1, t, t), near.reshape(-1, t, t), level.reshape(-1, t, 1)
     itself = torch.eye(t, dtype=torch.bool, device=mask.device)
     later = torch.ones(t, t, dtype=torch.bool, device=mask.device).triu(1)
-    others = seen & ~itself
+    others = near & ~itself
     # Padding that sees itself alone is no token; in a sequence of two, the last token is seen by itself alone, too.
-    token = others.any(-2) | (seen.any(-2) & (itself.sum() <= 2))
-    one_way = seen & ~seen.mT & ~level.mT & token[:, None] & token[:, :, None]  # q sees k, and k does not see q
+    token = others.any(-2) | (near.any(-2) & (itself.sum() <= 2))
+    one_way = near & ~near.mT & ~level.mT & token[:, None] & token[:, :, None]  # q sees k, and k does not see q
     past, future = (one_way & later.mT).any((-1, -2)), (one_way & later).any((-1, -2))
-    shown = others.any(-2)
+    edges = others | others.mT | level | level.mT | itself
+    shown = (seen & ~itself).any(-2)
     alone = ~shown & shown.any(-1, keepdim=True)
-    return _Judged((past & ~future).any(), _packed(others | others.mT | level | level.mT | itself, shown, later), alone)
+    return _Judged((past & ~future).any(), _packed(edges, others.any(-2), later), alone)
 
 
 def _packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
@@ -163,29 +179,22 @@ def _in_graph() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _shown(mask: Tensor, hides: bool) -> tuple[Tensor, Tensor]:
-    """Which keys a mask [..., Q, N] shows, and which queries [..., Q, 1] it lowers as a whole.
-
-    Those see all keys, as the padding of a mask that hides rows by −50 does; so they show none.
-    """
-    seen = visible(mask, hides)
+def _shown(mask: Tensor, hides: bool) -> _Shown:
     if not mask.is_floating_point():
-        return seen, torch.zeros_like(seen[..., :1])
+        seen = visible(mask, hides)
+        return _Shown(seen, seen, torch.zeros_like(seen[..., :1]))
     highest = mask.amax(-1, keepdim=True)
-    low = (highest > _HIDDEN) & (highest <= highest.amax(-2, keepdim=True) - _LOWERED)
+    base = highest.clamp(max=0)
+    seen = visible(mask, base=base)
+    low = (highest > _HIDDEN) & (base <= base.amax(-2, keepdim=True) - _LOWERED)
     level = low & seen.all(-1, keepdim=True)
-    return seen & ~level, level
+    return _Shown(seen & ~level, visible(mask, base=highest) & ~level, level)
 
 
-def visible(mask: Tensor, hides: bool = False, highest: Tensor | None = None) -> Tensor:
-    """Where a mask lets a query see a key; hides: the value by which booleans hide.
-
-    highest: what values are compared with, where `mask` is a part of a mask; None: the highest of each query.
-    """
+def visible(mask: Tensor, hides: bool = False, base: Tensor | float = 0.0) -> Tensor:
+    """Where a mask shows a key to a query. hides: the value by which booleans hide. base: what floats are lowered from."""
     if mask.dtype == torch.bool:
         return ~mask if hides else mask
     if not mask.is_floating_point():
         return mask > 0
-    if highest is None:
-        highest = mask.amax(-1, keepdim=True) if mask.numel() else mask
-    return (mask > _HIDDEN) & (mask > highest - _LOWERED)
+    return (mask > _HIDDEN) & (mask > base - _LOWERED)
