@@ -192,7 +192,7 @@ def _shown(mask: Tensor, hides: bool) -> _Shown:
 
 
 def visible(mask: Tensor, hides: bool = False, base: Tensor | float = 0.0) -> Tensor:
-    """Where a mask shows a key to a query. hides: the value by which booleans hide. base: what floats are lowered from."""
+    """Where a mask shows a key to a query. Booleans hide it by the value `hides`, floats by values 20 below `base`."""
     if mask.dtype == torch.bool:
         return ~mask if hides else mask
     if not mask.is_floating_point():
