@@ -128,8 +128,19 @@ def test_what_is_wrong_with_a_file_is_one_line(folder, capsys):
     assert "two.py:first-one, two.py:second-one" in refused(capsys, "train", "two.py")
     assert "found 'third'" in refused(capsys, "compare", "two.py:third", "recall")
     assert find_recipe("two.py:second_one").name == "second-one"
-    assert "none.py: expected a file that defines a recipe" in refused(capsys, "train", "none.py")
+    assert "docs/training.md" in refused(capsys, "train", "none.py")
     forget()
+    built = "mnemos.registry.load('recipe', 'text')() builds"
+    for value, parts in {
+        "mnemos.recipes.text()": ("wrong.py: line 5: AttributeError: ", built),
+        "None": ("wrong.py: recipe 'wrong': expected a Recipe", "found None"),
+    }.items():
+        source = f'import mnemos\n@mnemos.recipe\ndef wrong():\n    """One."""\n    return {value}\n'
+        (folder / "wrong.py").write_text(source)
+        for command in (["train", "wrong.py"], ["compare", "recall", "wrong", "--plugin", "wrong.py"]):
+            said = refused(capsys, *command)
+            assert all(part in said for part in parts)
+        forget()
     assert "faulty.py: line 10: NameError: name 'missing'" in refused(capsys, "show", "faulty.py")
     assert "first-one" not in registry.names("recipe")
     assert "syntax.py: line 2: SyntaxError: " in refused(capsys, "list", "--plugin", "syntax.py")

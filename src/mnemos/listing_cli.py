@@ -1,5 +1,6 @@
 """`mnemos list`: the registered names, each with its line of description; recipes as families by their tasks."""
 
+import contextlib
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as fa
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
 _MORE = """(+N): a recipe with N variants. `mnemos list RECIPE` lists them, `mnemos list TASK` the recipes of a task,
 `mnemos list --all` every recipe."""
+_SHOWN = 3  # recipes of each group of a task but the cheapest, which is shown whole
 _START = "Start with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings."
 
 
@@ -28,7 +30,11 @@ def show_names(parser: CommandParser, arguments: list[str]) -> None:
     tasks = recipe_tasks()
     groups = _families(tasks)
     if options.name or options.task:
-        _show_chosen(_chosen(options.name, options.task, tasks, groups), tasks)
+        found = _chosen(options.name, options.task, tasks, groups)
+        if options.all or (options.name in groups and options.name not in tasks.values()):
+            _show_chosen(found, tasks)
+        else:
+            _show_task(found, tasks[found[0]])
         return
     for kind in registry.KINDS:
         print(_TITLES.get(kind, f"{kind}s"))
@@ -91,6 +97,42 @@ def _show_chosen(names: list[str], tasks: Mapping[str, str]) -> None:
         about = f": {data[task].about}" if task in data else ""
         print(f"{task or 'other tasks'}{about}")
         _lines({name: places[name].about for name in names if tasks[name] == task}, "  ")
+
+
+def _show_task(names: list[str], task: str) -> None:
+    """The recipes of a task by the files that define them: small ones, then papers'; of each, fewest rows first."""
+    places, about = registry.places("recipe"), registry.places("data").get(task)
+    print(f"{task}: {about.about}" if about else task)
+    costs = {name: _rows_read(name) for name in names}
+    files: dict[str, list[str]] = {}
+    for name in names:
+        files.setdefault(places[name].module, []).append(name)
+
+    def cost(file: str) -> tuple[bool, bool, float]:
+        least = min(costs[name] for name in files[file])
+        return file.startswith(f"{__package__}.papers."), task not in files[file], least
+
+    cheapest = sorted(files, key=cost)
+    left = 0
+    for file in cheapest:
+        module = sys.modules.get(file)
+        print(f"  {registry.first_line(module.__doc__ if module else None) or file}")
+        every = files[file]
+        shown = every if file == cheapest[0] else every[:_SHOWN]
+        _lines({name: places[name].about for name in shown}, "    ", max(map(len, every)))
+        if len(every) > len(shown):
+            left += len(every) - len(shown)
+            print(f"    … and {len(every) - len(shown)} more")
+    end = f", --all the {left} others too" if left else ""
+    print(f"\nThe cheapest come first. `mnemos list RECIPE` lists its variants{end}.")
+
+
+def _rows_read(name: str) -> float:
+    """The rows that a recipe's updates read: a measure of its cost that needs neither its data nor its model."""
+    with contextlib.suppress(Exception):  # a faulty recipe of a plug-in must not make the others unusable
+        train = registry.load("recipe", name)().train
+        return float(train.steps * train.batch_size)
+    return float("inf")
 
 
 def _by_task(abouts: Mapping[str, str], tasks: Mapping[str, str]) -> None:

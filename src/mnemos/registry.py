@@ -189,7 +189,7 @@ def load_file(file: str | Path) -> list[str]:
             for entries in _registered.values():
                 for name in [name for name, entry in entries.items() if entry.place.module == module]:
                     del entries[name]
-            raise InputError(f"{file}: {_in_file(error, path)}; correct the file") from error
+            raise failed_in(path, error, file) from error
     return [name for name, entry in _registered["recipe"].items() if entry.place.module == module]
 
 
@@ -210,17 +210,21 @@ def _execute(module: str, path: Path) -> None:
         raise
 
 
-def _in_file(error: BaseException, path: Path) -> str:
-    """An error that a file raised, with the last of its lines that led there."""
+def failed_in(path: Path, error: BaseException, called: object = None) -> InputError:
+    """The one line of an error that a plug-in's file raised, with the last of its lines that led there.
+
+    called: the file as the user gave it.
+    """
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     message = " ".join(str(error).split()).removesuffix(f" ({path.name}, line {line})")
     where = f"line {line}: " if line else ""
-    return f"{where}{message if isinstance(error, InputError) else f'{type(error).__name__}: {message}'}"
+    said = message if isinstance(error, InputError) else f"{type(error).__name__}: {message}"
+    return InputError(f"{called or path}: {where}{said}; correct the file")
 
 
-def file_of(value: type) -> Path | None:
-    """The file that `load_file` imported and that defines a class; None for classes of packages."""
+def file_of(value: type | Callable[..., object]) -> Path | None:
+    """The file that `load_file` imported and that defines a class or function; None for those of packages."""
     return _files.get(value.__module__)
 
 

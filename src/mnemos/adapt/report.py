@@ -87,11 +87,12 @@ class Report:
         lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]
         lines += [f"  {count} x {key}" for key, count in kinds.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
-        lines.append(
-            f"{self.parameters:,} parameters and {self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
-        )
-        lengths = "" if all(one.tokens for one in self.swapped) else "; a T that varies counts as the number of slots"
-        lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval{lengths})")
+        if all(one.tokens for one in self.swapped):
+            flops = f"{self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
+            lines.append(f"{self.parameters:,} parameters and {flops}")
+            lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)")
+        else:
+            lines.append(f"{self.parameters:,} parameters added; FLOPs depend on T, which varies: example= gives one")
         return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook and the prompt of Python show

@@ -32,6 +32,7 @@ def verdict(comparison: Comparison) -> list[str]:
     cached = [row for row in rows if memory(comparison, row.name) == "written"]
     claims = [claim for row in cached if (claim := _conclusion(comparison, row, _beside(row, rows, cached)))]
     ranked = [_reached(comparison, rows[0])] if len(rows) == 1 else [_ranked(comparison, rows)]
+    seeds = _one_seed(rows)
     learned = no_better({row.name: row.mean for row in rows}, *_known(comparison))
     nothing = len(rows) > 1 and _nothing_learned(comparison, rows)  # then there is nothing to rank
     grounds = []
@@ -42,8 +43,10 @@ def verdict(comparison: Comparison) -> list[str]:
         grounds.append(_emptied(comparison, cached[0]))
     if 1 < len(cached) < len(rows) and claims and not nothing:
         best, parts = _ahead(comparison, cached)
-        grounds.append(f"Of the variants with a memory, {best.name} is {parts}.")
-    caveats = [_one_seed(rows), *_alone(comparison, rows, cached), _missing(comparison, cached, rows)]
+        grounds.append(f"Of the variants with a memory, {best.name} {parts}.")
+    caveats = [seeds, *_alone(comparison, rows, cached), _missing(comparison, cached, rows)]
+    if len(rows) > 1 and not (claims or nothing):  # an order is told: what it is worth belongs beside it
+        ranked, caveats = [*ranked, *filter(None, [seeds])], caveats[1:]
     paragraphs = [
         " ".join([*([] if nothing else claims or ranked), *learned]),
         " ".join(filter(None, caveats)),
@@ -90,11 +93,11 @@ def mean_and_spread(row: Row | Control) -> str:
 def _ranked(c: Comparison, rows: list[Row]) -> str:
     """The best variant compared with each other one."""
     best, parts = _ahead(c, rows)
-    return f"{_reached(c, best)} It is {parts}."
+    return f"{_reached(c, best)} It {parts}."
 
 
 def _ahead(c: Comparison, rows: list[Row]) -> tuple[Row, str]:
-    """The best of several variants, and what it is to each other one: "better than A (0.5), not ahead of B (0.6)"."""
+    """The best of several variants, and what it is to each other one: "is better than A (0.5) and B (0.6)"."""
     named: dict[str, list[str]] = {}
     best, others = differences_of_best(rows, c.higher_is_better)
     for other, d in others:
@@ -103,8 +106,9 @@ def _ahead(c: Comparison, rows: list[Row]) -> tuple[Row, str]:
 
 
 def _word(d: Difference) -> str:
-    words = {"better": "better than", "worse": "worse than", "alike": "not distinguishable from"}
-    return words.get(d.says, "ahead of" if d.value > 0 else "not ahead of")
+    """Without a spread to judge by (one seed), only what the runs scored."""
+    words = {"better": "is better than", "worse": "is worse than", "alike": "is not distinguishable from"}
+    return words.get(d.says, "scored better than" if d.value > 0 else "did not score better than")
 
 
 _ROLES = {
@@ -129,7 +133,7 @@ def _against(c: Comparison, row: Row, others: list[Row]) -> list[str]:
                 "better": f"It is better than {name}.",
                 "worse": f"It is worse than {name}.",
                 "alike": f"It cannot be distinguished from {name}: {_within(d)}.",
-                "unknown": f"It is {_word(d)} {name}.",
+                "unknown": f"It {_word(d)} {name}.",
             }[d.says]
         )
     return sentences

@@ -68,7 +68,10 @@ class MemformerFields(TypedDict, total=False):
 
 
 def signed(config: type) -> Callable[[M], M]:
-    """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks."""
+    """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks.
+
+    The meanings of the fields, "Attributes:" at the end of the configuration's docstring, are added to the model's.
+    """
 
     def decorate(model: M) -> M:
         first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=config)
@@ -77,6 +80,9 @@ def signed(config: type) -> Callable[[M], M]:
             for f in dataclasses.fields(config)
         ]
         model.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
+        _, _, meanings = (inspect.getdoc(config) or "").partition("\nAttributes:\n")
+        if meanings:  # none with python -OO
+            model.__doc__ = f"{inspect.getdoc(model)}\n\nFields:\n{meanings}"
         return model
 
     return decorate

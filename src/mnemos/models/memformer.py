@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.exported import token_by_token
-from mnemos.memory.grid import Stretch, Unfinished, stretches
+from mnemos.memory.grid import Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
@@ -20,7 +20,7 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 from .blocks import Activation, init_weights, shrink_residuals
 from .fields import MemformerFields, signed
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
-from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes
+from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, Step
 from .memformer_token import memformer_token
 
 
@@ -29,15 +29,27 @@ from .memformer_token import memformer_token
 class MemformerConfig(ModelConfig):
     """The sizes and parts of a `Memformer`. `cls` and `memory.radius` take the preset's value where they are None.
 
-    preset: "paper": radius 1 and two CLS tokens. "mnemos", the default: radius √D and none. The paper appends "some"
-    CLS tokens; two is the least number that this can mean. mlp: hidden width of the MLPs. segment: L, the number of
-    tokens between two writes. memory: the settings of the slots; with 0 slots there is no memory. decoder_reads: the
-    decoder attends to the slots as well as to the encoded segment, which the paper's does not. cls: the number of
-    learned tokens after each segment, which the writer attends to and the decoder does not. bos: the token whose
-    encoding the decoder of a new row attends to; None: a learned one. buckets: of relative positions; the last one
-    holds all distances from max_distance. norm: of the blocks, RMSNorm ("rms") or LayerNorm
-    ("pre"). tied: the head shares the embedding's weights.
-    cutoffs, div_value: those of an adaptive softmax (`models.heads.AdaptiveSoftmax`); without cut-offs there is none.
+    Attributes:
+        vocab_size: the number of tokens.
+        dim: the width D of every layer's input and output.
+        encoder_layers: those that read a segment and its slots.
+        decoder_layers: those that predict the tokens.
+        num_heads: of each attention; divides `dim`.
+        mlp: hidden width of the MLPs.
+        segment: L, the number of tokens between two writes.
+        preset: "paper": radius 1 and two CLS tokens, for its "some". "mnemos": radius √D and none.
+        memory: the settings of the slots; with 0 slots there is no memory.
+        decoder_reads: the decoder attends to the slots as well as to the encoded segment, which the paper's does not.
+        cls: the number of learned tokens after each segment, which the writer attends to and the decoder does not.
+        bos: the token whose encoding the decoder of a new row attends to; None: a learned one.
+        buckets: of relative positions; the last one holds all distances from `max_distance`.
+        max_distance: see `buckets`.
+        activation: of the MLPs.
+        dropout: the share of hidden values that training sets to zero.
+        tied: the head shares the embedding's weights.
+        cutoffs: those of an adaptive softmax (`models.heads.AdaptiveSoftmax`); without any there is none.
+        div_value: of the adaptive softmax: the division of the width from cluster to cluster.
+        norm: of the blocks, RMSNorm ("rms") or LayerNorm ("pre").
     """
 
     name: ClassVar[str] = "memformer"
@@ -115,8 +127,7 @@ class Memformer(nn.Module):
     encoder layer O(K·D²) for the keys and values of the slots. Rows may be at different places of their segments; a
     call then runs more and shorter pieces.
 
-    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)` with the fields of `mnemos.models.MemformerConfig`;
-    `model.config` has the preset's switches set.
+    `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)`; `model.config` has the preset's switches set.
     Raises InputError for impossible shapes, tokens outside the vocabulary, and a state of another model or batch.
     """
 
@@ -221,7 +232,7 @@ class Memformer(nn.Module):
 
     def _encoded(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
-    ) -> tuple[list["Step"], MemformerState, tuple[DecoderCache, ...]]:
+    ) -> tuple[list[Step], MemformerState, tuple[DecoderCache, ...]]:
         """Encoder and writer: what the decoder reads in each stretch, the state after, and the caches before.
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
@@ -310,7 +321,7 @@ class Memformer(nn.Module):
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
     def _decoded(
-        self, x: Tensor, mask: Tensor | None, steps: list["Step"], caches: tuple[DecoderCache, ...]
+        self, x: Tensor, mask: Tensor | None, steps: list[Step], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""
         length, outputs, i = self.config.segment, [], 0
@@ -335,7 +346,7 @@ class Memformer(nn.Module):
             i += 1
         return torch.cat(outputs, 1), caches
 
-    def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list["Step"]) -> Tensor:
+    def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list[Step]) -> Tensor:
         """Whole segments as rows of one batch: each reads the encoding before it, and not the other segments."""
         n, b = len(steps), len(x)
         span = slice(steps[0].stretch.start, steps[-1].stretch.stop)
@@ -368,13 +379,6 @@ class Memformer(nn.Module):
             raise InputError(
                 f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
             )
-
-
-class Step(NamedTuple):
-    """A stretch of tokens, and what the decoder reads for it."""
-
-    stretch: Stretch
-    read: Read
 
 
 def _check(c: MemformerConfig) -> None:

@@ -12,6 +12,7 @@ from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.exported import padded
+from mnemos.memory.grid import Stretch
 from mnemos.memory.key_values import KeyValues
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
@@ -118,6 +119,13 @@ class Read(NamedTuple):
     def given(self) -> list[Tensor]:
         """The sources of a block."""
         return [self.encoded] if self.slots is None else [self.encoded, self.slots]
+
+
+class Step(NamedTuple):
+    """A stretch of tokens, and what the decoder reads for it."""
+
+    stretch: Stretch
+    read: Read
 
 
 @exportable

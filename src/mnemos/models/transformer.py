@@ -57,19 +57,25 @@ class TransformerConfig(ModelConfig):
 
     Attributes:
         vocab_size: the number of tokens; with `features`, the number of outputs.
-        features: of inputs that are vectors [B, T, features] instead of tokens; 0: tokens.
+        dim: the width D of every layer's input and output.
+        layers: the number of blocks of attention and MLP.
+        num_heads: of each attention; divides `dim`.
         mlp: hidden width of the MLP; 0: blocks of attention alone. A gated MLP has three matrices of this width.
         max_length: the longest sequence, which sizes learned positions and a cache of length "auto".
+        causal: whether a token reads only those up to itself, as a language model must.
         norm: before attention and MLP, an RMSNorm ("rms") or a LayerNorm ("pre"); "post": a LayerNorm after each.
         position: "auto": rotary where the attention can rotate queries and keys of an even width; none where its scores
             depend on distances (Transformer-XL, compressive); else sinusoidal. Rotary and sinusoidal positions have no
             limit; with rotary ones softmax scores depend on distances alone, linear attention on the positions too.
-        rotary: base and scaling of rotary positions.
         scale_embedding: tokens' embeddings times √D, so that sinusoids are not larger than new embeddings. They are
             always scaled with the norm "rms" and sinusoids.
         activation: of the MLP; "swiglu": gated, SiLU(W₁·x) ⊙ W₂·x.
+        dropout: the share of hidden values that training sets to zero.
         attention: its settings, or the name of one.
         cache: a gated cache around every attention.
+        head: what is predicted: the next token, or one of `head.classes` for the whole sequence.
+        rotary: base and scaling of rotary positions.
+        features: of inputs that are vectors [B, T, features] instead of tokens; 0: tokens.
     """
 
     name: ClassVar[str] = "transformer"

@@ -231,7 +231,7 @@ def recipe(function: Made | str) -> Made | Callable[[Made], Made]:
         @mnemos.recipe
         def my_text() -> Recipe:
             \"""Bytes of my files with a cache: what `mnemos list` shows.\"""
-            return replace(text(), model=...)
+            return replace(mnemos.registry.load("recipe", "text")(), model=...)
 
     The default name is the function's, with - for _. The decorated function sets the recipe's `name`, and its `about`
     to the docstring's first line. The function is called without arguments and must not build data or a model.
@@ -253,7 +253,10 @@ def _register(name: str, function: Made) -> Made:
 
     @functools.wraps(function)
     def made(*args: object, **kwargs: object) -> Recipe:
-        return replace(function(*args, **kwargs), name=name, about=about)
+        found = function(*args, **kwargs)
+        if not isinstance(found, Recipe):
+            raise InputError(f"recipe {name!r}: expected a Recipe from its function, found {found!r:.40}; return one")
+        return replace(found, name=name, about=about)
 
     registry.add("recipe", name, made)
     return made

@@ -28,17 +28,27 @@ def find_recipe(name: str) -> Recipe:
     """
     file, colon, chosen = name.rpartition(":") if ".py:" in name else (name, "", "")
     if file.endswith(".py"):
-        made: Recipe = registry.load("recipe", _recipe_of_file(file, chosen if colon else None))()
-        return made
+        return _made(_recipe_of_file(file, chosen if colon else None), file)
     if not name.endswith(".json"):
-        found: Recipe = registry.load("recipe", name)()
-        return found
+        return _made(name)
     path = Path(name)
     try:
         recipe = _read(path)
     except FileNotFoundError:
         raise InputError(f"{path}: expected a recipe as JSON, found no such file; mnemos show prints one") from None
     return recipe if recipe.name else replace(recipe, name=path.stem)
+
+
+def _made(name: str, called: str | None = None) -> Recipe:
+    """What the function of a recipe returns. An error in a plug-in's file is one line, an InputError."""
+    function = registry.load("recipe", name)
+    try:
+        made: Recipe = function()
+    except Exception as error:
+        if (file := registry.file_of(function)) is None:
+            raise
+        raise registry.failed_in(file, error, called) from error
+    return made
 
 
 def _recipe_of_file(file: str, chosen: str | None) -> str:
@@ -49,7 +59,10 @@ def _recipe_of_file(file: str, chosen: str | None) -> str:
     if chosen is not None and registry.default_name(chosen) in names:
         return registry.default_name(chosen)
     if not names:
-        raise InputError(f"{file}: expected a file that defines a recipe with @mnemos.recipe, found none; add one")
+        raise InputError(
+            f"{file}: expected a file that defines a recipe with @mnemos.recipe, found none; add one as in "
+            "docs/training.md, 'A file of your own'"
+        )
     found = f"found {len(names)}" if chosen is None else f"found {chosen!r}"
     known = ", ".join(f"{file}:{name}" for name in names)
     raise InputError(f"{file}: expected the name of one of its recipes, {found}; use one of {known}")

@@ -18,9 +18,10 @@ WIDER = 3.40625  # replaces mlp_ratio 2: adds the parameters of three gates and 
 
 def small(data: DataConfig, model: ImageConfig, steps: int, batch: int = 64, lr: float = 2e-3) -> Recipe:
     """A recipe of a host without memory on small images, trained by AdamW with a cosine schedule."""
+    schedule = ScheduleConfig(name="cosine", warmup=100 / steps)  # a share, which fits a shorter run too
     return Recipe(
         model=model,
         data=data,
-        optim=OptimConfig(lr=lr, weight_decay=0.05, schedule=ScheduleConfig(name="cosine", warmup=100)),
+        optim=OptimConfig(lr=lr, weight_decay=0.05, schedule=schedule),
         train=TrainConfig(steps=steps, batch_size=batch, eval_every=500, checkpoint_every=1000),
     )
