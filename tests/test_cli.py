@@ -153,6 +153,15 @@ def test_list_shows_recipes_as_families(capsys):
         found = listed(capsys, *words)
         assert {"text", "text-xl", "wikitext-xl"} <= {*found}
         assert not {"demo", "listops"} & {*found}
+        assert found.index("text-lstm") < found.index("text-state-xl") < found.index("wikitext-xl"), "small ones first"
+        left = {*listed(capsys, *words, "--all")} - {*found}
+        assert {"text-state-lstm", "wikitext-rmt-base"} <= left
+        assert main(["list", *words]) == 0
+        said = capsys.readouterr().out
+        assert f"--all the {len(left)} others too" in said
+        assert "  Language models of text, one per kind of memory" in said
+    found = listed(capsys, "photos")
+    assert found.index("photos-vit") < found.index("imagenet-vit-s")
     assert "did you mean 'text'" in refused(capsys, "list", "txet")
     assert "--task: expected the name of a task" in refused(capsys, "list", "--task", "text-cached")
 
@@ -430,6 +439,8 @@ def comparison(tmp_path_factory, forked_comparisons) -> Path:
     assert said.getvalue().startswith("3 recipes × 2 seeds: 6 runs\n")
     assert "majority class" in said.getvalue()
     assert "cache emptied" in said.getvalue()
+    assert "caches emptied (stored caches set to zero), exchanged (" in said.getvalue()
+    assert "state KiB: what a stream keeps" in said.getvalue()
     return folder
 
 

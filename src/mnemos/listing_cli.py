@@ -31,7 +31,7 @@ def show_names(parser: CommandParser, arguments: list[str]) -> None:
     groups = _families(tasks)
     if options.name or options.task:
         found = _chosen(options.name, options.task, tasks, groups)
-        if options.all or (options.name in groups and options.name not in tasks.values()):
+        if options.all or (options.name in tasks and options.name not in tasks.values()):
             _show_chosen(found, tasks)
         else:
             _show_task(found, tasks[found[0]])

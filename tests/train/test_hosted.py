@@ -69,14 +69,22 @@ def lines(run):
 def test_a_decoder_is_trained_further_resumed_exactly_and_needs_its_folder_no_more(folder, capsys):
     words = ["text-cached", "--model", "llama", *QUICK.split(), *TEXT.split(), *CACHE.split()]
     assert main(["train", *words, "--out", "run"]) == 0
-    said = capsys.readouterr().out
-    assert "starts from llama: 21 of 57 tensors; new: host.model.layers.0.self_attn.grc" in said
+    said = capsys.readouterr()
+    new = "; 36 of the 57 tensors, which it does not have, are new: host.model.layers.0.self_attn.grc"
+    assert f"starts with the weights of llama{new}" in said.out
+    before = lines(folder / "run")[0]
+    assert (before["kind"], before["step"]) == ("valid", 0)
+    assert f"text-cached 0: before training: valid loss {before['loss']:.4f}" in said.err
+    assert f"validation split {before['bits per byte']:.4f} bits per byte before training" in said.out
+    assert "control 1 of 1: scoring the test split with the caches closed" in said.err
+    assert "caches closed (every gate closed" in said.out
     recipe = json.loads((folder / "run/recipe.json").read_text())
     assert recipe["model"]["is"] == "hosted-decoder"
     assert recipe["data"]["tokens"] == "llama/tokenizer.json"
     assert len(json.loads((folder / "run/run.json").read_text())["weights"]["sha256"]) == 64
     result = json.loads((folder / "run/result.json").read_text())
     assert result["metric"] == "bits per byte"
+    assert result["before"] == {name: value for name, value in before.items() if name not in ("kind", "step")}
     assert result["flops"] > 0
     shutil.copytree("run", "stopped")
     (folder / "stopped/result.json").unlink()
@@ -88,7 +96,7 @@ def test_a_decoder_is_trained_further_resumed_exactly_and_needs_its_folder_no_mo
     assert main(["train", "--resume", "stopped"]) == 0
     assert lines(folder / "stopped") == lines(folder / "run")
     again = json.loads((folder / "stopped/result.json").read_text())
-    assert again["test"] == result["test"]
+    assert (again["test"], again["before"]) == (result["test"], result["before"])
     ends = [mnemos.load(name).state_dict() for name in ("run", "stopped")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -195,8 +203,8 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
     words += ["--train.steps", "1", "--train.valid-rows", "4", "--train.test-rows", "4"]
     assert main(["train", *words]) == 0
     said = capsys.readouterr().out
-    assert "new: host.host." in said
-    assert "starts from" in said
+    assert "are new: host.host." in said
+    assert "starts with the weights of" in said
     recipe = json.loads((folder / "run/recipe.json").read_text())["model"]
     assert (recipe["is"], recipe["image"], recipe["channels"], recipe["classes"]) == ("hosted-classifier", 8, 1, 10)
     model = mnemos.load("run")

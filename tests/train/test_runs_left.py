@@ -22,7 +22,8 @@ def test_the_estimate_counts_each_recipe_with_its_own_cost():
 def test_the_first_run_that_begins_is_timed():
     left = RunsLeft(["a", "b", "a", "b"], jobs=2)
     left.done("a", None)
-    assert [left.started(), left.started()] == [Place(2, 4, 2, first=True), Place(3, 4, 2)]
+    places = [Place(2, 4, 2, first=True, new=True), Place(3, 4, 2, new=True), Place(4, 4, 2)]
+    assert [left.started(name) for name in "aba"] == places, "the first run of all, and the first of each recipe"
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -45,4 +46,5 @@ def test_the_first_run_says_how_long_all_will_take(monkeypatch, capsys, quiet):
     assert said.out == "the updates of this run will take about 0:00:50, those of 7 runs like it 0:03:20\n"
     assert isinstance(display, FirstRun)
     assert not isinstance(other, FirstRun)
+    assert quiet or " of training left " in said.err
     assert quiet or (said.err.startswith("[2/8] text 1/100") and isinstance(other, LogProgress))

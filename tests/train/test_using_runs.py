@@ -145,7 +145,8 @@ def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_na
 def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
     asked = recipe(str(finished.parent / "texts"), init_from=str(finished), steps=2)
     run(asked, tmp_path / "next")
-    assert f"starts from {finished}: 13 of 13 tensors\n" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"starts with the weights of {finished}\n" in said.out
     about = json.loads((tmp_path / "next/run.json").read_text())["weights"]
     wanted = checkpoint.digest(weights(finished, 4), "")
     assert about == {"run": str(finished), "sha256": wanted, "tensors": 13}
@@ -154,13 +155,17 @@ def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
     model = complete.build()
     Start.read(finished, model).load(model)
     assert same(dict(model.state_dict()), weights(finished, 4))
-    first, untrained = (
-        json.loads((place / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    (before, *first), untrained = (
+        list(map(json.loads, (place / "metrics.jsonl").read_text().splitlines()))
         for place in (tmp_path / "next", finished)
     )
-    assert first < untrained - 0.1
+    assert first[0]["loss"] < untrained[0]["loss"] - 0.1
+    assert (before["kind"], before["step"], before["loss"]) == ("valid", 0, untrained[-1]["loss"])
+    assert "before training: valid loss" in said.err
     deeper = replace(complete, layers=2)
-    assert "13 of 22 tensors; new: blocks.1" in Start.read(finished, deeper.build()).about
+    assert (
+        "; 9 of the 22 tensors, which it does not have, are new: blocks.1" in Start.read(finished, deeper.build()).about
+    )
     assert main(["train", "text", "--from", "", "--out", str(tmp_path / "other")]) == 2
     assert "expected a folder after --out and --from" in capsys.readouterr().err
     words = ["train", "text", "--from", str(finished), "--data.path", asked.data.path, "--out", str(tmp_path / "other")]

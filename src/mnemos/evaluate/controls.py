@@ -27,22 +27,35 @@ def controls(
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model with gated caches under each control: {"emptied": {"loss", …}, "exchanged": …, "closed": …}.
 
+    batches: called once for each of `control_names`, in order.
+
     Returns {} for a model without gated caches. If emptying and exchanging change nothing, the memory was not used.
     Closing the gates also removes the parameters of the cached branch, so by itself it shows nothing about the memory.
     Where the model stores no content, because its caches are per stream or never written, the only control is "closed".
     The model is restored. Cost: one evaluation per control.
     """
-    if not caches(model):
-        return {}
-    stores = any(cache.grc.write and cache.grc.scope == "shared" for cache in caches(model))
-    names = CONTROLS if stores else ("closed",)
-    scores = {}
+    scores: dict[str, dict[str, float]] = {}
+    if not (names := control_names(model)):
+        return scores
     with evaluating(model):  # entered first, because it promotes pending cache updates before the caches are copied
         for name in names:
             with _changed(model, name):
                 score = evaluate(model, batches(), task)
             scores[name] = {key: value for key, value in score.items() if key != "count"}
     return scores
+
+
+def control_names(model: nn.Module) -> list[str]:
+    """The controls that `controls` evaluates."""
+    if not caches(model):
+        return []
+    stores = any(cache.grc.write and cache.grc.scope == "shared" for cache in caches(model))
+    return list(CONTROLS) if stores else ["closed"]
+
+
+def legend(names: Iterable[str]) -> str:
+    """What the names of these controls mean, in one line."""
+    return ", ".join(f"{name} ({CONTROLS[name]})" for name in dict.fromkeys(names))
 
 
 @contextlib.contextmanager

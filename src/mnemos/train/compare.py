@@ -99,6 +99,8 @@ def compare(
     for recipe in recipes:
         if (line := _changed(recipe, given)) is not None:
             tell(f"{recipe.name}: {line}")
+        if (line := differing(as_json(recipe.data), as_json(recipes[0].data), "data")) is not None:
+            tell(f"{recipe.name}: other data settings than {recipes[0].name}: {line}")
     of = baselines_of(recipes)  # before each gets steps of its own
     recipes, spent = budget.applied(recipes, folder, jobs)
     for line in budget_lines(spent):

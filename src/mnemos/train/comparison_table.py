@@ -3,12 +3,14 @@
 from typing import Any
 
 from mnemos.data.no_learning import no_better
+from mnemos.evaluate.controls import legend
 from mnemos.types import JSONObject
 
 from .budgets import budget_text
 from .comparison import UNNAMED_UNIT
 from .significance import LEVEL, NO_SPREAD, ONE_SEED, finding
 
+_STATE = "state KiB: what a stream keeps from call to call, after a row of the greatest length; –: nothing"
 _WIDTH = 150  # of a file, which has no width of its own; enough for all columns
 
 
@@ -21,6 +23,7 @@ def show(comparison: JSONObject) -> None:
     for line in _notes(comparison):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(_costs(comparison))
+    console.print(_STATE, highlight=False, soft_wrap=True)
     rows = [row for row in comparison["rows"] if row.get("along")]
     if rows:
         console.print(_along(rows))
@@ -73,6 +76,8 @@ def _shown(row: JSONObject, comparison: JSONObject) -> list[str]:
 def _notes(comparison: JSONObject) -> list[str]:
     """What was made equal, and how the differences are to be read."""
     lines = [budget_text(comparison["equal"])] if "equal" in comparison else []
+    if comparison["controls"]:
+        lines.append(f"caches {legend(one['control'] for one in comparison['controls'])}")
     scores = {row["name"]: row["mean"] for row in comparison["rows"]}
     lines += no_better(scores, comparison["reference"], comparison["metric"], comparison["higher_is_better"])
     several = len(comparison["rows"]) > 1

@@ -108,8 +108,9 @@ class Start:
                 "recipe, with other data or training"
             )
         new = [name for name in own if name not in fitting]
-        said = ", ".join(new[:4]) + (f" and {len(new) - 4} more" if len(new) > 4 else "")
-        about = f"starts from {source}: {len(fitting)} of {len(own)} tensors" + (f"; new: {said}" if new else "")
+        said = ", ".join(new[:2]) + (f" and {len(new) - 2} more" if len(new) > 2 else "")
+        lacks = f"; {len(new)} of the {len(own)} tensors, which it does not have, are new: {said}" if new else ""
+        about = f"starts with the weights of {source}{lacks}"
         origin = {"run": source, "sha256": checkpoint.digest(given, ""), "tensors": len(fitting)}
         return cls(fitting, about, origin)
 

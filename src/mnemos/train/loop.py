@@ -75,7 +75,7 @@ def train(
     size of an epoch is unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with
     `train.keep_best`: the step whose weights were scored), "averaged_steps" (with `train.average`: the steps whose
     averaged weights were scored), "stopped_early": true (with `train.patience`, if the run did not train all steps),
-    "update_flops" (with count_flops: `Learner.update_flops`)}.
+    "update_flops" (with count_flops: `Learner.update_flops`), "before" ("valid" of the weights of `train.init_from`)}.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -135,7 +135,7 @@ def _train(
         if run is not None and (not quiet if place is None else place.first):  # once for all runs of a comparison
             for line in task.about:
                 print(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
-        if run is not None and start is not None and (place is not None or not quiet):
+        if run is not None and start is not None and (not quiet if place is None else place.new):
             print(f"{recipe.name}: {start.about}", flush=True)
         learner = Learner(fabric, recipe, task, model)
         ended = False
@@ -193,6 +193,8 @@ class _Session:
         """
         config = self.recipe.train
         try:
+            if not self.step and self.recipe.train.init_from is not None:
+                self._evaluate_start()
             if self.step and (ended or self._due(config.eval_every)):
                 self._evaluate()  # the checkpoint was saved before the evaluation at its step
             while self.step < config.steps and not self._stalled():
@@ -276,6 +278,17 @@ class _Session:
         if self.run is not None:
             self.run.save_average(self.step, {"step": self.step, "steps": steps, "model": weights})
 
+    def _evaluate_start(self) -> None:
+        """Score the weights that the run starts with, so that it can be seen what training adds."""
+        began = time.perf_counter()
+        scores = self._scores("valid")
+        self._record([{"kind": "valid", "step": 0, **scores, "seconds": round(time.perf_counter() - began, 3)}])
+        self._told(scores, "before training: ")
+
+    def _told(self, scores: dict[str, float], when: str = "") -> None:
+        said = f"{when}valid loss {scores['loss']:.4f}  {metrics_text(self.task, scores)}".rstrip()
+        self.display.message(f"{self.recipe.name} {self.step}: {said}")
+
     def _evaluate(self) -> None:
         """Evaluate the validation split, keep the weights if it is the best time, then call `on_evaluation`."""
         with contextlib.nullcontext() if self.learner.ema is None else self.learner.ema.used():
@@ -296,8 +309,7 @@ class _Session:
             if measured is not None:
                 lines.append({"kind": "gates", "step": self.step, **measured})
         self._record(lines)
-        metrics = metrics_text(self.task, self.valid)
-        self.display.message(f"{self.recipe.name} {self.step}: valid loss {self.valid['loss']:.4f}  {metrics}".rstrip())
+        self._told(self.valid)
 
     def _scores(self, split: Literal["valid", "test"]) -> dict[str, float]:
         """Evaluate a split; each process evaluates its share of every batch's rows."""
@@ -369,7 +381,7 @@ class _Session:
         if count.step < self.recipe.train.steps:
             result["stopped_early"] = True
         if self.run is not None:
-            self.run.finish(result)
+            self.run.finish(result := result | self.run.scores_before())
         return result
 
 

@@ -12,12 +12,16 @@ MEASURED = 3.0  # seconds of updates from which the time of several runs is esti
 
 
 class Place(NamedTuple):
-    """The place of a run among those of a comparison. first: no run was trained before it in this command."""
+    """The place of a run among those of a comparison.
+
+    first: no run was trained before it in this command. new: none of its recipe.
+    """
 
     number: int
     of: int
     jobs: int = 1
     first: bool = False
+    new: bool = False
 
 
 PLACE: ContextVar[Place | None] = ContextVar("PLACE", default=None)  # of the run that is trained
@@ -63,7 +67,7 @@ class LogProgress(NoProgress):
         left = (self.steps - step) / rate
         self.message(
             f"{self.name} {step}/{self.steps} loss {update['loss']:.4f} lr {update['lr']:.2e} "
-            f"{rate:.1f} steps/s {clock(left)} left {memory() / 2**20:.0f} MiB"
+            f"{rate:.1f} steps/s {clock(left)} of training left {memory() / 2**20:.0f} MiB"
         )
 
     def evaluation(
@@ -100,10 +104,14 @@ class BarProgress(NoProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=Console(stderr=True),
         )
         self.name = name
-        self.task = self.bar.add_task(name, total=steps, completed=step, facts="", visible=step < steps)
+        shown = step < steps
+        self.task = self.bar.add_task(
+            name, total=steps, completed=step, facts="", left="of training left", visible=shown
+        )
 
     def __enter__(self) -> "BarProgress":
         self.bar.start()
@@ -122,7 +130,7 @@ class BarProgress(NoProgress):
         self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
     ) -> Iterator[Item]:
         """Yield the batches and show a second bar, which is removed after the last batch."""
-        task = self.bar.add_task(f"{self.name} evaluating {split}, {unit}", total=size, facts="")
+        task = self.bar.add_task(f"{self.name} evaluating {split}, {unit}", total=size, facts="", left="left")
         try:
             for batch in batches:
                 yield batch
@@ -158,7 +166,7 @@ class NotebookProgress(LogProgress):
         bar = "█" * full + "░" * (self.WIDTH - full)
         self._write(
             f"{self.name} {bar} {step}/{self.steps} loss {update['loss']:.4f} {rate:.1f}/s "
-            f"{clock((self.steps - step) / rate)} left"
+            f"{clock((self.steps - step) / rate)} of training left"
         )
 
     def message(self, text: str) -> None:

@@ -217,6 +217,15 @@ class RunFolder:
         found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
         return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
 
+    def scores_before(self) -> JSONObject:
+        """{"before": the scores of the weights that the run started with}; {} if they were not evaluated."""
+        with open(self.folder / "metrics.jsonl", "rb") as file:
+            line = file.readline()
+        first: JSONObject = parse(line.decode()) if line else {}  # lost, as `trim` has said
+        if first.get("kind") != "valid" or first["step"]:
+            return {}
+        return {"before": {name: value for name, value in first.items() if name not in ("kind", "step", "seconds")}}
+
     def save(self, step: int, value: JSONObject, keep: int, every: int) -> None:
         """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
 

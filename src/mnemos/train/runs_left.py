@@ -24,15 +24,18 @@ class RunsLeft:
         for name in names:
             self._left[name] = self._left.get(name, 0) + 1
         self._started = self._finished = 0  # runs that began, and runs that were finished before
+        self._begun: set[str] = set()
         self._seconds: dict[str, list[float]] = {}
         self._all, self._jobs, self._now = sum(self._left.values()), jobs, now
         self._began, self._lock = now(), Lock()
 
-    def started(self) -> Place:
+    def started(self, name: str) -> Place:
         """Count a run that begins now, and was not finished before; its place among all."""
         with self._lock:
             self._started += 1
-            return Place(self._finished + self._started, self._all, self._jobs, self._started == 1)
+            new = name not in self._begun
+            self._begun.add(name)
+            return Place(self._finished + self._started, self._all, self._jobs, self._started == 1, new)
 
     def now(self) -> float:
         """The time in seconds, to be given to `done`."""

@@ -16,7 +16,7 @@ from mnemos.config import ModelConfig, to_dict
 from mnemos.data.batch import row_count
 from mnemos.data.no_learning import no_better
 from mnemos.data.task import Task
-from mnemos.evaluate.controls import CONTROLS, controls
+from mnemos.evaluate.controls import CONTROLS, control_names, controls, legend
 from mnemos.evaluate.explain import explain
 from mnemos.evaluate.predict import PREPROCESSING
 from mnemos.evaluate.probe import probe
@@ -142,8 +142,17 @@ def assess(
     model.eval()
     state = task_state_bytes(model, task, task.example(), recipe.train.rollout.segment_length)
     result = {**result, "flops": flops, "state_bytes": state}
+    names = control_names(model)
+    left = iter(names)
     with progress(quiet, recipe.name, 0, 0) as display:
-        found = controls(model, partial(_batches, recipe, task, split, display), task)
+
+        def batches() -> Iterator[object]:
+            name = next(left)
+            number = f"control {names.index(name) + 1} of {len(names)}"
+            display.message(f"{recipe.name}: {number}: scoring the {split} split with the caches {name}")
+            return _batches(recipe, task, split, display)
+
+        found = controls(model, batches, task)
     if found:
         from safetensors.torch import save_file
 
@@ -272,10 +281,15 @@ def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
         f", {m.text(test[m.name])}" for m in task.metrics if m.form and m.name in test and m.name != "loss"
     )
     line += "".join(f" ({name} {value:.4f})" for name, value in task.reference.items())
+    said = []
+    if "before" in result:
+        scores = (metric.text(result[name][metric.name]) for name in ("before", "valid"))
+        said.append("on the validation split {} before training, {} after".format(*scores))
     if "controls" in result:
-        line += "; " + ", ".join(
+        line += "; caches " + ", ".join(
             f"{name} {metric.text(score[metric.name])}" for name, score in result["controls"].items()
         )
+        said.append(f"caches {legend(result['controls'])}")
     if "best_step" in result:
         line += f"; weights of step {result['best_step']:,}, the best on the validation split"
     if steps := result.get("averaged_steps"):
@@ -284,5 +298,5 @@ def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
         line += f"; stopped early after {result['steps']:,} steps"
     if result.get("epoch_seconds"):
         line += f"; {result['epoch_seconds']:.1f} s per epoch"
-    said = no_better({result["recipe"]: test[metric.name]}, task.reference, metric.name, metric.higher_is_better)
+    said += no_better({result["recipe"]: test[metric.name]}, task.reference, metric.name, metric.higher_is_better)
     print("\n".join([f"{result['recipe']}: {line}", *said, str(folder)]))

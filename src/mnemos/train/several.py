@@ -77,7 +77,7 @@ def _train(
 ) -> None:
     """Train a run and print its line. A run that was finished before is counted and not printed."""
     began = None if finished(place) else left.now()
-    among = PLACE.set(left.started() if tell and began is not None else None)
+    among = PLACE.set(left.started(recipe.name) if tell and began is not None else None)
     try:
         train_apart(recipe, place, quiet)
     except TrainingFailed as error:
@@ -92,5 +92,7 @@ def _train(
         result = read_result(place)
         value = result["valid"][result["metric"]]
         score = f"validation {result['metric']} {'none' if value is None else format(value, '.4g')}"
+        if (before := result.get("before", {}).get(result["metric"])) is not None:
+            score += f" ({before:.4g} before training)"
         where = f"{recipe.name} at learning rate {recipe.optim.lr:.1e}, seed {recipe.train.seed}"
         print(f"  {where}: {score}, {result['seconds']:.0f} s ({ended})", flush=True)
