@@ -153,7 +153,7 @@ def test_list_shows_recipes_as_families(capsys):
         found = listed(capsys, *words)
         assert {"text", "text-xl", "wikitext-xl"} <= {*found}
         assert not {"demo", "listops"} & {*found}
-        assert found.index("text-lstm") < found.index("text-state-xl") < found.index("wikitext-xl"), "small ones first"
+        assert found.index("text-lstm") < found.index("text-state-xl") < found.index("wikitext-xl"), "papers come last"
         left = {*listed(capsys, *words, "--all")} - {*found}
         assert {"text-state-lstm", "wikitext-rmt-base"} <= left
         assert main(["list", *words]) == 0

@@ -1,9 +1,10 @@
 """`mnemos list`: the registered names, each with its line of description; recipes as families by their tasks."""
 
-import contextlib
+import ast
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from . import registry
 from .command_parsers import CommandParser
@@ -14,7 +15,8 @@ ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as fa
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
 _MORE = """(+N): a recipe with N variants. `mnemos list RECIPE` lists them, `mnemos list TASK` the recipes of a task,
 `mnemos list --all` every recipe."""
-_SHOWN = 3  # recipes of each group of a task but the cheapest, which is shown whole
+_SHOWN = 3  # recipes of each file of a task but the first, which is shown whole
+_PAPERS = f"{__package__}.papers."
 _START = "Start with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings."
 
 
@@ -100,39 +102,35 @@ def _show_chosen(names: list[str], tasks: Mapping[str, str]) -> None:
 
 
 def _show_task(names: list[str], task: str) -> None:
-    """The recipes of a task by the files that define them: small ones, then papers'; of each, fewest rows first."""
+    """The recipes of a task by the files that define them: small ones, then papers'; the first file's are all shown."""
     places, about = registry.places("recipe"), registry.places("data").get(task)
     print(f"{task}: {about.about}" if about else task)
-    costs = {name: _rows_read(name) for name in names}
     files: dict[str, list[str]] = {}
     for name in names:
         files.setdefault(places[name].module, []).append(name)
 
-    def cost(file: str) -> tuple[bool, bool, float]:
-        least = min(costs[name] for name in files[file])
-        return file.startswith(f"{__package__}.papers."), task not in files[file], least
+    def order(file: str) -> tuple[bool, bool]:  # within the papers, recipes called as the task are the small ones
+        return file.startswith(_PAPERS), not any(f"{name}-".startswith(f"{task}-") for name in files[file])
 
-    cheapest = sorted(files, key=cost)
     left = 0
-    for file in cheapest:
-        module = sys.modules.get(file)
-        print(f"  {registry.first_line(module.__doc__ if module else None) or file}")
+    for number, file in enumerate(sorted(files, key=order)):
+        print(f"  {_heading(file)}")
         every = files[file]
-        shown = every if file == cheapest[0] else every[:_SHOWN]
+        shown = every[:_SHOWN] if number else every
         _lines({name: places[name].about for name in shown}, "    ", max(map(len, every)))
         if len(every) > len(shown):
             left += len(every) - len(shown)
             print(f"    … and {len(every) - len(shown)} more")
     end = f", --all the {left} others too" if left else ""
-    print(f"\nThe cheapest come first. `mnemos list RECIPE` lists its variants{end}.")
+    print(f"\nRecipes of papers come last. `mnemos list RECIPE` lists its variants{end}.")
 
 
-def _rows_read(name: str) -> float:
-    """The rows that a recipe's updates read: a measure of its cost that needs neither its data nor its model."""
-    with contextlib.suppress(Exception):  # a faulty recipe of a plug-in must not make the others unusable
-        train = registry.load("recipe", name)().train
-        return float(train.steps * train.batch_size)
-    return float("inf")
+def _heading(module: str) -> str:
+    """The first line of a module's docstring; a module of this package is not imported for it."""
+    if module.startswith(f"{__package__}."):
+        source = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
+        return registry.first_line(ast.get_docstring(ast.parse(source)))
+    return registry.first_line(sys.modules[module].__doc__) or module
 
 
 def _by_task(abouts: Mapping[str, str], tasks: Mapping[str, str]) -> None:
