@@ -227,3 +227,9 @@ def test_a_language_model_is_not_given_classes(folder):
     recipe = dataclasses.replace(small("digits", folder), model=registry.load("model", "lstm")(vocab_size=17))
     with pytest.raises(InputError, match=r"classes 10, .* lstm .* classes 0"):
         check_task(recipe, recipe.data.build())
+
+
+def test_the_warm_up_of_small_images_fits_a_shorter_run():
+    recipe = registry.load("recipe", "photos-vit")()
+    schedule, steps = recipe.optim.schedule, recipe.train.steps
+    assert (schedule.warmup_steps(steps), schedule.warmup_steps(steps // 8)) == (100, 12)
