@@ -584,7 +584,7 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
     forked_comparisons, tmp_path, moment, number, to_group
 ):
     folder = tmp_path / "run"
-    fields = [*QUICK, *RARELY, "--train.steps", "100"]
+    fields = [*QUICK, *RARELY, "--train.steps", "60"]
     command = ["compare", "short-listops", "short-listops-wider", "--out", str(folder), *fields]
     process = mnemos(*command)
     metrics = folder / "short-listops/seed-0/metrics.jsonl"

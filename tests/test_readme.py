@@ -16,10 +16,15 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 PAGES = "\n".join(page.read_text() for page in FILES)
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
 RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
+# Programs in PyTorch are tests/programs' matter; the example before this one exports the same model.
+RARE = [[pytest.mark.exhaustive] if "import export_programs" in code else [] for code, _ in RUNNABLE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "said"), RUNNABLE, ids=range(len(RUNNABLE)))
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [pytest.param(*one, marks=marks, id=str(i)) for i, (one, marks) in enumerate(zip(RUNNABLE, RARE, strict=True))],
+)
 def test_an_example_prints_what_it_says(code, said, tmp_path):
     done = processes.run(exec, code, {"__name__": "__main__"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -58,7 +58,7 @@ def test_what_is_measured_is_the_training_forward_of_the_layer(stability):
 @pytest.mark.parametrize("preset", BOUNDED)
 def test_bounded_presets_stay_under_the_proven_bound(stability, preset, exhaustive):
     layers, p, feed = lanes(stability, preset)
-    found = stability.run(p, feed, UPDATES if exhaustive else UPDATES // 5)
+    found = stability.run(p, feed, UPDATES if exhaustive else UPDATES // 20)
     assert all(found["finite"])
     limits = torch.stack([bound(m) for m in layers])
     assert (found["cache"].abs() <= limits[:, None] * (1 + 1e-5)).all(), "channel by channel"
@@ -90,6 +90,7 @@ def test_the_bound_is_reached(stability):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_linear_candidate_overflows_with_large_weights(stability):
     """Documented behaviour: nothing bounds it. The same weights at their first size stay finite."""
     rows = {row["weights"]: row for row in stability.table("paper", UPDATES, 0, kinds=("normal",))}
@@ -136,6 +137,7 @@ def test_half_lives_of_what_is_known(benchmark):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_paper_preset_forgets_as_its_gate_says(benchmark):
     forgetting, stability = benchmark("forgetting"), benchmark("stability")
     rows, _ = forgetting.measure("paper", 0, 1000, stability.step)

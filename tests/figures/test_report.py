@@ -3,7 +3,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -105,9 +104,8 @@ def test_report_follows_the_reader_s_colours(page):
 
 
 @pytest.mark.slow
-def test_same_input_gives_the_same_bytes(comparison, tmp_path):
-    first = report([comparison], tmp_path / "a.html").read_bytes()
-    assert report([comparison], tmp_path / "b.html").read_bytes() == first
+def test_same_input_gives_the_same_bytes(comparison, page, tmp_path):
+    assert report([comparison], tmp_path / "b.html").read_text() == page
     assert picture(comparison, tmp_path / "a.png").read_bytes() == picture(comparison, tmp_path / "b.png").read_bytes()
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -287,12 +285,6 @@ def test_all_text_is_escaped(tmp_path):
     assert not {"script", "b"} & set(Parsed(page).tags)
     assert "<i>layer" not in page
     assert "&lt;script&gt;" in page
-
-
-@pytest.mark.slow
-def test_figures_draw_nothing_until_asked():
-    code = "import sys, mnemos.figures; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_picture_is_a_wide_png(comparison, tmp_path):

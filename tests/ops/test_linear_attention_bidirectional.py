@@ -117,7 +117,7 @@ def test_a_long_sum_keeps_its_digits(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("t", [1, 20])
+@pytest.mark.parametrize("t", [pytest.param(1, marks=pytest.mark.exhaustive), 20])
 def test_opcheck(t):
     q, k, v, s, z = inputs(2, t, 9, 2, 6, 5)
     for mask in (None, holes(2, 9)):

@@ -175,7 +175,7 @@ def test_the_exponential_over_its_whole_range(variant):
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize("t", [0, 1, 20])
+@pytest.mark.parametrize("t", [*(pytest.param(t, marks=pytest.mark.exhaustive) for t in (0, 1)), 20])
 def test_opcheck(t):
     q, k, v, s, z = inputs(2, t, 2, 6, 5)
     for mask in (None, holes(2, t) if t else None):

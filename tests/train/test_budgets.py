@@ -286,7 +286,10 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
 @pytest.mark.slow
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch, capsys, forked_comparisons):
     monkeypatch.setattr(update_cost, "SECONDS", 0.0)
-    recipes = [plain(text, steps=40), rmt(text, batch_size=4)]  # time for an update of RMT on a busy machine too
+    recipes = [
+        plain(text, steps=40, eval_every=40),
+        rmt(text, batch_size=4),
+    ]  # time for an update of RMT on a busy machine too
     found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
     said = capsys.readouterr()
     assert "equal training time: " in said.out

@@ -52,7 +52,7 @@ def losses(folder):
 def test_text_is_learned_resumed_and_written(tmp_path, capsys):
     (tmp_path / "text").mkdir()
     for i in range(12):
-        (tmp_path / "text" / f"{i}.txt").write_text(f"{i} is what this document says again and again. " * 30)
+        (tmp_path / "text" / f"{i}.txt").write_text(f"{i} is what this document says again and again. " * 24)
     whole = recipe("text", path=str(tmp_path / "text"), segment=64)
     run(whole, tmp_path / "whole", quiet=True)
     # As if it had been stopped after its second update.

@@ -19,7 +19,7 @@ WORDS = ["the", "a", "cat", "dog", "<b>sees</b>", "&", "runs"]
 def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     draw = random.Random(0)
     for split in ("train", "valid", "test"):
-        text = " ".join(draw.choice(WORDS) for _ in range(1500))
+        text = " ".join(draw.choice(WORDS) for _ in range(500))
         (tmp_path / f"{split}.txt").write_text(text)
     recipe = text_cached()
     model = replace(recipe.model, dim=16, layers=1, num_heads=2, mlp=16)

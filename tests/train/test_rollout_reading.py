@@ -20,6 +20,7 @@ from mnemos.train.loop import train
 from mnemos.types import InputError
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("attention", [LinearConfig(), SoftmaxConfig()])
 @pytest.mark.parametrize("segment", [1, 7, 64, 100])
 def test_evaluation_in_pieces_is_evaluation_whole(attention, segment):

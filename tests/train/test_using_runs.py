@@ -22,7 +22,7 @@ from mnemos.train.session import evaluate_run, run
 def texts(folder: Path, letters: str) -> str:
     for i, letter in enumerate(letters):
         folder.mkdir(exist_ok=True)
-        (folder / f"{i}.txt").write_text(f"{letter} and {i} " * 300)
+        (folder / f"{i}.txt").write_text(f"{letter} and {i} " * 150)
     return str(folder)
 
 
@@ -74,8 +74,8 @@ def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
     capsys.readouterr()
     assert main(["eval", str(finished), "--data.path", other, "--data.held_out=0.3"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("scored: the whole text, 6 files, 14,400 bytes: 0.txt, 1.txt, 2.txt, 3.txt and 2 more\n")
-    assert "text-linear, all 14,400 targets" in said
+    assert said.startswith("scored: the whole text, 6 files, 7,200 bytes: 0.txt, 1.txt, 2.txt, 3.txt and 2 more\n")
+    assert "text-linear, all 7,200 targets" in said
     assert f"loss {own['loss']:.4f}" not in said
     assert json.loads((finished / "recipe.json").read_text())["data"]["path"] != other
     for words, expected in (
@@ -99,8 +99,8 @@ def test_other_data_are_scored_whole_unless_they_have_splits(finished, tmp_path,
 
     folder = Path(texts(tmp_path / "parts", "ABCD"))
     one = said("--data.path", str(folder / "2.txt"))
-    assert one.startswith("scored: the whole text, 1 file, 2,400 bytes: 2.txt\n")
-    assert "all 2,400 targets" in one
+    assert one.startswith("scored: the whole text, 1 file, 1,200 bytes: 2.txt\n")
+    assert "all 1,200 targets" in one
     scores = {name: said("--data.path", str(folder / f"{name}.txt")).split("loss ")[1][:6] for name in range(4)}
     assert len({*scores.values()}) > 1
     for split, name in (("test", 0), ("valid", 1)):
@@ -110,8 +110,8 @@ def test_other_data_are_scored_whole_unless_they_have_splits(finished, tmp_path,
             alone = said("--data.path", str(folder))
             assert alone.startswith("scored: the whole text, 4 files"), "one split's folder divides nothing"
     own = said("--data.path", str(folder))
-    assert own.startswith("scored: the test split, 1 file, 2,400 bytes: test/text.txt; left out: 2.txt, 3.txt\n")
-    assert "test split of 2,400 targets" in own
+    assert own.startswith("scored: the test split, 1 file, 1,200 bytes: test/text.txt; left out: 2.txt, 3.txt\n")
+    assert "test split of 1,200 targets" in own
     assert f"loss {scores[0]}" in own
     assert f"loss {scores[1]}" in said("--data.path", str(folder), "--split", "valid")
     (folder / "train").mkdir()
@@ -130,14 +130,14 @@ def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_na
     for path in (own, moved):
         assert main(["eval", str(finished), "--data.path", str(path)]) == 0
         said = capsys.readouterr().out
-        assert "test split of 2,400 targets" in said, "three quarters of the text were trained on"
+        assert "test split of 1,200 targets" in said, "three quarters of the text were trained on"
         scores.append(said.split("loss ")[1][:6])
     assert scores[0] == scores[1]
     (moved / "0.txt").unlink()
-    (moved / "new.txt").write_text("new " * 300)
+    (moved / "new.txt").write_text("new " * 150)
     assert main(["eval", str(finished), "--data.path", str(moved)]) == 0
     said = capsys.readouterr().out
-    assert "all 8,400 targets" in said
+    assert "all 4,200 targets" in said
     assert "warning: 1.txt and 2 more are among the files that the run has read" in said
 
 
