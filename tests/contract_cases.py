@@ -58,7 +58,8 @@ def declared(attention: str, cache: str, causal: bool) -> torch.nn.Module:
 
 
 def _buildable(attention: str, cache: str, causal: bool, exhaustive: bool) -> bool:
-    usual = exhaustive or attention in REGISTERED or cache in ("", "mnemos", "stream")
+    # By default every cache beside softmax attention, and beside every other a cache of each row.
+    usual = exhaustive or attention == "softmax" or cache in ("", "stream")
     return usual and causal in ATTENTIONS[attention].causal_modes
 
 
@@ -69,14 +70,15 @@ def over_layers(
 ):
     """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
 
-    apart: by default every attention without a cache, and every cache beside softmax attention alone; each once, causal
-    if it can be.
+    apart: by default every registered attention without a cache, and every cache beside softmax attention alone; each
+    once, causal if it can be.
     """
 
     def cases(exhaustive: bool) -> list:
         def allowed(attention: str, cache: str, causal: bool, training: bool) -> bool:
             case = attention, cache, causal
             once = causal == max(ATTENTIONS[attention].causal_modes) and (not cache or attention == "softmax")
+            once = once and attention in REGISTERED
             return (exhaustive or once or not apart) and _buildable(*case, exhaustive) and where(declared(*case))
 
         axes = ATTENTIONS, CACHES, (False, True), modes

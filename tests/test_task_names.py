@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from mnemos import registry
 from mnemos.data import metrics
 from mnemos.data.metrics import Metric
@@ -37,16 +35,22 @@ def docstrings(tree: ast.AST) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_task_is_known_by_name(path):
-    tree = ast.parse(path.read_text())
-    left_out = docstrings(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
-            assert node.value not in METRICS | KINDS, f"line {node.lineno} names {node.value!r}"
-        elif isinstance(node, (ast.Name, ast.alias)):
-            name = node.id if isinstance(node, ast.Name) else node.name
-            assert name not in CLASSES, f"line {getattr(node, 'lineno', 0)} names {name}"
+def test_no_task_is_known_by_name():
+    found = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        left_out = docstrings(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+                name = node.value if node.value in METRICS | KINDS else None
+            elif isinstance(node, (ast.Name, ast.alias)):
+                name = node.id if isinstance(node, ast.Name) else node.name
+                name = name if name in CLASSES else None
+            else:
+                continue
+            if name is not None:
+                found.append(f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)} names {name!r}")
+    assert not found
 
 
 def test_the_names_are_those_that_there_are():

@@ -192,7 +192,7 @@ def test_no_block_is_skipped_but_by_the_recipe(host):
     assert max(shares[0.3]) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("source", ["vit", "timm:test_vit"])
+@pytest.mark.parametrize("source", ["vit", pytest.param("timm:test_vit", marks=pytest.mark.exhaustive)])
 def test_an_image_classifier_is_trained_further_on_other_images(folder, source, monkeypatch, capsys):
     library = libraries.timm()
     torch.manual_seed(2)

@@ -183,9 +183,9 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
 
 
 @pytest.mark.slow
-def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path):
+def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path, exhaustive):
     whole = run(tmp_path / "whole", True, STILL, segment_length=4)
-    for horizon in (1, 2):
+    for horizon in (1, 2) if exhaustive else (1,):
         cut = run(tmp_path / f"cut{horizon}", True, STILL, segment_length=4, horizon=horizon)
         first, same = (lines(tmp_path / name, "train")[0] for name in (f"cut{horizon}", "whole"))
         assert first["grad_norm"] != pytest.approx(same["grad_norm"], rel=1e-4)
@@ -208,10 +208,10 @@ def test_a_rollout_of_one_step_is_a_plain_update(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoints", [2, "sqrt"])
-def test_fewer_stored_states_change_nothing(tmp_path, checkpoints):
+def test_fewer_stored_states_change_nothing(tmp_path):
     all_of_them = run(tmp_path / "all", True, segment_length=2)
-    close(run(tmp_path / "few", True, segment_length=2, checkpoints=checkpoints, offload=True), all_of_them, 1e-12)
+    for few in (2, "sqrt"):
+        close(run(tmp_path / str(few), True, segment_length=2, checkpoints=few, offload=True), all_of_them, 1e-12)
 
 
 @pytest.mark.slow

@@ -28,7 +28,9 @@ def logits(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cached", "remembering", pytest.param("linear", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name", ["cached", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("remembering", "linear"))]
+)
 def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path):
     plain = logits(made(name))
     adapted = peft.get_peft_model(made(name), peft.LoraConfig(r=2, **CASES[name]))

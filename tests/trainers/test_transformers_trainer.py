@@ -55,7 +55,9 @@ class Recorded(transformers().TrainerCallback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.exhaustive) if n in ("remembering", "linear") else n for n in MODELS]
+)
 def test_gradients_are_those_of_back_propagation_through_time(name, tmp_path):
     model, recorded = made(name).double(), Recorded()
     other = made(name).double()

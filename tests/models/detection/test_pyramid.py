@@ -111,7 +111,9 @@ def written(module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize(
+    "name", [n if n in ("pvt_v2", "swin") else pytest.param(n, marks=pytest.mark.exhaustive) for n in BACKBONES]
+)
 def test_a_closed_gate_detects_what_the_uncached_detector_does(name):
     host = backbone(name)
     plain = mask_rcnn(copy.deepcopy(host)).eval()
