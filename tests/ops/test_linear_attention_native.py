@@ -85,7 +85,7 @@ def test_wide_heads(size):
 @needs_kernels
 @pytest.mark.parametrize(
     "shape",
-    [(1, 8192, 4, 32, 32), (1, 9001, 4, 33, 31), pytest.param((1, 65_600, 16, 1, 2), marks=pytest.mark.slow)],
+    [(1, 8192, 4, 32, 32), (1, 9001, 4, 33, 31), pytest.param((1, 65_600, 16, 1, 2), marks=pytest.mark.exhaustive)],
     ids=str,
 )
 def test_outputs_large_enough_for_large_pages(shape):
